@@ -1,0 +1,49 @@
+"""The seam between plan and run: whoever carries a plan to the ranks and brings tokens back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tandem.protocol.layout import KVLayout
+
+if TYPE_CHECKING:
+    from tandem.engine.config import EngineConfig
+    from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the ranks can hold, known after the weights are loaded."""
+
+    num_blocks: int
+    layout: KVLayout
+    slab_address: int = 0
+    """Host address of the slab (block 0), for transports that move host memory; 0 on devices."""
+
+
+SlabAllocator = Callable[[int], Any]
+"""Bytes to a writable flat uint8 tensor of that many bytes; owns the memory. Injected by roles
+that register the slab with a transport; the engine alone uses ``torch.empty``."""
+
+
+class Executor(Protocol):
+    """uniproc (same process), multiproc (one process a rank), sim (no model)."""
+
+    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
+        """Load weights and the slab. Called once; raises what went wrong in plain words."""
+        ...
+
+    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Launch one step. Two may be in flight; they finish in order."""
+        ...
+
+    def collective(self, method: str, *args: object) -> list[Any]:
+        """Call ``Worker.<method>`` on every rank; results in rank order."""
+        ...
+
+    def stop(self) -> None:
+        """End the ranks. May be called twice."""
+        ...

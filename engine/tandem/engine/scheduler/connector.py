@@ -1,0 +1,129 @@
+"""The scheduler's hook for KV that comes from or goes to somewhere else.
+
+Engine owns this seam and knows nothing of peers or bytes: a hand-off (prefill/, decode/) and an
+offload tier each implement it. Every method is called in the step loop and never blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from tandem.protocol.errors import FailCause, Refusal
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import TokenLogprobs
+
+if TYPE_CHECKING:
+    from tandem.engine.request import Request
+    from tandem.engine.scheduler.output import Fence
+
+
+class Lookup(Enum):
+    """Whether KV of a request lies elsewhere."""
+
+    NOTHING = "nothing"
+    """Compute it here, like any other."""
+    LATER = "later"
+    """It will come: park the request outside the waiting queue and ask again next step."""
+    READY = "ready"
+    """It comes now: reserve blocks and call ``begin_load``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Answer of ``lookup``."""
+
+    lookup: Lookup
+    num_tokens: int = 0
+    """Tokens from the start of the prompt whose KV the other side will deliver (READY)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """A token that the other side already drew, for one choice."""
+
+    choice: int
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The request's remote KV is committed: it may run and its full blocks may be cached."""
+
+    key: RequestKey
+    first: tuple[FirstToken, ...]
+    """Token 1 of each choice; the scheduler emits it again as this worker's first frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """The hand-off failed: emit FAIL, free the blocks that ``begin_load`` was given."""
+
+    key: RequestKey
+    cause: FailCause
+    message: str
+    blocks_free: bool = True
+    """False: writes may still land; a ``Released`` with the same key follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Blocks that ``finished`` left with the connector are the engine's again."""
+
+    key: RequestKey
+
+
+class Hold(Enum):
+    """Who frees a finished request's blocks."""
+
+    FREE = "free"
+    """The engine, now."""
+    KEPT = "kept"
+    """The connector promised them to somebody; a ``Released`` follows."""
+
+
+class KVConnector(Protocol):
+    """Called by the scheduler in its step loop, in this order for one request."""
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Once, before the request is queued: a quota may refuse it, nothing is held yet."""
+        ...
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """Each step while the request waits; ``num_local`` tokens are cached here."""
+        ...
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Once: ``block_ids`` (the whole table, hits first) are reserved; bring ``tokens``.
+
+        An empty range is a full hit: only token 1 is wanted. Until ``Loaded`` or ``LoadFailed``
+        the engine neither reads nor frees the blocks.
+        """
+        ...
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """After each step that computed prompt ``tokens`` here (a cached prefix comes first, with
+        the first chunk). ``done`` fences all of them; nothing may be announced before it."""
+        ...
+
+    def first_tokens(self, request: Request, first: Sequence[FirstToken], finish: str | None) -> None:
+        """After the prompt's last chunk: token 1 of each choice as drawn here. ``finish`` is the
+        reason if token 1 ended the request (every choice)."""
+        ...
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Exactly once for every admitted request, when the scheduler lets go of it."""
+        ...
+
+    def poll(self) -> list[Loaded | LoadFailed | Released]:
+        """Once a step: what happened since."""
+        ...
+
+    def has_pending(self) -> bool:
+        """Whether anything is promised or on its way (keeps the step loop awake)."""
+        ...

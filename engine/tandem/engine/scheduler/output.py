@@ -1,0 +1,110 @@
+"""The message from plan to run: what one step computes, and what came out of it.
+
+Incremental: a rank keeps a row per sequence (``InputBatch``) and appends the tokens that it
+sampled itself, so that a later step may be planned before the host knows them.
+"""
+
+from dataclasses import dataclass, field
+from typing import NewType, Protocol
+
+from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.sampling import SamplingParams
+
+SeqId = NewType("SeqId", int)
+"""One choice of one request within this engine; never reused while the engine lives."""
+
+
+class Fence(Protocol):
+    """Completion of the KV writes of a step on one device, as the host can see it."""
+
+    def done(self) -> bool:
+        """Whether every write has landed. Never blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """All that a rank must know of a sequence: at first sight, and again after a preemption."""
+
+    seq: SeqId
+    token_ids: list[int]
+    """Prompt, then every token already emitted."""
+    num_prompt: int
+    params: SamplingParams
+    """With a seed."""
+    choice: int
+    """Which of the request's choices this is: part of the key of its draws."""
+    eos_token_ids: tuple[int, ...]
+    """Masked until ``min_tokens`` (unless ``ignore_eos``)."""
+    block_ids: list[int]
+    """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One sequence's share of a step."""
+
+    seq: SeqId
+    num_computed: int
+    """Tokens whose KV is in the cache before the step; also the position of its first token."""
+    num_tokens: int
+    """Tokens to compute in the step, at least 1."""
+    new_block_ids: tuple[int, ...] = ()
+    """Blocks appended to the sequence's table for this step."""
+    sample_choices: tuple[int, ...] = ()
+    """Choices to draw from the row's last logits: () while the prompt goes on, (choice,)
+    usually, all n at the end of a prompt that forks."""
+    draft_token_ids: tuple[int, ...] = ()
+    """Speculative tokens among ``num_tokens``, last."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """The plan of one step. ``rows`` are in batch order: decodes first, then prefill chunks."""
+
+    step: int
+    rows: tuple[StepRow, ...]
+    new: tuple[NewSequence, ...] = ()
+    """Sequences of ``rows`` that the rank does not hold (any more)."""
+    dropped: tuple[SeqId, ...] = ()
+    """Finished, aborted or preempted since the last step: forget their rows first."""
+    block_copies: tuple[tuple[int, int], ...] = ()
+    """(source, destination) blocks to copy whole before anything of this step is written."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the step over all rows."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens drawn for one row."""
+
+    seq: SeqId
+    choices: tuple[int, ...]
+    token_ids: tuple[tuple[int, ...], ...]
+    """Per choice of ``choices``: one token, or several where speculation was accepted."""
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
+    """Parallel to ``token_ids`` when the request asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What a step gave. Rank 0's is the one that counts."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    fence: Fence
+    """Done when all KV of the step is written on every rank."""
+    prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """For rows that ask: log-probabilities of tokens ``num_computed + 1 ..`` of the prompt that
+    this step's logits predict; the scheduler joins the chunks."""
+
+
+class FenceDone:
+    """A fence of a device without a queue of its own."""
+
+    def done(self) -> bool:
+        """The writes were finished before the step returned."""
+        return True

@@ -1,0 +1,59 @@
+"""How a worker introduces itself: what it serves and whether its KV fits another's."""
+
+from enum import StrEnum
+from hashlib import blake2b
+
+import msgspec
+
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.layout import KVLayout
+
+PROTOCOL_VERSION = 1
+"""Raised whenever a frame, the hash or the layout changes meaning."""
+
+
+class WorkerRole(StrEnum):
+    """What a router may place on a worker."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    """Also takes whole requests, without a hand-off."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """All that must be equal before two workers may exchange KV."""
+
+    revision: str
+    """Digest of weights and config, as hub/ gave it."""
+    dtype: str
+    layout: KVLayout
+    tensor_parallel_size: int = 1
+    version: int = PROTOCOL_VERSION
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits; compared instead of the fields, and the root of block hashes."""
+        fields = msgspec.msgpack.encode(self)
+        return blake2b(fields, digest_size=16, person=b"tandem-print").hexdigest()
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``EngineCoreClient.describe`` answers and a worker's WELCOME carries."""
+
+    model: str
+    """Name under which the model is served."""
+    fingerprint: Fingerprint
+    max_model_len: int
+    """Prompt and output tokens together."""
+    block_size: int
+    num_blocks: int
+    """Blocks that requests may use."""
+    vocab_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_logprobs: int
+    role: WorkerRole | None = None
+    """None for an engine inside this process."""
+    incarnation: Incarnation | None = None
+    control: str | None = None
+    """``host:port`` of a prefill worker's control socket, as its peers can reach it."""

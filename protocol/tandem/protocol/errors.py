@@ -1,0 +1,99 @@
+"""What can go wrong with a request, in the words that router and workers share.
+
+    TandemError
+    ├── InvalidParameter     the client sent a value that is not allowed (HTTP 400)
+    ├── RequestRefused       a worker would not start the request; nothing was done
+    ├── RequestFailed        an attempt ended; the router may start another
+    └── WireError            bytes that are not a frame of this protocol
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RefusalCode(StrEnum):
+    """Why a worker did not start a request. A refusal never counts against its health."""
+
+    INVALID = "invalid"
+    """The request itself is wrong; no worker would take it (HTTP 400)."""
+    NEVER_FITS = "never_fits"
+    """Longer than the KV cache or the context of this worker can ever hold (HTTP 400)."""
+    UNSUPPORTED = "unsupported"
+    """Right, but this worker cannot do it (HTTP 400 when no other can)."""
+    CAPACITY = "capacity"
+    """Queue or lease quota is full; another worker may take it (HTTP 503)."""
+    DRAINING = "draining"
+    """The worker is on its way out (HTTP 503)."""
+    DUPLICATE = "duplicate"
+    """The key is already known here: a repeated frame, or an id used twice."""
+    PEER_UNKNOWN = "peer_unknown"
+    """The hand-off partner named in the request has no live link to this worker."""
+    FINGERPRINT = "fingerprint"
+    """The partner's KV has another layout, revision or dtype."""
+    EXPIRED = "expired"
+    """The budget was spent before the request could start."""
+
+
+class FailCause(StrEnum):
+    """Why an attempt ended without finishing."""
+
+    PEER = "peer"
+    TIMEOUT = "timeout"
+    GONE = "gone"
+    IDENTITY = "identity"
+    DIGEST = "digest"
+    CAPACITY = "capacity"
+    REVOKED = "revoked"
+    DRAINING = "draining"
+    WORKER_LOST = "worker_lost"
+    INTERNAL = "internal"
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A worker's no, before any work was done."""
+
+    code: RefusalCode
+    message: str
+    param: str | None = None
+
+
+class TandemError(Exception):
+    """Root of every error that Tandem raises on purpose."""
+
+
+class InvalidParameter(TandemError, ValueError):
+    """A value that the interface does not allow; names the field, the value, what is allowed."""
+
+    def __init__(self, param: str, value: object, allowed: str) -> None:
+        self.param = param
+        self.value = value
+        self.allowed = allowed
+        shown = repr(value)
+        if len(shown) > 120:
+            shown = shown[:117] + "..."
+        super().__init__(f"{param}: {shown} is not allowed; {allowed}")
+
+
+class RequestRefused(TandemError):
+    """Raised by ``EngineCoreClient.stream`` when no worker would start the request."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(refusal.message)
+
+
+class RequestFailed(TandemError):
+    """Raised by ``EngineCoreClient.stream`` when a request ended without an answer.
+
+    ``reasons`` lists each attempt's cause and message, first to last.
+    """
+
+    def __init__(self, cause: FailCause, message: str, reasons: tuple[str, ...] = ()) -> None:
+        self.cause = cause
+        self.reasons = reasons
+        super().__init__(message)
+
+
+class WireError(TandemError):
+    """Bytes that are not a frame of this protocol; the receiver counts and drops them."""

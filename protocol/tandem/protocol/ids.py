@@ -1,0 +1,38 @@
+"""Names for the things that cross a wire: incarnations, request keys, block hashes.
+
+NewTypes keep a raw ``bytes`` or ``int`` from standing in for the wrong thing.
+"""
+
+import os
+from typing import NewType
+
+import msgspec
+
+Incarnation = NewType("Incarnation", bytes)
+"""128 random bits drawn at each process start; a restarted process is another peer."""
+
+BlockHash = NewType("BlockHash", bytes)
+"""Chained 128-bit hash of a full block and all that precedes it (see ``hashing``)."""
+
+INCARNATION_BYTES = 16
+NOBODY = Incarnation(bytes(INCARNATION_BYTES))
+"""Destination of a first frame, before the peer's incarnation is known."""
+
+
+def new_incarnation() -> Incarnation:
+    """Draw the incarnation of this process. Call once per process."""
+    return Incarnation(os.urandom(INCARNATION_BYTES))
+
+
+class RequestKey(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """Identity of one attempt at one request; equal on P, D and the router."""
+
+    router: bytes
+    """Incarnation of the router that dispatched it; request ids are unique within one."""
+    request: str
+    """The router's own id for the request (never the client's)."""
+    attempt: int
+    """0 for the first dispatch; each walk of the failure ladder adds one."""
+
+    def __str__(self) -> str:
+        return f"{self.request}/{self.attempt}@{self.router.hex()[:8]}"

@@ -1,0 +1,59 @@
+"""How a block of KV lies in memory, as a value both ends of a hand-off can compare.
+
+One slab per rank, block-major with all layers of a block contiguous:
+``[block][layer][K|V][kv_head][token][head_dim]``. A block is one extent for transfer and
+offload; head slices are contiguous for unequal tensor parallelism.
+"""
+
+import msgspec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+
+
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share one block shape. Sliding windows, MLA or draft layers are groups."""
+
+    num_layers: int
+    num_kv_heads: int
+    """KV heads held by one rank."""
+    head_dim: int
+    block_size: int
+    """Tokens per block."""
+    dtype: str
+    """One of ``DTYPE_BYTES``."""
+
+    @property
+    def block_shape(self) -> tuple[int, int, int, int, int]:
+        """``[layer, K|V, kv_head, token, head_dim]``."""
+        return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of KV per token over all layers."""
+        return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+        return self.token_bytes * self.block_size
+
+
+class KVLayout(msgspec.Struct, frozen=True):
+    """The groups of one rank's slab, in slab order."""
+
+    groups: tuple[KVGroup, ...]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block, the same in every group."""
+        return self.groups[0].block_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all groups."""
+        return sum(group.block_bytes for group in self.groups)
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold ``num_tokens``."""
+    return -(-num_tokens // block_size)

@@ -1,0 +1,159 @@
+"""Frames between a router and a worker, in msgpack with a tag per kind.
+
+The router connects a DEALER to the worker's ROUTER socket. A ZMQ message is two parts: the
+``link`` header and one of these. Decoding is strict: what does not fit raises WireError, is
+counted by the receiver and dropped.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+from tandem.protocol.card import ModelCard
+from tandem.protocol.commands import Command, Reply
+from tandem.protocol.errors import WireError
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
+from tandem.protocol.requests import EngineCoreRequest
+
+MAX_FRAME_BYTES = 64 << 20
+"""A frame above this is dropped unread; a 1 M token prompt is about 5 MB."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """First frame of a router on a link, and after every RESET."""
+
+    version: int
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Start an attempt: a prefill or a decode leg, or both (see ``EngineCoreRequest.kv``)."""
+
+    request: EngineCoreRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Drop an attempt; for an unknown key the worker keeps a tombstone."""
+
+    request: str
+    attempt: int
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """A command for the engine."""
+
+    command: Command
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Proof of life with progress: a beat whose counters stand still with work pending is not one."""
+
+    engine_step: int = 0
+    transfer_progress: int = 0
+    has_work: bool = False
+
+
+class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's load, for placement; sent with its beats."""
+
+    num_running: int
+    num_waiting: int
+    waiting_tokens: int
+    """Prompt tokens not yet computed over all requests."""
+    free_blocks: int
+    total_blocks: int
+    leased_blocks: int = 0
+    prefill_tokens_per_s: float = 0.0
+    """Measured over the last steps; 0 while unknown."""
+    draining: bool = False
+
+
+class PeerHealth(msgspec.Struct, frozen=True):
+    """A decode worker's view of one prefill worker."""
+
+    peer: Incarnation
+    up: bool
+    reason: str = ""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Answer to HELLO."""
+
+    card: ModelCard
+
+
+class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
+    """The worker's beat: progress, load, and (a decode worker) its links to prefill workers."""
+
+    beat: Beat
+    load: LoadReport
+    peers: tuple[PeerHealth, ...] = ()
+
+
+class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
+    """All that one engine step has to say to one router."""
+
+    step: int
+    outputs: tuple[EngineCoreOutput, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
+    refused: tuple[Refused, ...] = ()
+    failed: tuple[Failed, ...] = ()
+    blocks: BlockEvents | None = None
+
+
+class ReplyTo(msgspec.Struct, frozen=True, tag="reply"):
+    """Answer to CALL."""
+
+    reply: Reply
+
+
+class PeerSet(msgspec.Struct, frozen=True, tag="peers"):
+    """Router to decode worker: the prefill workers to keep links to (``host:port`` each)."""
+
+    controls: dict[str, Incarnation]
+
+
+class Draining(msgspec.Struct, frozen=True, tag="draining"):
+    """The worker got its signal: place nothing new, expect an end within ``grace_ms``."""
+
+    grace_ms: int
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """The link broke (sequence gap, wrong incarnation): all its keys are failed, say HELLO."""
+
+    reason: str
+
+
+ToWorker = Hello | Submit | Cancel | Call | Beat | PeerSet | Reset
+ToRouter = Welcome | Frame | WorkerBeat | ReplyTo | Draining | Reset
+
+_Message = TypeVar("_Message")
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_to_router = msgspec.msgpack.Decoder(ToRouter)
+
+
+def encode(message: ToWorker | ToRouter) -> bytes:
+    """Bytes of one message."""
+    return _encoder.encode(message)
+
+
+def decode_to_worker(payload: bytes) -> ToWorker:
+    """Message from a router, or WireError."""
+    return _decode(_to_worker, payload)
+
+
+def decode_to_router(payload: bytes) -> ToRouter:
+    """Message from a worker, or WireError."""
+    return _decode(_to_router, payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
+    if len(payload) > MAX_FRAME_BYTES:
+        raise WireError(f"frame of {len(payload)} bytes; at most {MAX_FRAME_BYTES} are read")
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a frame: {error}") from error

@@ -1,0 +1,54 @@
+"""What the router sends to a worker to start one attempt at one request."""
+
+import msgspec
+
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.sampling import SamplingParams
+
+
+class Produce(msgspec.Struct, frozen=True, tag="produce"):
+    """This worker prefills and hands its KV over; it emits token 1 and ends."""
+
+    consumer: Incarnation
+    """The decode worker that will ask for the KV; nobody else is answered."""
+
+
+class Consume(msgspec.Struct, frozen=True, tag="consume"):
+    """This worker takes the prompt's KV and token 1 from a prefill worker and goes on."""
+
+    producer: Incarnation
+    """The prefill worker to ask."""
+
+
+class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt at one request, in tokens.
+
+    ``prompt_token_ids`` and ``emitted`` travel apart: penalties, min and max tokens, usage,
+    logprobs and the position of a draw all count from the end of the prompt.
+    """
+
+    key: RequestKey
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    """With a seed; stop strings and bad words are ids by now or left to text/."""
+    eos_token_ids: tuple[int, ...] = ()
+    emitted: tuple[tuple[int, ...], ...] = ()
+    """Per choice, tokens that a client may have seen: forced, never redrawn. () is none."""
+    finished_choices: tuple[int, ...] = ()
+    """Choices that ended in an earlier attempt and are not to be continued."""
+    block_hashes: tuple[BlockHash, ...] = ()
+    """Of the prompt's full blocks; empty lets the worker compute them."""
+    cache_salt: str | None = None
+    adapter: str | None = None
+    priority: int = 0
+    """Lower goes first under the priority policy."""
+    budget_ms: int | None = None
+    """What is left of the request's deadline when it was sent; None is no deadline."""
+    kv: Produce | Consume | None = None
+    """None: this worker does both halves."""
+    trace: str | None = None
+    """W3C traceparent of the client's request."""
+
+    def emitted_of(self, choice: int) -> tuple[int, ...]:
+        """Tokens of ``choice`` that earlier attempts emitted."""
+        return self.emitted[choice] if choice < len(self.emitted) else ()

@@ -1,0 +1,183 @@
+"""Sampling parameters of one request, in vLLM's names, and what is allowed of each.
+
+Pure data: the sampler in engine/ reads it, the router fills it, text/ fills the ids of bad
+words. Every request that reaches a worker has a seed: the router draws one if the client gave
+none, so that a second attempt draws what the first would have drawn.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from tandem.protocol.errors import InvalidParameter
+
+MAX_N = 128
+MAX_STOP_STRINGS = 16
+DEFAULT_MAX_LOGPROBS = 20
+SEED_BITS = 63
+
+
+class OutputKind(StrEnum):
+    """What ``LLM`` and ``AsyncLLM`` hand to their caller."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How to draw tokens and when to stop. Construct, then ``verify()``."""
+
+    n: int = 1
+    """Choices drawn from one prompt, 1 to 128."""
+    temperature: float = 1.0
+    """0 is greedy (the first of equal maxima); at most 2."""
+    top_p: float = 1.0
+    """Smallest set of tokens whose probability reaches this, in (0, 1]."""
+    top_k: int = 0
+    """Only the k best tokens; 0 or -1 is off."""
+    min_p: float = 0.0
+    """Tokens under this share of the best token's probability are dropped, in [0, 1]."""
+    seed: int | None = None
+    """Draws depend on (seed, choice, output position, purpose) and nothing else."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of every token already emitted, in [-2, 2]."""
+    frequency_penalty: float = 0.0
+    """Subtracted per earlier emission, in [-2, 2]."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; > 0."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the output; found by text/, never by a worker."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Token ids that end the output."""
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    """Go on past the model's end-of-sequence ids."""
+    max_tokens: int | None = None
+    """Tokens to emit at most; None is what the context still holds."""
+    min_tokens: int = 0
+    """End-of-sequence and stop ids cannot be drawn before this many tokens."""
+    logprobs: int | None = None
+    """Log-probabilities of the drawn token and this many best ones; None is off."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    logit_bias: dict[int, float] | None = None
+    """Token id to a number in [-100, 100], added to its logit."""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """Only these may be drawn."""
+    bad_words: tuple[str, ...] = ()
+    """Texts never to emit; workers see ``bad_words_token_ids``."""
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Token sequences whose last id is not drawn after the others; filled by text/."""
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    output_kind: OutputKind = OutputKind.CUMULATIVE
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the best token is taken without a draw."""
+        return self.temperature < 1e-5
+
+    @property
+    def needs_prompt_kv(self) -> bool:
+        """Whether a cached prefix would hide results (prompt logprobs need every position)."""
+        return self.prompt_logprobs is not None
+
+    def verify(self) -> "SamplingParams":
+        """Return self, or raise InvalidParameter for the first value that is not allowed."""
+        _integer("n", self.n, 1, MAX_N)
+        _number("temperature", self.temperature, 0.0, 2.0)
+        if not (_finite(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise InvalidParameter("top_p", self.top_p, "a number above 0 and at most 1")
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, -(2**SEED_BITS), 2**SEED_BITS - 1)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if not (_finite(self.repetition_penalty) and self.repetition_penalty > 0.0):
+            raise InvalidParameter(
+                "repetition_penalty", self.repetition_penalty, "a finite number above 0"
+            )
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidParameter(
+                "min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}"
+            )
+        self._verify_lists()
+        return self
+
+    def _verify_lists(self) -> None:
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidParameter("stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
+        if "" in self.stop:
+            raise InvalidParameter("stop", self.stop, "strings of at least one character")
+        if "" in self.bad_words:
+            raise InvalidParameter("bad_words", self.bad_words, "strings of at least one character")
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidParameter("allowed_token_ids", (), "at least one token id")
+        for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _integer(param, count, 0, 2**31 - 1)
+        for token, bias in (self.logit_bias or {}).items():
+            if not (_finite(bias) and -100.0 <= bias <= 100.0):
+                raise InvalidParameter(f"logit_bias[{token}]", bias, "a number from -100 to 100")
+
+    def verify_vocabulary(
+        self, vocab_size: int, max_logprobs: int = DEFAULT_MAX_LOGPROBS
+    ) -> "SamplingParams":
+        """Return self, or raise InvalidParameter for ids or counts that the model cannot meet."""
+        _ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
+        _ids("logit_bias", tuple(self.logit_bias or {}), vocab_size)
+        for words in self.bad_words_token_ids:
+            _ids("bad_words", words, vocab_size)
+        for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None and count > max_logprobs:
+                raise InvalidParameter(param, count, f"at most {max_logprobs} on this server")
+        return self
+
+
+def seeded(params: SamplingParams, seed: int) -> SamplingParams:
+    """The same parameters with ``seed`` where the client gave none."""
+    return params if params.seed is not None else msgspec.structs.replace(params, seed=seed)
+
+
+def from_mapping(fields: Mapping[str, object]) -> SamplingParams:
+    """Build and verify parameters from plain values (an offline caller's dict).
+
+    Raises InvalidParameter for an unknown name or a value of the wrong type.
+    """
+    known = SamplingParams.__struct_fields__
+    for name in fields:
+        if name not in known:
+            raise InvalidParameter(name, fields[name], f"one of {', '.join(sorted(known))}")
+    try:
+        return msgspec.convert(dict(fields), SamplingParams, strict=False).verify()
+    except msgspec.ValidationError as error:
+        raise InvalidParameter("sampling parameters", dict(fields), str(error)) from error
+
+
+def _finite(value: float) -> bool:
+    return not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(param: str, value: float, low: float, high: float) -> None:
+    if not (_finite(value) and low <= value <= high):
+        raise InvalidParameter(param, value, f"a number from {low:g} to {high:g}")
+
+
+def _integer(param: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidParameter(param, value, f"an integer from {low} to {high}")
+
+
+def _ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidParameter(param, token, f"token ids from 0 to {vocab_size - 1}")

@@ -1,0 +1,86 @@
+"""HTTP for the kubelet and Prometheus: /health, /ready, /metrics, /debug of a worker.
+
+A thread of the standard library's server: it must answer while the step loop is busy, and costs
+nothing while nobody asks.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeState:
+    """What the probes ask, each answered from memory without waiting for the step loop."""
+
+    health: Callable[[], str | None]
+    """None while alive, else what is broken."""
+    ready: Callable[[], str | None]
+    """None while requests may come, else why not."""
+    debug: Callable[[], dict[str, object]]
+    registry: CollectorRegistry
+
+
+class ProbeServer:
+    """Bind at once (so that a taken port is an error at start), serve from ``start``."""
+
+    def __init__(self, host: str, port: int, state: ProbeState) -> None:
+        handler = type("Handler", (_Handler,), {"state": state})
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise OSError(f"cannot listen on {host}:{port}: {error}") from error
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 5.0}, daemon=True
+        )
+        self._thread.name = "tandem-probes"
+
+    @property
+    def port(self) -> int:
+        """The bound port (the one asked for, or the kernel's choice for 0)."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Serve until the process ends or ``stop``."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the listening socket; running answers end by themselves."""
+        self._server.socket.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: ProbeState
+    timeout = 5
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, generate_latest(self.state.registry), CONTENT_TYPE_LATEST)
+        elif path in ("/health", "/ready"):
+            problem = self.state.health() if path == "/health" else self.state.ready()
+            self._json(200 if problem is None else 503, {"status": problem or "ok"})
+        elif path == "/debug":
+            self._json(200, self.state.debug())
+        else:
+            self._json(404, {"status": "not found", "paths": "/health /ready /metrics /debug"})
+
+    def _json(self, status: int, body: dict[str, object]) -> None:
+        self._answer(status, json.dumps(body).encode() + b"\n", "application/json")
+
+    def _answer(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes come every few seconds; nobody wants them in the log."""

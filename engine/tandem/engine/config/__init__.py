@@ -1,0 +1,25 @@
+"""Settings of the engine as frozen dataclasses; ``EngineConfig.of`` makes one from flat names."""
+
+from tandem.engine.config.cache import CacheConfig
+from tandem.engine.config.engine import EngineConfig, engine_settings
+from tandem.engine.config.facts import ModelFacts, RopeFacts, facts_of, read_facts
+from tandem.engine.config.model import ModelConfig
+from tandem.engine.config.parallel import ParallelConfig
+from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.config.setting import Setting, setting, settings_of
+
+__all__ = [
+    "CacheConfig",
+    "EngineConfig",
+    "ModelConfig",
+    "ModelFacts",
+    "ParallelConfig",
+    "RopeFacts",
+    "SchedulerConfig",
+    "Setting",
+    "engine_settings",
+    "facts_of",
+    "read_facts",
+    "setting",
+    "settings_of",
+]

@@ -1,0 +1,57 @@
+"""How much KV a worker holds and in what blocks."""
+
+from dataclasses import dataclass
+
+from tandem.engine.config.model import DTYPES
+from tandem.engine.config.setting import (
+    check_choices,
+    check_flag,
+    check_optional_integer,
+    check_share,
+    setting,
+)
+from tandem.protocol.errors import InvalidParameter
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+CPU_BLOCK_SIZE = 16
+GPU_BLOCK_SIZE = 64
+"""What ``EngineConfig.of`` takes on a CUDA device when no size is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    """The paged KV cache of one worker."""
+
+    block_size: int = setting(
+        CPU_BLOCK_SIZE,
+        f"Tokens per KV block, a power of two from 16 to 256; {GPU_BLOCK_SIZE} on GPUs "
+        "unless given.",
+        unit="tokens",
+    )
+    num_gpu_blocks_override: int | None = setting(
+        None,
+        "Blocks to allocate, whatever the memory; none is what memory allows.",
+        unit="blocks",
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None, "Memory for KV per rank; wins over gpu_memory_utilization.", unit="bytes"
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of a device's memory for weights, activations and KV together."
+    )
+    enable_prefix_caching: bool = setting(
+        True, "Keep the KV of finished requests and reuse it for equal prefixes."
+    )
+    kv_cache_dtype: str = setting(
+        "auto", "Type in which KV is held; auto is the model's.", choices=("auto", *DTYPES)
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.block_size, bool) or self.block_size not in BLOCK_SIZES:
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise InvalidParameter("block_size", self.block_size, f"one of {sizes}")
+        check_optional_integer("num_gpu_blocks_override", self.num_gpu_blocks_override, 1)
+        check_optional_integer("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
+        check_share("gpu_memory_utilization", self.gpu_memory_utilization, above_zero=True)
+        check_flag("enable_prefix_caching", self.enable_prefix_caching)
+        check_choices(self)

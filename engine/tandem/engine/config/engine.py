@@ -1,0 +1,167 @@
+"""The whole configuration of one engine: what every room of the engine is built from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig
+from tandem.engine.config.facts import ModelFacts, read_facts
+from tandem.engine.config.model import DTYPES, ModelConfig
+from tandem.engine.config.parallel import ParallelConfig
+from tandem.engine.config.revision import revision_of
+from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.config.setting import Setting, check_choices, setting, settings_of
+from tandem.protocol.card import Fingerprint
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.layout import KVGroup, KVLayout
+
+SECTIONS: dict[str, type] = {
+    "model": ModelConfig,
+    "cache": CacheConfig,
+    "parallel": ParallelConfig,
+    "scheduler": SchedulerConfig,
+}
+"""Field of EngineConfig to the class of its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine with the facts of its model. Make it with ``of``."""
+
+    model: ModelConfig
+    facts: ModelFacts
+    cache: CacheConfig
+    parallel: ParallelConfig
+    scheduler: SchedulerConfig
+    device: str = setting(
+        "auto",
+        "Where the model runs; auto is cuda where there is a GPU.",
+        choices=("auto", "cpu", "cuda"),
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _check_length(self.model, self.facts)
+
+    @classmethod
+    def of(cls, model: str | Path, *, facts: ModelFacts | None = None, **flat: Any) -> EngineConfig:
+        """Config of the model in folder ``model``; ``flat`` are settings of any section by name.
+
+        ``facts`` are read from the folder unless given. Raises InvalidParameter for an unknown
+        name or a value that is not allowed.
+        """
+        device = resolve_device(flat.pop("device", "auto"))
+        if device == "cuda" and flat.get("block_size") is None:
+            flat["block_size"] = GPU_BLOCK_SIZE
+        parts = _sort_into_sections({"model": str(model), **flat})
+        return cls(
+            model=ModelConfig(**parts["model"]),
+            facts=facts if facts is not None else read_facts(model),
+            cache=CacheConfig(**parts["cache"]),
+            parallel=ParallelConfig(**parts["parallel"]),
+            scheduler=SchedulerConfig(**parts["scheduler"]),
+            device=device,
+        )
+
+    def with_(self, **flat: Any) -> EngineConfig:
+        """The same config with some settings of any section changed."""
+        device = resolve_device(flat.pop("device", self.device))
+        changes: dict[str, Any] = {
+            section: replace(getattr(self, section), **values)
+            for section, values in _sort_into_sections(flat).items()
+            if values
+        }
+        return replace(self, device=device, **changes)
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens together, at most."""
+        return self.model.max_model_len or _longest(self.facts)
+
+    @property
+    def served_model_name(self) -> str:
+        """Name that clients use."""
+        return self.model.served_model_name or Path(self.model.model).name
+
+    @property
+    def dtype(self) -> str:
+        """Resolved type of weights and activations, one of ``DTYPES``."""
+        if self.model.dtype != "auto":
+            return self.model.dtype
+        return self.facts.dtype if self.facts.dtype in DTYPES else "float32"
+
+    @property
+    def kv_dtype(self) -> str:
+        """Resolved type of KV."""
+        return self.dtype if self.cache.kv_cache_dtype == "auto" else self.cache.kv_cache_dtype
+
+    @property
+    def layout(self) -> KVLayout:
+        """Layout of one rank's slab."""
+        facts = self.facts
+        group = KVGroup(
+            num_layers=facts.num_layers,
+            num_kv_heads=facts.num_kv_heads // self.parallel.tensor_parallel_size,
+            head_dim=facts.head_dim,
+            block_size=self.cache.block_size,
+            dtype=self.kv_dtype,
+        )
+        return KVLayout((group,))
+
+    @property
+    def revision(self) -> str:
+        """Digest of weights and config."""
+        return self.model.revision or revision_of(self.model)
+
+    def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
+        """What another worker must match before KV is exchanged. Reads files: call once."""
+        return Fingerprint(
+            revision=self.revision,
+            dtype=self.dtype,
+            layout=layout if layout is not None else self.layout,
+            tensor_parallel_size=self.parallel.tensor_parallel_size,
+        )
+
+
+def engine_settings() -> Iterator[Setting]:
+    """Every setting of the engine, section by section; names are unique over all of them."""
+    for section in SECTIONS.values():
+        yield from settings_of(section)
+    yield from settings_of(EngineConfig)
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` to what this machine has, seen without loading torch; else unchanged."""
+    if device != "auto":
+        return device
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
+        return "cpu"
+    return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+
+
+def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    owners = {each.name: section for section, config in SECTIONS.items() for each in fields(config)}
+    parts: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for name, value in flat.items():
+        if name not in owners:
+            raise InvalidParameter(name, value, f"one of {', '.join(sorted(owners))}, device")
+        parts[owners[name]][name] = value
+    return parts
+
+
+def _longest(facts: ModelFacts) -> int:
+    """Longest sequence that full attention computes rightly for this model."""
+    window = facts.sliding_window
+    return facts.derived_max_len if window is None else min(window, facts.derived_max_len)
+
+
+def _check_length(model: ModelConfig, facts: ModelFacts) -> None:
+    asked, longest = model.max_model_len, _longest(facts)
+    if asked is not None and asked > longest:
+        raise InvalidParameter(
+            "max_model_len", asked, f"at most {longest}, the context this model was made for"
+        )

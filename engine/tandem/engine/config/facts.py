@@ -1,0 +1,209 @@
+"""What a model's config.json says, read once and checked: the numbers that shape everything else.
+
+Reads the spelling of transformers 5 (``rope_parameters``, ``dtype``) and the older one
+(``rope_theta``, ``rope_scaling``, ``torch_dtype``). Knows no layer code: whether an architecture
+can be run is the model registry's answer.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+_DEFAULT_THETA = 10000.0
+_ROPE_MAIN = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_factor"})
+_QWEN2 = "qwen2"
+_QWEN3 = "qwen3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeFacts:
+    """Rotary position embedding."""
+
+    theta: float = _DEFAULT_THETA
+    kind: str = "default"
+    """default, linear, dynamic, llama3, yarn, ... in transformers' words."""
+    scaling: Mapping[str, Any] = field(default_factory=dict)
+    """The kind's own numbers (``factor``, ``low_freq_factor``, ...); empty for default."""
+    partial: float = 1.0
+    """Share of head_dim that is rotated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """Shape of one decoder-only model."""
+
+    architecture: str
+    """First of ``architectures``, for instance LlamaForCausalLM."""
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope: RopeFacts = field(default_factory=RopeFacts)
+    tie_word_embeddings: bool = False
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    """Bias on q, k and v."""
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMSNorm over each head of q and k before the rotation."""
+    hidden_act: str = "silu"
+    sliding_window: int | None = None
+    """Tokens that a position sees, where the model was made so."""
+    eos_token_ids: tuple[int, ...] = ()
+    bos_token_id: int | None = None
+    dtype: str | None = None
+    """Type of the checkpoint, if it says."""
+
+    @property
+    def derived_max_len(self) -> int:
+        """Longest sequence the positions allow, rope scaling counted in.
+
+        llama3 and longrope state the scaled length themselves; yarn scales the original one.
+        """
+        if self.rope.kind not in ("linear", "dynamic", "yarn"):
+            return self.max_position_embeddings
+        original = self.rope.scaling.get("original_max_position_embeddings")
+        base = self.max_position_embeddings if original is None else int(original)
+        scaled = int(base * float(self.rope.scaling.get("factor", 1.0)))
+        return max(self.max_position_embeddings, scaled)
+
+
+def read_facts(folder: str | Path) -> ModelFacts:
+    """Facts of the model in ``folder``; InvalidParameter names what is missing or wrong."""
+    path = Path(folder)
+    config = _read_json(path / CONFIG, needed=True)
+    return facts_of(config, _read_json(path / GENERATION_CONFIG, needed=False))
+
+
+def _read_json(path: Path, *, needed: bool) -> dict[str, Any]:
+    if not path.is_file():
+        if needed:
+            raise InvalidParameter("model", str(path.parent), f"a folder that holds {path.name}")
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidParameter("model", str(path), f"valid JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise InvalidParameter("model", str(path), "a JSON object")
+    return content
+
+
+def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelFacts:
+    """Facts of a parsed config.json and generation_config.json."""
+    family = str(config.get("model_type", ""))
+    num_heads = _positive(config, "num_attention_heads")
+    hidden_size = _positive(config, "hidden_size")
+    bias = bool(config.get("attention_bias", False))
+    return ModelFacts(
+        architecture=_architecture(config),
+        model_type=family,
+        num_layers=_positive(config, "num_hidden_layers"),
+        hidden_size=hidden_size,
+        intermediate_size=_positive(config, "intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=_kv_heads(config, num_heads),
+        head_dim=_head_dim(config, family, hidden_size, num_heads),
+        vocab_size=_positive(config, "vocab_size"),
+        max_position_embeddings=_positive(config, "max_position_embeddings"),
+        rope=_rope(config),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        attention_bias=bias or family == _QWEN2,
+        attention_output_bias=bias and family != _QWEN2,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=family == _QWEN3,
+        hidden_act=str(config.get("hidden_act", "silu")),
+        sliding_window=_sliding_window(config, family),
+        eos_token_ids=_eos(config, generation or {}),
+        bos_token_id=config.get("bos_token_id"),
+        dtype=_dtype(config),
+    )
+
+
+def _positive(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InvalidParameter(f"{CONFIG}: {name}", value, "a positive integer")
+    return value
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise InvalidParameter(f"{CONFIG}: architectures", names, "a list with a class name")
+    return names[0]
+
+
+def _kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
+    if config.get("num_key_value_heads") is None:
+        return num_heads
+    count = _positive(config, "num_key_value_heads")
+    if num_heads % count:
+        raise InvalidParameter(
+            f"{CONFIG}: num_key_value_heads", count, f"a divisor of the {num_heads} heads"
+        )
+    return count
+
+
+def _head_dim(config: Mapping[str, Any], family: str, hidden_size: int, num_heads: int) -> int:
+    if config.get("head_dim") is not None:
+        return _positive(config, "head_dim")
+    if family == _QWEN3:
+        return 128  # the family's default, whatever hidden_size is
+    if hidden_size % num_heads:
+        raise InvalidParameter(
+            f"{CONFIG}: hidden_size", hidden_size, f"a multiple of the {num_heads} heads"
+        )
+    return hidden_size // num_heads
+
+
+def _rope(config: Mapping[str, Any]) -> RopeFacts:
+    new = config.get("rope_parameters") or {}
+    old = config.get("rope_scaling") or {}
+    merged = {**old, **new}
+    theta = float(merged.get("rope_theta", config.get("rope_theta") or _DEFAULT_THETA))
+    if not (math.isfinite(theta) and theta > 0):
+        raise InvalidParameter(f"{CONFIG}: rope_theta", theta, "a number above 0")
+    partial = merged.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    return RopeFacts(
+        theta=theta,
+        kind=str(merged.get("rope_type", merged.get("type", "default"))),
+        scaling={key: value for key, value in merged.items() if key not in _ROPE_MAIN},
+        partial=float(partial),
+    )
+
+
+def _sliding_window(config: Mapping[str, Any], family: str) -> int | None:
+    window = config.get("sliding_window")
+    unused = family in (_QWEN2, _QWEN3) and not config.get("use_sliding_window", False)
+    return None if unused or not isinstance(window, int) or window < 1 else window
+
+
+def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+    """Ids that end a sequence; generation_config knows the end of a chat turn, so it goes first."""
+    for source in (generation, config):
+        value = source.get("eos_token_id")
+        if isinstance(value, int):
+            return (value,)
+        if isinstance(value, list) and value:
+            return tuple(value)
+    return ()
+
+
+def _dtype(config: Mapping[str, Any]) -> str | None:
+    value = config.get("dtype", config.get("torch_dtype"))
+    return value.removeprefix("torch.") if isinstance(value, str) else None

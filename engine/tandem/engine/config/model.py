@@ -1,0 +1,59 @@
+"""Which model is served, and in what form its numbers are held."""
+
+from dataclasses import dataclass
+
+from tandem.engine.config.setting import (
+    check_choices,
+    check_integer,
+    check_optional_integer,
+    required,
+    setting,
+)
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import DEFAULT_MAX_LOGPROBS
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The model's folder and how it is read."""
+
+    model: str = required(
+        "Prepared folder of the model: config.json, tokenizer.json, safetensors files."
+    )
+    served_model_name: str | None = setting(
+        None, "Name under which clients ask for the model; none is the folder's name."
+    )
+    dtype: str = setting(
+        "auto",
+        "Type of weights and activations; auto is what the checkpoint says.",
+        choices=("auto", *DTYPES),
+    )
+    max_model_len: int | None = setting(
+        None,
+        "Prompt and output together, at most; none is what the model was made for.",
+        unit="tokens",
+    )
+    seed: int = setting(0, "Seed of dummy weights, and of requests that bring none.")
+    load_format: str = setting(
+        "auto",
+        "Where weights come from; dummy draws random ones from config.json alone.",
+        choices=("auto", "safetensors", "dummy"),
+    )
+    max_logprobs: int = setting(
+        DEFAULT_MAX_LOGPROBS, "Best tokens per position that a request may ask for, at most."
+    )
+    revision: str | None = setting(
+        None,
+        "Digest of weights and config; workers exchange KV only within one revision. "
+        "None is computed from the folder.",
+    )
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise InvalidParameter("model", self.model, "the path of a prepared folder")
+        check_choices(self)
+        check_optional_integer("max_model_len", self.max_model_len, 1)
+        check_integer("seed", self.seed, 0, 2**63 - 1)
+        check_integer("max_logprobs", self.max_logprobs, 0)

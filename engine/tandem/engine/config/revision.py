@@ -1,0 +1,45 @@
+"""The identity of a model's folder: workers whose revisions differ never exchange KV.
+
+Digests config.json and, of each weight file, its size, head (names, shapes, types) and evenly
+spaced samples: reading gigabytes whole would cost seconds at every start. hub/ gives a digest of
+the source where it has one (``--revision``).
+"""
+
+import os
+from hashlib import blake2b
+from pathlib import Path
+
+from tandem.engine.config.facts import CONFIG
+from tandem.engine.config.model import ModelConfig
+
+_HEAD_BYTES = 1 << 20
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+def revision_of(model: ModelConfig) -> str:
+    """32 hex digits of the folder's content; dummy weights are named by their seed."""
+    digest = blake2b(digest_size=16, person=b"tandem-revision")
+    folder = Path(model.model)
+    config = folder / CONFIG
+    if config.is_file():
+        digest.update(config.read_bytes())
+    if model.load_format == "dummy":
+        digest.update(f"dummy {model.seed}".encode())
+        return digest.hexdigest()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.name.encode())
+        digest.update(_sampled(path))
+    return digest.hexdigest()
+
+
+def _sampled(path: Path) -> bytes:
+    """Size, head and evenly spaced pieces of a file."""
+    size = path.stat().st_size
+    digest = blake2b(str(size).encode(), digest_size=16)
+    with path.open("rb") as file:
+        digest.update(file.read(_HEAD_BYTES))
+        for index in range(_SAMPLES):
+            file.seek(size * (index + 1) // (_SAMPLES + 1), os.SEEK_SET)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()

@@ -1,0 +1,64 @@
+"""How much one step may hold, and who goes first."""
+
+from dataclasses import dataclass
+
+from tandem.engine.config.setting import (
+    check_choices,
+    check_flag,
+    check_integer,
+    check_optional_integer,
+    check_share,
+    setting,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step and of the queue before it."""
+
+    max_num_seqs: int = setting(
+        256,
+        "Sequences in one step, at most; a request with n choices counts n.",
+        unit="sequences",
+    )
+    max_num_batched_tokens: int = setting(
+        2048,
+        "Tokens computed in one step, over prefill chunks and decodes together.",
+        unit="tokens",
+    )
+    long_prefill_token_threshold: int | None = setting(
+        None,
+        "Prompt tokens of one request in one step, at most; none is the whole budget.",
+        unit="tokens",
+    )
+    policy: str = setting(
+        "fcfs",
+        "fcfs: by arrival. priority: by the request's priority (lower first), then arrival.",
+        choices=("fcfs", "priority"),
+    )
+    max_num_queued_reqs: int | None = setting(
+        None,
+        "Requests that may wait for their first step; more are refused. None: no limit.",
+        unit="requests",
+    )
+    max_num_queued_tokens: int | None = setting(
+        None, "Prompt tokens that may wait; more are refused. None: no limit.", unit="tokens"
+    )
+    watermark: float = setting(
+        0.01,
+        "Share of the blocks kept free when a new request is taken, so that those that "
+        "run seldom preempt each other.",
+    )
+    async_scheduling: bool = setting(
+        False, "Plan and launch a step before the results of the one before are read."
+    )
+
+    def __post_init__(self) -> None:
+        check_integer("max_num_seqs", self.max_num_seqs, 1)
+        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
+        check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 0)
+        check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 0)
+        check_share("watermark", self.watermark)
+        check_flag("async_scheduling", self.async_scheduling)
+        check_choices(self)

@@ -1,0 +1,108 @@
+"""How a setting describes itself, so that flags, environment and files are made from one place.
+
+cli/ walks ``settings_of`` and never repeats a name, a default or a help text. Values are checked
+by the config classes themselves, in ``__post_init__``, with the helpers below.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar, get_type_hints
+
+from tandem.protocol.errors import InvalidParameter
+
+_Value = TypeVar("_Value")
+_KEY = "setting"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting of a config class, as a command line shows it."""
+
+    name: str
+    """Field name; the flag is the same with dashes, the variable in capitals."""
+    type: Any
+    """Annotated type, ``X | None`` where None has a meaning (its help says which)."""
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    unit: str = ""
+    group: str = ""
+    """Name of the config class, for grouped help."""
+    required: bool = False
+
+
+def setting(
+    default: _Value,
+    help: str,  # noqa: A002  the word that argparse and users know
+    *,
+    choices: tuple[str, ...] = (),
+    unit: str = "",
+) -> _Value:
+    """A dataclass field with its default, meaning, allowed words and unit."""
+    metadata = {_KEY: (help, choices, unit)}
+    value: _Value = field(default=default, metadata=metadata)
+    return value
+
+
+def required(help: str) -> Any:  # noqa: A002  as above
+    """A dataclass field that must be given."""
+    return field(metadata={_KEY: (help, (), "")})
+
+
+def settings_of(config: type) -> Iterator[Setting]:
+    """The settings of one config class, in field order; fields made otherwise are skipped."""
+    hints = get_type_hints(config)
+    for each in fields(config):
+        if _KEY not in each.metadata:
+            continue
+        text, choices, unit = each.metadata[_KEY]
+        missing = each.default is MISSING
+        yield Setting(
+            name=each.name,
+            type=hints[each.name],
+            default=None if missing else each.default,
+            help=text,
+            choices=choices,
+            unit=unit,
+            group=config.__name__,
+            required=missing,
+        )
+
+
+def check_integer(param: str, value: object, low: int, high: int | None = None) -> None:
+    """Raise InvalidParameter unless ``value`` is an integer from ``low`` to ``high``."""
+    allowed = f"an integer of at least {low}" if high is None else f"an integer, {low} to {high}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameter(param, value, allowed)
+    if value < low or (high is not None and value > high):
+        raise InvalidParameter(param, value, allowed)
+
+
+def check_optional_integer(param: str, value: object, low: int) -> None:
+    """As ``check_integer``, and None is allowed."""
+    if value is not None:
+        check_integer(param, value, low)
+
+
+def check_share(param: str, value: object, *, above_zero: bool = False) -> None:
+    """Raise InvalidParameter unless ``value`` is a number in [0, 1], or in (0, 1]."""
+    allowed = "a number above 0 and at most 1" if above_zero else "a number from 0 to 1"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameter(param, value, allowed)
+    if value > 1 or value < 0 or (above_zero and value == 0):
+        raise InvalidParameter(param, value, allowed)
+
+
+def check_flag(param: str, value: object) -> None:
+    """Raise InvalidParameter unless ``value`` is a bool."""
+    if not isinstance(value, bool):
+        raise InvalidParameter(param, value, "true or false")
+
+
+def check_choices(config: object) -> None:
+    """Raise InvalidParameter for a value that is not among its setting's choices."""
+    for each in settings_of(type(config)):
+        value = getattr(config, each.name)
+        if each.choices and value not in each.choices:
+            raise InvalidParameter(each.name, value, f"one of {', '.join(each.choices)}")

@@ -1,0 +1,291 @@
+"""The engine's settings: defaults, checks, and the facts read from config.json."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.engine.config import (
+    CacheConfig,
+    EngineConfig,
+    ModelFacts,
+    RopeFacts,
+    engine_settings,
+    facts_of,
+    read_facts,
+)
+from tandem.engine.config.engine import resolve_device
+from tandem.protocol.errors import InvalidParameter
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+    "rope_theta": 500000.0,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+
+DEFAULTS = {
+    "model": None,
+    "served_model_name": None,
+    "dtype": "auto",
+    "max_model_len": None,
+    "seed": 0,
+    "load_format": "auto",
+    "max_logprobs": 20,
+    "revision": None,
+    "block_size": 16,
+    "num_gpu_blocks_override": None,
+    "kv_cache_memory_bytes": None,
+    "gpu_memory_utilization": 0.9,
+    "enable_prefix_caching": True,
+    "kv_cache_dtype": "auto",
+    "tensor_parallel_size": 1,
+    "max_num_seqs": 256,
+    "max_num_batched_tokens": 2048,
+    "long_prefill_token_threshold": None,
+    "policy": "fcfs",
+    "max_num_queued_reqs": None,
+    "max_num_queued_tokens": None,
+    "watermark": 0.01,
+    "async_scheduling": False,
+    "device": "auto",
+}
+
+
+def folder_of(tmp_path: Path, config: dict[str, Any], generation: Any = None) -> Path:
+    """A prepared folder without weights."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    return tmp_path
+
+
+def config_of(tmp_path: Path, **flat) -> EngineConfig:
+    """The config of a small Llama on a CPU."""
+    flat.setdefault("device", "cpu")
+    return EngineConfig.of(folder_of(tmp_path, LLAMA), **flat)
+
+
+def test_defaults_are_pinned():
+    """A default changes only together with this table."""
+    assert {each.name: each.default for each in engine_settings()} == DEFAULTS
+
+
+def test_every_setting_explains_itself():
+    """Each setting has a help text, a group and a unique name."""
+    settings = list(engine_settings())
+
+    assert all(each.help.endswith(".") and each.group for each in settings)
+    assert len({each.name for each in settings}) == len(settings)
+    assert [each.name for each in settings if each.required] == ["model"]
+
+
+def test_flat_settings_reach_their_sections(tmp_path):
+    """``of`` sorts flat names into sections and resolves what depends on the model."""
+    config = config_of(tmp_path, block_size=32, max_num_seqs=8, seed=3)
+
+    assert (config.cache.block_size, config.scheduler.max_num_seqs, config.model.seed) == (32, 8, 3)
+    assert config.max_model_len == 512
+    assert config.dtype == config.kv_dtype == "bfloat16"
+    assert config.served_model_name == tmp_path.name
+    assert config.parallel.world_size == 1
+    assert config.layout.groups[0].block_shape == (2, 2, 2, 32, 16)
+
+
+def test_explicit_settings_win(tmp_path):
+    """What the user says is taken before what the model says."""
+    config = config_of(
+        tmp_path, dtype="float32", kv_cache_dtype="float16", max_model_len=64, served_model_name="m"
+    )
+
+    assert (config.dtype, config.kv_dtype, config.max_model_len) == ("float32", "float16", 64)
+    assert config.served_model_name == "m"
+
+
+def test_with_changes_one_setting(tmp_path):
+    """``with_`` leaves everything else as it is."""
+    config = config_of(tmp_path, max_num_seqs=4)
+
+    changed = config.with_(block_size=64)
+
+    assert changed.cache == CacheConfig(block_size=64)
+    assert changed.scheduler == config.scheduler
+
+
+def test_gpus_get_larger_blocks(tmp_path):
+    """On a CUDA device the default block has 64 tokens; an explicit size is kept."""
+    assert config_of(tmp_path, device="cuda").cache.block_size == 64
+    assert config_of(tmp_path, device="cuda", block_size=16).cache.block_size == 16
+
+
+def test_device_is_detected(monkeypatch):
+    """Hidden GPUs are not there; a named device is taken as it is."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+
+    assert resolve_device("auto") == "cpu"
+    assert resolve_device("cuda") == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "int8"),
+        ("max_model_len", 0),
+        ("max_model_len", 513),
+        ("seed", -1),
+        ("load_format", "pickle"),
+        ("max_logprobs", True),
+        ("block_size", 24),
+        ("block_size", 512),
+        ("num_gpu_blocks_override", 0),
+        ("kv_cache_memory_bytes", "1GB"),
+        ("gpu_memory_utilization", 0.0),
+        ("gpu_memory_utilization", "half"),
+        ("enable_prefix_caching", "yes"),
+        ("kv_cache_dtype", "fp4"),
+        ("tensor_parallel_size", 2),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 1.5),
+        ("long_prefill_token_threshold", 0),
+        ("policy", "random"),
+        ("max_num_queued_reqs", -1),
+        ("watermark", 1.5),
+        ("watermark", float("nan")),
+        ("async_scheduling", 1),
+        ("device", "tpu"),
+        ("no_such_setting", 1),
+    ],
+)
+def test_bad_settings_name_the_field(tmp_path, name, value):
+    """A value that is not allowed is an InvalidParameter of that name."""
+    with pytest.raises(InvalidParameter) as caught:
+        config_of(tmp_path, **{name: value})
+
+    assert caught.value.param == name
+
+
+def test_model_must_be_named():
+    """An empty model path is refused."""
+    with pytest.raises(InvalidParameter, match="model"):
+        EngineConfig.of("", facts=facts_of(LLAMA))
+
+
+def test_old_and_new_rope_spellings_agree():
+    """transformers 4 and 5 spell the same rotary embedding differently."""
+    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    old = facts_of({**LLAMA, "rope_scaling": {"rope_type": "llama3", **scaling}})
+    bare = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    new = facts_of(
+        {**bare, "rope_parameters": {"rope_theta": 500000.0, "rope_type": "llama3", **scaling}}
+    )
+
+    assert old.rope == new.rope == RopeFacts(theta=500000.0, kind="llama3", scaling=scaling)
+    assert old.derived_max_len == 512
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        (None, 512),
+        ({"type": "linear", "factor": 2.0}, 1024),
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+        ({"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 256}, 512),
+    ],
+)
+def test_rope_scaling_lengthens_the_context(scaling, length):
+    """The context is what the scaled positions allow."""
+    assert facts_of({**LLAMA, "rope_scaling": scaling}).derived_max_len == length
+
+
+def test_families_have_their_biases():
+    """Qwen2 has a bias on q, k, v alone; Qwen3 a norm per head and a head of 128."""
+    qwen2 = facts_of({**LLAMA, "model_type": "qwen2", "sliding_window": 64})
+    qwen3 = facts_of({**LLAMA, "model_type": "qwen3"})
+    biased = facts_of({**LLAMA, "attention_bias": True, "mlp_bias": True})
+
+    assert (qwen2.attention_bias, qwen2.attention_output_bias, qwen2.qk_norm) == (
+        True,
+        False,
+        False,
+    )
+    assert qwen2.sliding_window is None
+    assert (qwen3.attention_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 128)
+    assert (biased.attention_bias, biased.attention_output_bias, biased.mlp_bias) == (True,) * 3
+
+
+def test_sliding_window_bounds_the_context(tmp_path):
+    """Full attention is right only within the window, so longer sequences are refused."""
+    folder = folder_of(tmp_path, {**LLAMA, "model_type": "mistral", "sliding_window": 128})
+
+    assert EngineConfig.of(folder, device="cpu").max_model_len == 128
+    with pytest.raises(InvalidParameter, match="at most 128"):
+        EngineConfig.of(folder, device="cpu", max_model_len=129)
+
+
+def test_generation_config_names_the_end(tmp_path):
+    """The chat turn's end in generation_config goes before config.json's id."""
+    assert read_facts(folder_of(tmp_path, LLAMA)).eos_token_ids == (2,)
+    folder = folder_of(tmp_path, LLAMA, {"eos_token_id": [5, 6]})
+    assert read_facts(folder).eos_token_ids == (5, 6)
+    without = {key: value for key, value in LLAMA.items() if key != "eos_token_id"}
+    assert facts_of(without).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"architectures": []},
+        {"num_hidden_layers": None},
+        {"num_key_value_heads": 3},
+        {"hidden_size": 66},
+        {"vocab_size": True},
+        {"rope_theta": -1.0},
+    ],
+)
+def test_wrong_facts_are_named(change):
+    """A config.json that cannot be right is refused with the field's name."""
+    with pytest.raises(InvalidParameter, match=next(iter(change))):
+        facts_of({**LLAMA, **change})
+
+
+def test_folders_without_a_config_are_refused(tmp_path):
+    """A path that holds no model says what a model's folder holds."""
+    with pytest.raises(InvalidParameter, match=r"config\.json"):
+        EngineConfig.of(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InvalidParameter, match="valid JSON"):
+        read_facts(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(InvalidParameter, match="JSON object"):
+        read_facts(tmp_path)
+
+
+def test_missing_kv_heads_mean_one_per_head():
+    """Without num_key_value_heads every head has its own KV."""
+    bare = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+
+    assert facts_of(bare).num_kv_heads == 4
+    assert isinstance(facts_of({**bare, "head_dim": 8}), ModelFacts)
+
+
+def test_revision_follows_the_weights(tmp_path):
+    """Another weight byte, config or dummy seed is another revision; a given one is kept."""
+    config = config_of(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+    first = config.revision
+    (tmp_path / "model.safetensors").write_bytes(bytes(99) + b"1")
+    second = config.revision
+    dummies = {config.with_(load_format="dummy", seed=seed).revision for seed in (0, 1)}
+
+    assert len({first, second, *dummies}) == 4
+    assert config.with_(revision="abc").fingerprint().revision == "abc"
+    assert config.with_(block_size=32).fingerprint() != config.fingerprint()

@@ -1,0 +1,27 @@
+"""Model sources: from what a user names to a folder that workers load.
+
+Runs before any worker starts, on the command line or in an init container. Needs no torch.
+"""
+
+from tandem.hub.errors import (
+    AccessDenied,
+    CacheBusy,
+    HubError,
+    ModelNotFound,
+    Offline,
+    UnsupportedModel,
+)
+from tandem.hub.prepare import PreparedModel, prepare
+from tandem.hub.source import DEFAULT_MODEL
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "AccessDenied",
+    "CacheBusy",
+    "HubError",
+    "ModelNotFound",
+    "Offline",
+    "PreparedModel",
+    "UnsupportedModel",
+    "prepare",
+]

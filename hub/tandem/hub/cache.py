@@ -1,0 +1,62 @@
+"""Where prepared folders are kept, and how one is made exactly once.
+
+An entry is built in a folder beside its place and renamed into it, so an entry that exists is
+complete; a lock file keeps a second process from doing the same work. Entries are never changed.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from tandem.hub.errors import CacheBusy
+from tandem.protocol.names import ENV_CACHE
+
+BUILD_DEADLINE_S = 3600.0
+"""How long a process waits for another that prepares the same model: a 70B GGUF takes minutes."""
+
+
+def cache_root(cache_dir: Path | None = None) -> Path:
+    """``cache_dir``, else ``$TANDEM_CACHE``, else ``tandem`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    if cache_dir is not None:
+        return cache_dir.expanduser().absolute()
+    if own := os.environ.get(ENV_CACHE):
+        return Path(own).expanduser().absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "tandem"
+
+
+def build_once(
+    entry: Path, build: Callable[[Path], None], *, deadline_s: float = BUILD_DEADLINE_S
+) -> Path:
+    """Returns ``entry``, after ``build(folder)`` has filled it if it did not exist.
+
+    ``build`` gets an empty folder on the same file system. If it raises, nothing stays behind.
+    Raises CacheBusy when another process holds the lock past ``deadline_s``.
+    """
+    if entry.is_dir():
+        return entry
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    lock = entry.with_name(f"{entry.name}.lock")
+    try:
+        with FileLock(lock, timeout=deadline_s):
+            return entry if entry.is_dir() else _build(entry, build)
+    except Timeout as timeout:
+        raise CacheBusy(
+            f"another process has been preparing {entry} for over {deadline_s:.0f} s; "
+            f"see who holds {lock}"
+        ) from timeout
+
+
+def _build(entry: Path, build: Callable[[Path], None]) -> Path:
+    partial = entry.with_name(f"{entry.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+    partial.mkdir()
+    try:
+        build(partial)
+        partial.rename(entry)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return entry

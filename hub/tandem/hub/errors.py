@@ -1,0 +1,35 @@
+"""What can go wrong between a model source and a prepared folder.
+
+HubError
+├── ModelNotFound      nothing is at the source that was named
+├── UnsupportedModel   something is there, and Tandem cannot serve it
+├── Offline            the source is on a hub that cannot be reached from here
+├── AccessDenied       the hub is reached and wants a token, or another one
+└── CacheBusy          another process is still preparing the same model
+"""
+
+from tandem.protocol.errors import TandemError
+
+
+class HubError(TandemError):
+    """Root of this portion's errors; the text says what to do next."""
+
+
+class ModelNotFound(HubError, LookupError):
+    """No folder, file, package or repository is behind the source."""
+
+
+class UnsupportedModel(HubError, ValueError):
+    """The source was read and holds something else than Tandem serves; names both."""
+
+
+class Offline(HubError, ConnectionError):
+    """A hub id was given, its files are not in the local cache, and the hub does not answer."""
+
+
+class AccessDenied(HubError, PermissionError):
+    """The repository is private or gated, and no token that opens it was found."""
+
+
+class CacheBusy(HubError, TimeoutError):
+    """The lock on a cache entry was not released within the deadline."""

@@ -1,0 +1,86 @@
+"""Brings a repository's files from the hub into huggingface_hub's own cache.
+
+Only what Tandem reads is fetched: JSON, templates, safetensors, or one GGUF file. Endpoint, token
+and cache follow huggingface_hub's variables (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Every
+request carries that library's timeouts; its retries are bounded.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from tandem.hub.errors import AccessDenied, HubError, ModelNotFound, Offline
+
+_DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
+_WEIGHTS = ["*.safetensors"]
+_FETCH = TypeVar("_FETCH")
+
+
+def fetch_folder(repo_id: str, *, revision: str | None, weights: bool) -> tuple[Path, str]:
+    """Local folder and commit of a repository; without ``weights`` only what describes the model.
+
+    Raises Offline, ModelNotFound or AccessDenied.
+    """
+    patterns = _DESCRIPTION + (_WEIGHTS if weights else [])
+    path = _explained(
+        repo_id,
+        revision,
+        lambda: snapshot_download(repo_id, revision=revision, allow_patterns=patterns),
+    )
+    return Path(path), Path(path).name
+
+
+def fetch_file(repo_id: str, file: str, *, revision: str | None) -> tuple[Path, str]:
+    """Local path and commit of one file of a repository; raises as ``fetch_folder`` does."""
+    path = _explained(
+        repo_id, revision, lambda: hf_hub_download(repo_id, filename=file, revision=revision)
+    )
+    commit = Path(path).relative_to(_snapshots(Path(path))).parts[0]
+    return Path(path), commit
+
+
+def _snapshots(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.name == "snapshots")
+
+
+def _explained(repo_id: str, revision: str | None, fetch: Callable[[], _FETCH]) -> _FETCH:
+    at = f"{repo_id}@{revision}" if revision else repo_id
+    try:
+        return fetch()
+    except GatedRepoError as error:
+        raise AccessDenied(
+            f"model: {at} is gated; accept its terms on {constants.ENDPOINT} and set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"model: no repository {repo_id!r} on {constants.ENDPOINT} that this token may see"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFound(f"model: {repo_id} has no revision {revision!r}") from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.TransportError) as error:
+        raise Offline(_offline_text(at)) from error
+    except EntryNotFoundError as error:
+        raise ModelNotFound(f"model: {at} does not have that file: {error}") from error
+    except HfHubHTTPError as error:
+        raise HubError(f"model: {constants.ENDPOINT} would not give {at}: {error}") from error
+
+
+def _offline_text(at: str) -> str:
+    return (
+        f"model: {at} is not in {constants.HF_HUB_CACHE} and {constants.ENDPOINT} does not answer. "
+        f"Download it where there is a network (`hf download {at.partition('@')[0]} --local-dir "
+        f"FOLDER`) and give the folder, or point HF_HOME at a cache that has it, or HF_ENDPOINT at "
+        f"a mirror"
+    )

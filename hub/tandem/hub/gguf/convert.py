@@ -1,0 +1,79 @@
+"""One GGUF file → the files of a prepared folder.
+
+Called once per model by the cache. Values are decoded a shard at a time, so memory stays at a few
+GiB whatever the model's size.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from tandem.hub.gguf import tensors as weights_of
+from tandem.hub.gguf.config import generation_config, model_config
+from tandem.hub.gguf.reader import GgufModel
+from tandem.hub.gguf.tokenizer import write_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+def convert(source: Path, folder: Path, *, progress: bool = True, weights: bool = True) -> None:
+    """Fills ``folder`` from ``source``; without ``weights`` only config and tokenizer.
+
+    Raises UnsupportedModel before anything large is written.
+    """
+    started = time.monotonic()
+    model = GgufModel(source)
+    tensors = model.tensors()
+    dtype = weights_of.target_dtype(tensors)
+    config = model_config(model, tensors, dtype)
+    targets = weights_of.plan(tensors, config)
+    write_tokenizer(model, folder)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", generation_config(model))
+    if weights:
+        _write_weights(targets, folder, dtype, f"converting {source.name}", shown=progress)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    log.info(
+        "converted %s to %s: %.2f GB in %.1f s",
+        source.name,
+        dtype,
+        size / 1e9,
+        time.monotonic() - started,
+    )
+
+
+def _write_weights(
+    targets: list[weights_of.Target], folder: Path, dtype: str, what: str, *, shown: bool
+) -> None:
+    total = sum(target.tensor.size for target in targets)
+    with _bar(shown) as bar:
+        task: TaskID = bar.add_task(what, total=total)
+        index = weights_of.write(
+            targets, folder, dtype, lambda values: bar.update(task, advance=values)
+        )
+    if index:
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+@contextmanager
+def _bar(shown: bool) -> Iterator[Progress]:
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+        yield bar
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

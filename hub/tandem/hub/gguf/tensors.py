@@ -1,0 +1,176 @@
+"""GGUF tensors → safetensors files.
+
+**Names** follow transformers. **Rows**: llama.cpp keeps the q and k rows of llama-family heads so
+that a rotary pair lies side by side; transformers (and Tandem) have the first halves of all pairs,
+then the second halves, so those rows are put back. Qwen's files keep them as they are.
+
+**Type**: a file that is not quantised keeps its type. Quantised values are scale × small integer +
+minimum with float16 scales: 15 bits and more, which float32 holds and neither float16 nor bfloat16
+does. So they become float32 while that stays under 4 GiB, where the exact values cost little; above
+it bfloat16, which a GPU would compute in anyway, at half the disk.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import TensorSpec, serialize_file
+
+from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf.reader import PLAIN_TYPES, GgufTensor
+
+EXACT_LIMIT_BYTES = 4 << 30
+SHARD_BYTES = 2 << 30
+
+_TOP = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_NOT_WEIGHTS = frozenset({"rope_freqs.weight"})
+"""Read by ``config``; not a parameter of the model."""
+
+_ROTARY = re.compile(r"blk\.\d+\.attn_(?P<which>[qk])\.(weight|bias)")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One tensor to write: where from, under which name, in which order of rows."""
+
+    name: str
+    tensor: GgufTensor
+    order: npt.NDArray[np.intp] | None
+
+
+def transformers_name(name: str) -> str | None:
+    """transformers' name of a GGUF tensor; None where it has no counterpart known here."""
+    stem, _, part = name.rpartition(".")
+    if part not in ("weight", "bias"):
+        return None
+    if stem in _TOP:
+        return f"{_TOP[stem]}.{part}"
+    found = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
+    if found is None or found[2] not in _LAYER:
+        return None
+    return f"model.layers.{found[1]}.{_LAYER[found[2]]}.{part}"
+
+
+def plan(tensors: Mapping[str, GgufTensor], config: Mapping[str, Any]) -> list[Target]:
+    """All tensors to write, in the file's order. Raises UnsupportedModel naming unknown ones."""
+    names = {name: transformers_name(name) for name in tensors if name not in _NOT_WEIGHTS}
+    unknown = sorted(name for name, found in names.items() if found is None)
+    if unknown:
+        raise UnsupportedModel(
+            f"model: {len(unknown)} tensors have no place in {config['architectures'][0]}: "
+            f"{', '.join(unknown[:4])}"
+        )
+    return [
+        Target(found, tensors[name], _row_order(name, config))
+        for name, found in names.items()
+        if found is not None
+    ]
+
+
+def target_dtype(tensors: Mapping[str, GgufTensor]) -> str:
+    """The type that the weights are written in: see the module's text."""
+    kinds = {tensor.kind for tensor in tensors.values() if len(tensor.shape) > 1}
+    if len(kinds) == 1 and (plain := PLAIN_TYPES.get(next(iter(kinds)))):
+        return plain
+    exact = 4 * sum(tensor.size for tensor in tensors.values())
+    return "float32" if exact <= EXACT_LIMIT_BYTES else "bfloat16"
+
+
+def write(
+    targets: list[Target], folder: Path, dtype: str, advance: Callable[[int], None]
+) -> dict[str, Any]:
+    """Writes the weight files, one shard in memory at a time.
+
+    ``advance`` hears of each tensor's number of values. Returns the content of
+    model.safetensors.index.json, empty when one file holds everything.
+    """
+    shards = list(_shards(targets, 4 if dtype == "float32" else 2))
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        file = (
+            "model.safetensors"
+            if len(shards) == 1
+            else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        )
+        _write_shard(shard, folder / file, dtype, advance)
+        weight_map |= {target.name: file for target in shard}
+    return {"metadata": {}, "weight_map": weight_map} if len(shards) > 1 else {}
+
+
+def _write_shard(
+    shard: list[Target], path: Path, dtype: str, advance: Callable[[int], None]
+) -> None:
+    specs, arrays = {}, []
+    for target in shard:
+        array = _encoded(target.tensor.rows(target.order), dtype)
+        arrays.append(array)  # a spec holds only an address
+        specs[target.name] = TensorSpec(
+            dtype=dtype,
+            shape=target.tensor.shape,
+            data_ptr=array.ctypes.data,
+            data_len=array.nbytes,
+        )
+        advance(target.tensor.size)
+    serialize_file(specs, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library leaves it to its owner; a pod may run as another user
+
+
+def _shards(targets: list[Target], value_bytes: int) -> Iterator[list[Target]]:
+    shard: list[Target] = []
+    held = 0
+    for target in targets:
+        size = target.tensor.size * value_bytes
+        if shard and held + size > SHARD_BYTES:
+            yield shard
+            shard, held = [], 0
+        shard.append(target)
+        held += size
+    yield shard
+
+
+def _encoded(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
+    if dtype == "float32":
+        return values
+    if dtype == "float16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)  # numpy has no bfloat16: round to nearest even by hand
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return rounded.astype(np.uint16)
+
+
+def _row_order(name: str, config: Mapping[str, Any]) -> npt.NDArray[np.intp] | None:
+    found = _ROTARY.fullmatch(name)
+    if found is None or config["model_type"] not in ("llama", "mistral"):
+        return None
+    key = "num_attention_heads" if found["which"] == "q" else "num_key_value_heads"
+    return rotary_order(int(config[key]), int(config["head_dim"]))
+
+
+def rotary_order(heads: int, head_dim: int) -> npt.NDArray[np.intp]:
+    """For each row in transformers' order, the row in llama.cpp's: [heads · head_dim].
+
+    llama.cpp has (head, pair, half), transformers (head, half, pair).
+    """
+    rows = np.arange(heads * head_dim, dtype=np.intp).reshape(heads, head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)

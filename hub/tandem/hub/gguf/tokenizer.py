@@ -1,0 +1,188 @@
+"""GGUF vocabulary → tokenizer.json and tokenizer_config.json.
+
+Byte-level BPE only (``tokenizer.ggml.model`` = ``gpt2``): Llama 3, SmolLM, Qwen, recent Mistral.
+How text is cut before merging is not in the file, only its name (``tokenizer.ggml.pre``); the cuts
+below are those of the models' published tokenizer.json, which the models were trained with.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from tandem.hub.errors import UnsupportedModel
+from tandem.hub.gguf.reader import GgufModel
+
+_LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class TokenType(IntEnum):
+    """The values of ``tokenizer.ggml.token_type`` that matter here."""
+
+    CONTROL = 3
+    """Never comes from plain text; left out when special tokens are skipped."""
+    USER_DEFINED = 4
+    """Matched whole in text, and shown, such as ``<think>``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How text is cut before merging."""
+
+    pattern: str | None = None
+    """Each match is a piece; None stands for GPT-2's own pattern."""
+    single_digits: bool = False
+    nfc: bool = False
+    whole_words: bool = False
+    """A piece that is in the vocabulary is taken whole, whatever the merges say."""
+    begins: bool = False
+    """A text begins with the bos token where the file does not say."""
+
+
+_LLAMA3_CUT = Cut(_LLAMA3, whole_words=True, begins=True)
+CUTS = {
+    "default": Cut(),
+    "gpt-2": Cut(),
+    "smollm": Cut(single_digits=True),
+    "llama3": _LLAMA3_CUT,
+    "llama-v3": _LLAMA3_CUT,
+    "llama-bpe": _LLAMA3_CUT,
+    "qwen2": Cut(_QWEN2, nfc=True),
+    "deepseek-r1-qwen": Cut(_QWEN2, begins=True),
+    "tekken": Cut(_TEKKEN, whole_words=True, begins=True),
+}
+"""By ``tokenizer.ggml.pre``."""
+
+
+def write_tokenizer(model: GgufModel, folder: Path) -> None:
+    """Writes tokenizer.json and tokenizer_config.json; raises UnsupportedModel for other kinds."""
+    cut = _cut(model)
+    begins = bool(model.get("tokenizer.ggml.add_bos_token", cut.begins))
+    tokens: list[str] = model.require("tokenizer.ggml.tokens")
+    bos = model.get("tokenizer.ggml.bos_token_id")
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": _added_tokens(model, tokens),
+        "normalizer": {"type": "NFC"} if cut.nfc else None,
+        "pre_tokenizer": _pre_tokenizer(cut),
+        "post_processor": _begin_with(tokens[bos], bos) if begins and bos is not None else None,
+        "decoder": _byte_level(use_regex=True),
+        "model": _bpe(model, tokens, cut),
+    }
+    # Through the library: what it cannot read, nobody can.
+    Tokenizer.from_str(json.dumps(content)).save(str(folder / "tokenizer.json"), pretty=False)
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(model, tokens, begins))
+
+
+def _cut(model: GgufModel) -> Cut:
+    kind = model.require("tokenizer.ggml.model")
+    if kind != "gpt2":
+        raise UnsupportedModel(
+            f"model: {model.path.name} has tokenizer.ggml.model {kind!r}; 'gpt2' (byte-level BPE) "
+            f"is allowed"
+        )
+    pre = model.get("tokenizer.ggml.pre", "default")
+    if pre not in CUTS:
+        raise UnsupportedModel(
+            f"model: {model.path.name} has tokenizer.ggml.pre {pre!r}; {sorted(CUTS)} are allowed"
+        )
+    return CUTS[pre]
+
+
+def _added_tokens(model: GgufModel, tokens: list[str]) -> list[dict[str, Any]]:
+    kinds: list[int] = model.get("tokenizer.ggml.token_type", [])
+    return [
+        {
+            "id": token_id,
+            "content": tokens[token_id],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": kind == TokenType.CONTROL,
+        }
+        for token_id, kind in enumerate(kinds)
+        if kind in (TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+
+
+def _pre_tokenizer(cut: Cut) -> Mapping[str, Any]:
+    steps: list[Mapping[str, Any]] = []
+    if cut.single_digits:
+        steps.append({"type": "Digits", "individual_digits": True})
+    if cut.pattern is not None:
+        pattern = {"Regex": cut.pattern}
+        steps.append({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False})
+    steps.append(_byte_level(use_regex=cut.pattern is None))
+    return steps[0] if len(steps) == 1 else {"type": "Sequence", "pretokenizers": steps}
+
+
+def _byte_level(*, use_regex: bool) -> dict[str, Any]:
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": use_regex,
+    }
+
+
+def _begin_with(token: str, token_id: int) -> dict[str, Any]:
+    begin = {"SpecialToken": {"id": token, "type_id": 0}}
+    first = {"Sequence": {"id": "A", "type_id": 0}}
+    second = {"Sequence": {"id": "B", "type_id": 1}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [begin, first],
+        "pair": [begin, first, {"SpecialToken": {"id": token, "type_id": 1}}, second],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
+
+
+def _bpe(model: GgufModel, tokens: list[str], cut: Cut) -> dict[str, Any]:
+    merges: list[str] = model.require("tokenizer.ggml.merges")
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": cut.whole_words,
+        "vocab": {token: token_id for token_id, token in enumerate(tokens)},
+        "merges": [merge.split(" ") for merge in merges],
+    }
+
+
+def _tokenizer_config(model: GgufModel, tokens: list[str], begins: bool) -> dict[str, Any]:
+    named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    ids = {name: model.get(f"tokenizer.ggml.{key}_token_id") for name, key in named.items()}
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": int(model.require_own("context_length")),
+        "add_bos_token": begins,
+        **{f"{name}_token": tokens[value] for name, value in ids.items() if value is not None},
+    }
+    if template := model.get("tokenizer.chat_template"):
+        config["chat_template"] = template
+    return config
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

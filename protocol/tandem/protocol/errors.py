@@ -1,10 +1,10 @@
 """What can go wrong with a request, in the words that router and workers share.
 
-    TandemError
-    ├── InvalidParameter     the client sent a value that is not allowed (HTTP 400)
-    ├── RequestRefused       a worker would not start the request; nothing was done
-    ├── RequestFailed        an attempt ended; the router may start another
-    └── WireError            bytes that are not a frame of this protocol
+TandemError
+├── InvalidParameter     the client sent a value that is not allowed (HTTP 400)
+├── RequestRefused       a worker would not start the request; nothing was done
+├── RequestFailed        an attempt ended; the router may start another
+└── WireError            bytes that are not a frame of this protocol
 """
 
 from enum import StrEnum

@@ -5,7 +5,7 @@ The router connects a DEALER to the worker's ROUTER socket. A ZMQ message is two
 counted by the receiver and dropped.
 """
 
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 
@@ -46,7 +46,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Proof of life with progress: a beat whose counters stand still with work pending is not one."""
+    """Proof of life with progress: standing still with work pending is no life."""
 
     engine_step: int = 0
     transfer_progress: int = 0
@@ -128,8 +128,6 @@ class Reset(msgspec.Struct, frozen=True, tag="reset"):
 ToWorker = Hello | Submit | Cancel | Call | Beat | PeerSet | Reset
 ToRouter = Welcome | Frame | WorkerBeat | ReplyTo | Draining | Reset
 
-_Message = TypeVar("_Message")
-
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_router = msgspec.msgpack.Decoder(ToRouter)
@@ -142,15 +140,17 @@ def encode(message: ToWorker | ToRouter) -> bytes:
 
 def decode_to_worker(payload: bytes) -> ToWorker:
     """Message from a router, or WireError."""
-    return _decode(_to_worker, payload)
+    message: ToWorker = _decode(_to_worker, payload)
+    return message
 
 
 def decode_to_router(payload: bytes) -> ToRouter:
     """Message from a worker, or WireError."""
-    return _decode(_to_router, payload)
+    message: ToRouter = _decode(_to_router, payload)
+    return message
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[_Message], payload: bytes) -> _Message:
+def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> Any:
     if len(payload) > MAX_FRAME_BYTES:
         raise WireError(f"frame of {len(payload)} bytes; at most {MAX_FRAME_BYTES} are read")
     try:

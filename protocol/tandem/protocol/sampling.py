@@ -121,7 +121,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidParameter("bad_words", self.bad_words, "strings of at least one character")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameter("allowed_token_ids", (), "at least one token id")
-        for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+        for param, count in (
+            ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
             if count is not None:
                 _integer(param, count, 0, 2**31 - 1)
         for token, bias in (self.logit_bias or {}).items():
@@ -137,7 +140,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _ids("logit_bias", tuple(self.logit_bias or {}), vocab_size)
         for words in self.bad_words_token_ids:
             _ids("bad_words", words, vocab_size)
-        for param, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+        for param, count in (
+            ("logprobs", self.logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
             if count is not None and count > max_logprobs:
                 raise InvalidParameter(param, count, f"at most {max_logprobs} on this server")
         return self

@@ -14,7 +14,9 @@ class LinkMetrics:
             registry=registry,
         )
         self._routers = Gauge(
-            "tandem:routers_connected", "Routers with a live link to this worker.", registry=registry
+            "tandem:routers_connected",
+            "Routers with a live link to this worker.",
+            registry=registry,
         )
 
     def dropped(self, reason: str) -> None:

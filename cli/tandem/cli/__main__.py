@@ -1,0 +1,62 @@
+"""`tandem COMMAND`: finds the command's module and runs it; imports nothing of the others."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.metadata import version
+
+COMMANDS = {
+    "up": "Run a whole stack on this machine: router, prefill and decode workers.",
+    "serve": "Serve a model without hand-off: a router and one worker that does both halves.",
+    "router": "Run a router (OpenAI HTTP) over workers that are already up.",
+    "prefill": "Run a prefill worker.",
+    "decode": "Run a decode worker.",
+    "chat": "Talk to a running server in the terminal.",
+}
+
+
+def usage() -> str:
+    """The text of `tandem --help`."""
+    rows = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: tandem COMMAND [--help] [options]\n\n"
+        "Serves large language models with prefill and decode on separate workers.\n\n"
+        f"commands:\n{rows}\n\n"
+        "Every flag --some-flag may also be given as TANDEM_SOME_FLAG or in the file of --config.\n"
+        "`tandem COMMAND --help` lists a command's flags."
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; the exit status is its own, 2 for a wrong command or setting."""
+    from tandem.cli.children import end_with_parent
+    from tandem.protocol.errors import InvalidParameter, TandemError
+
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else 2
+    name = arguments[0]
+    if name in ("-V", "--version"):
+        print(f"tandem {version('tandem')}")
+        return 0
+    if name not in COMMANDS:
+        print(f"tandem: {name!r} is no command; see `tandem --help`", file=sys.stderr)
+        return 2
+    end_with_parent()
+    module = importlib.import_module(f"tandem.cli.{name}")
+    try:
+        return int(module.run(arguments[1:]) or 0)
+    except InvalidParameter as error:
+        print(f"tandem {name}: {error}", file=sys.stderr)
+        return 2
+    except (TandemError, OSError) as error:
+        print(f"tandem {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The processes of a local stack: start, watch, restart, stop; none outlives its parent.
+
+Used by ``up``. Each child gets a session of its own, so that Ctrl-C in the terminal reaches the
+supervisor alone, and asks the kernel for a signal should the supervisor die.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import TextIO
+
+ENV_PARENT = "TANDEM_PARENT_PID"
+_PR_SET_PDEATHSIG = 1
+RESTART_WINDOW_SECONDS = 60.0
+MAX_RESTARTS = 5
+"""Within the window; a child that dies more often is given up."""
+
+
+def end_with_parent() -> None:
+    """In a child: get SIGTERM when the supervisor that set ``TANDEM_PARENT_PID`` dies."""
+    parent = os.environ.get(ENV_PARENT)
+    if parent is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dataclass(slots=True)
+class Child:
+    """One process of the stack."""
+
+    name: str
+    arguments: list[str]
+    ready_url: str
+    process: subprocess.Popen[str] | None = None
+    started: float = 0.0
+    ready: bool = False
+    restarts: list[float] = field(default_factory=list)
+
+    def start(self, log: TextIO) -> None:
+        """Start the process; its output goes to ``log``, each line under its name."""
+        environment = {**os.environ, ENV_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tandem.cli", *self.arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            start_new_session=True,
+        )
+        self.started = time.monotonic()
+        self.ready = False
+        threading.Thread(target=self._copy_output, args=(self.process, log), daemon=True).start()
+
+    def _copy_output(self, process: subprocess.Popen[str], log: TextIO) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            log.write(f"{self.name:<10} | {line}")
+            log.flush()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self.process is None else self.process.poll()
+
+    def may_restart(self, now: float) -> bool:
+        """Whether it has died seldom enough; counts this death."""
+        self.restarts = [when for when in self.restarts if now - when < RESTART_WINDOW_SECONDS]
+        self.restarts.append(now)
+        return len(self.restarts) <= MAX_RESTARTS
+
+    def check_ready(self) -> bool:
+        """Ask its /ready once (at most a second)."""
+        try:
+            with urllib.request.urlopen(self.ready_url, timeout=1.0) as answer:
+                self.ready = answer.status == 200
+        except (urllib.error.URLError, OSError):
+            self.ready = False
+        return self.ready
+
+    def signal(self, number: int) -> None:
+        """Send a signal if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+
+def stop_all(children: list[Child], grace: float) -> None:
+    """SIGTERM to all, SIGKILL after ``grace`` seconds, and wait for each."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    for child in children:
+        if child.process is None:
+            continue
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()

@@ -1,0 +1,199 @@
+"""Settings dataclasses to flags, environment variables and a config file, and back.
+
+Every setting of a role is a dataclass field with a help text in its metadata; this is the one
+place that turns them into ``--some-flag``, ``TANDEM_SOME_FLAG`` and a key of the YAML file named
+by ``--config``. A flag wins over the environment, that over the file, that over the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import ENV_PREFIX
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One settings class under its own heading of ``--help``."""
+
+    title: str
+    settings: type
+    leave_out: frozenset[str] = frozenset()
+    """Fields that the command fills by itself."""
+
+    def fields(self) -> list[dataclasses.Field[Any]]:
+        """Fields that become flags."""
+        return [
+            field
+            for field in dataclasses.fields(self.settings)
+            if field.init and field.name not in self.leave_out and "help" in field.metadata
+        ]
+
+
+def add_flags(parser: argparse.ArgumentParser, sections: Sequence[Section]) -> None:
+    """Add a flag per field, grouped by section, and ``--config``."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file of settings, keys as the flags are named"
+    )
+    for section in sections:
+        group = parser.add_argument_group(section.title)
+        hints = typing.get_type_hints(section.settings)
+        for field in section.fields():
+            _add_flag(group, field, hints[field.name])
+
+
+def read_settings(
+    parsed: argparse.Namespace, sections: Sequence[Section], environ: Mapping[str, str]
+) -> dict[type, dict[str, Any]]:
+    """Values that were given, per settings class, converted to the fields' types.
+
+    Raises InvalidParameter naming the flag, variable or key, the value and what is allowed.
+    """
+    from_file = _read_file(parsed.config or environ.get(ENV_PREFIX + "CONFIG"))
+    result: dict[type, dict[str, Any]] = {}
+    known = set()
+    for section in sections:
+        hints = typing.get_type_hints(section.settings)
+        given = result.setdefault(section.settings, {})
+        for field in section.fields():
+            known.add(field.name)
+            name, value = _lookup(field.name, parsed, environ, from_file)
+            if value is not None:
+                given[field.name] = convert(name, value, hints[field.name], choices(field))
+    unknown = set(from_file) - known
+    if unknown:
+        name = sorted(unknown)[0]
+        raise InvalidParameter(f"config file: {name}", from_file[name], "a key that --help lists")
+    return result
+
+
+def _lookup(
+    name: str, parsed: argparse.Namespace, environ: Mapping[str, str], from_file: dict[str, Any]
+) -> tuple[str, Any]:
+    flag = getattr(parsed, name, None)
+    if flag is not None:
+        return flag_of(name), flag
+    variable = ENV_PREFIX + name.upper()
+    if variable in environ:
+        return variable, environ[variable]
+    return f"config file: {name}", from_file.get(name)
+
+
+def _read_file(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidParameter("--config", path, f"a readable YAML file ({error})") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidParameter("--config", path, "a YAML file that holds a mapping")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
+    help_text = str(field.metadata["help"]).replace("%", "%%")
+    default = _default_text(field)
+    if default is not None:
+        help_text += f" (default: {default})"
+    kind = plain_type(hint)
+    if kind is bool:
+        group.add_argument(
+            flag_of(field.name), action=argparse.BooleanOptionalAction, default=None, help=help_text
+        )
+        return
+    options: dict[str, Any] = {"default": None, "dest": field.name}
+    allowed = choices(field)
+    if allowed:
+        options["metavar"] = "{" + ",".join(allowed) + "}"
+    else:
+        options["metavar"] = {int: "N", float: "X", tuple: "VALUE"}.get(kind, "VALUE")
+    if kind is tuple:
+        options["action"] = "append"
+    group.add_argument(flag_of(field.name), help=help_text, **options)
+
+
+def flag_of(name: str) -> str:
+    """``max_num_seqs`` to ``--max-num-seqs``."""
+    return "--" + name.replace("_", "-")
+
+
+def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Values a field allows, or () for any of its type."""
+    return tuple(str(choice) for choice in field.metadata.get("choices") or ())
+
+
+def plain_type(hint: Any) -> type:
+    """``int | None`` to ``int``, ``tuple[str, ...]`` to ``tuple``."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        members = [member for member in typing.get_args(hint) if member is not type(None)]
+        return plain_type(members[0])
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return type(typing.get_args(hint)[0])
+    return origin or hint  # type: ignore[no-any-return]
+
+
+def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> Any:
+    """``value`` as the field's type, or InvalidParameter."""
+    kind = plain_type(hint)
+    if kind is tuple:
+        items = value if isinstance(value, list | tuple) else str(value).split(",")
+        return tuple(str(item).strip() for item in items if str(item).strip())
+    if kind is bool:
+        return _boolean(name, value)
+    if allowed and str(value) not in allowed:
+        raise InvalidParameter(name, value, "one of " + ", ".join(allowed))
+    if kind in (int, float):
+        return _number(name, value, kind)
+    if kind is Path:
+        return Path(str(value))
+    return kind(str(value))
+
+
+def _boolean(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text in _TRUE:
+        return True
+    if text in _FALSE:
+        return False
+    raise InvalidParameter(name, value, "true or false")
+
+
+def _number(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, bool):
+        raise InvalidParameter(name, value, "a number")
+    try:
+        return kind(str(value).replace("_", "")) if kind is int else kind(value)
+    except (TypeError, ValueError) as error:
+        word = "an integer" if kind is int else "a number"
+        raise InvalidParameter(name, value, word) from error
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str | None:
+    if field.default is dataclasses.MISSING or field.default in (None, "", ()):
+        return None
+    return str(getattr(field.default, "value", field.default))
+
+
+def environment() -> Mapping[str, str]:
+    """The process environment, read once by a command at its start."""
+    return os.environ

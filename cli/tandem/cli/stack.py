@@ -1,0 +1,60 @@
+"""Which processes a local stack has and with which arguments: pure, so that it can be read.
+
+The supervisor in ``up`` starts what this returns.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from tandem.cli.children import Child
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Ports of one worker."""
+
+    worker: int
+    probe: int
+    control: int
+    data: int
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((LOOPBACK, 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def worker_child(
+    role: str, index: int, model: str, ports: Ports, extra: list[str], kv: list[str]
+) -> Child:
+    """A prefill or decode worker that listens on the loopback."""
+    arguments = [role, "--model", model, "--host", LOOPBACK, "--port", str(ports.worker)]
+    arguments += ["--probe-port", str(ports.probe), "--control-host", LOOPBACK]
+    arguments += ["--control-port", str(ports.control), "--data-port", str(ports.data)]
+    return Child(
+        name=f"{role}-{index}",
+        arguments=[*arguments, *kv, *extra],
+        ready_url=f"http://{LOOPBACK}:{ports.probe}/ready",
+    )
+
+
+def router_child(model: str, host: str, port: int, workers: list[int], extra: list[str]) -> Child:
+    """The router over the given worker ports."""
+    arguments = ["router", "--model", model, "--host", host, "--port", str(port)]
+    for worker in workers:
+        arguments += ["--worker", f"{LOOPBACK}:{worker}"]
+    address = LOOPBACK if host in ("0.0.0.0", "::") else host
+    return Child(
+        name="router", arguments=[*arguments, *extra], ready_url=f"http://{address}:{port}/ready"
+    )

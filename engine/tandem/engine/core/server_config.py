@@ -1,0 +1,28 @@
+"""Where a worker listens and how it leaves."""
+
+from dataclasses import dataclass
+
+from tandem.engine.config.setting import check_integer, setting
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import PROBE_PORT, WORKER_PORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The shell around an EngineCore, the same for both roles."""
+
+    host: str = setting("0.0.0.0", "Address to listen on, for routers and probes.")
+    port: int = setting(WORKER_PORT, "Port for routers (ZMQ).")
+    probe_port: int = setting(PROBE_PORT, "Port of /health, /ready, /metrics, /debug (HTTP).")
+    drain_seconds: float = setting(
+        30.0, "After SIGTERM, time for running requests to end; a second signal ends at once."
+    )
+    log_level: str = setting(
+        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
+    )
+
+    def __post_init__(self) -> None:
+        check_integer("port", self.port, 0, 65535)
+        check_integer("probe_port", self.probe_port, 0, 65535)
+        if not 0 <= self.drain_seconds <= 3600:
+            raise InvalidParameter("drain_seconds", self.drain_seconds, "seconds from 0 to 3600")

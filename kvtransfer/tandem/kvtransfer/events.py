@@ -1,0 +1,105 @@
+"""What the hand-off tells the engine's thread, and what it needs of it.
+
+Polled by prefill/ and decode/ once a step from ``HandoffProducer.poll`` and
+``HandoffConsumer.poll``; plain values, made by the transfer thread. No torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.kvtransfer.handoff.messages import FirstToken
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import RequestKey
+
+
+class Fence(Protocol):
+    """Completion of KV writes on all ranks, as the host can see it (the engine's ``Fence``)."""
+
+    def done(self) -> bool:
+        """Whether every write has landed. Never blocks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Producer: the key's blocks are the engine's again.
+
+    Exactly once for every admitted key, after ``finished(key)``.
+    """
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Producer: the export ended without success while the engine still works on it.
+
+    Advice to stop computing; ``Released`` still follows ``finished(key)``.
+    """
+
+    key: RequestKey
+    cause: FailCause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Consumer: P has computed something (once per key): reserve, then ``begin_load``."""
+
+    key: RequestKey
+    num_tokens: int
+    """Tokens from the start of the prompt whose KV P will deliver in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Consumer: committed. The blocks hold the KV, may be used and cached. Ends the key."""
+
+    key: RequestKey
+    first: tuple[FirstToken, ...]
+    """Token 1 of each choice, as P drew it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenEnded:
+    """Consumer: token 1 ended the request, so no KV was (wholly) brought. Ends the key.
+
+    The blocks given to ``begin_load``, if any, hold nothing to use or cache.
+    """
+
+    key: RequestKey
+    first: tuple[FirstToken, ...]
+    finish: str
+    blocks_free: bool = True
+    """False: an unpack still writes; ``BlocksFree`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """Consumer: the hand-off failed. Ends the key; the blocks hold nothing to use or cache."""
+
+    key: RequestKey
+    cause: FailCause
+    message: str
+    blocks_free: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """Consumer: ``cancel(key)`` took effect. Ends the key."""
+
+    key: RequestKey
+    blocks_free: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksFree:
+    """Consumer: nothing writes the key's blocks any more (after ``blocks_free=False``)."""
+
+    key: RequestKey
+
+
+ProducerEvent = Released | Revoked
+ConsumerEvent = Ready | Loaded | FirstTokenEnded | LoadFailed | Cancelled | BlocksFree

@@ -19,7 +19,7 @@ BUILD_DEADLINE_S = 3600.0
 
 
 def cache_root(cache_dir: Path | None = None) -> Path:
-    """``cache_dir``, else ``$TANDEM_CACHE``, else ``tandem`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """``cache_dir``, else ``$TANDEM_CACHE``, else tandem in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if cache_dir is not None:
         return cache_dir.expanduser().absolute()
     if own := os.environ.get(ENV_CACHE):

@@ -68,7 +68,7 @@ def parse(text: str) -> Source:
     if text.startswith("package:"):
         return Package(text.removeprefix("package:"))
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return Folder(path.resolve())
     if path.is_file():
         return _file(path)

@@ -1,0 +1,131 @@
+"""Builders of small models: a folder, and a GGUF file of any supported family."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from safetensors.numpy import save_file
+
+VOCAB = ["<|end|>", "<think>", "a", "b", "Ġ", "1", "2", "ĠĠ", "ab", "Ġa"]
+MERGES = ["a b", "Ġ Ġ", "Ġ a"]
+HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER = 4, 2, 8, 32, 64
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Callable[..., Path]:
+    """Builds a folder in Hugging Face's layout; weights differ by seed."""
+
+    def build(name: str = "model", *, seed: int = 0, **config: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        content = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | config
+        (folder / "config.json").write_text(json.dumps(content))
+        (folder / "tokenizer.json").write_text("{}")
+        values = np.random.default_rng(seed).standard_normal((512, 512), dtype=np.float32)
+        save_file({"lm_head.weight": values}, folder / "model.safetensors")
+        return folder
+
+    return build
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path) -> Callable[..., Path]:
+    """Builds a one-layer GGUF file; ``without`` and ``extra`` change its keys and tensors."""
+
+    def build(
+        family: str = "llama",
+        *,
+        kind: str = "F32",
+        extra: dict[str, Any] | None = None,
+        without: tuple[str, ...] = (),
+        tensors: dict[str, np.ndarray] | None = None,
+    ) -> Path:
+        path = tmp_path / f"tiny-{family}.gguf"
+        writer = GGUFWriter(path, family)
+        for key, value in (_keys(family) | (extra or {})).items():
+            if key not in without:
+                _add_key(writer, key, value)
+        for name, values in (tiny_tensors(family) | (tensors or {})).items():
+            if name not in without:
+                _add_tensor(writer, name, values, kind if values.ndim > 1 else "F32")
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return build
+
+
+def tiny_tensors(family: str) -> dict[str, np.ndarray]:
+    """Seeded float32 tensors of one layer, under llama.cpp's names."""
+    rng = np.random.default_rng(7)
+    shapes: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (len(VOCAB), HIDDEN),
+        "output_norm.weight": (HIDDEN,),
+        "blk.0.attn_norm.weight": (HIDDEN,),
+        "blk.0.attn_q.weight": (HEADS * HEAD_DIM, HIDDEN),
+        "blk.0.attn_k.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "blk.0.attn_v.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
+        "blk.0.attn_output.weight": (HIDDEN, HEADS * HEAD_DIM),
+        "blk.0.ffn_norm.weight": (HIDDEN,),
+        "blk.0.ffn_gate.weight": (INNER, HIDDEN),
+        "blk.0.ffn_up.weight": (INNER, HIDDEN),
+        "blk.0.ffn_down.weight": (HIDDEN, INNER),
+    }
+    if family == "qwen2":
+        shapes |= {f"blk.0.attn_{part}.bias": (HEADS * HEAD_DIM,) for part in "q"}
+        shapes |= {f"blk.0.attn_{part}.bias": (KV_HEADS * HEAD_DIM,) for part in "kv"}
+    if family == "qwen3":
+        shapes |= {f"blk.0.attn_{part}_norm.weight": (HEAD_DIM,) for part in "qk"}
+    return {
+        name: rng.standard_normal(shape, dtype=np.float32) * 0.1 for name, shape in shapes.items()
+    }
+
+
+def _keys(family: str) -> dict[str, Any]:
+    own = {
+        "block_count": 1,
+        "context_length": 128,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": INNER,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+        "attention.key_length": HEAD_DIM,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 10000.0,
+    }
+    tokenizer = {
+        "model": "gpt2",
+        "pre": "smollm" if family == "llama" else "qwen2",
+        "tokens": VOCAB,
+        "token_type": [3, 4, *[1] * (len(VOCAB) - 2)],
+        "merges": MERGES,
+        "eos_token_id": 0,
+    }
+    return {
+        **{f"{family}.{key}": value for key, value in own.items()},
+        **{f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()},
+    }
+
+
+def _add_key(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        writer.add_string(key, value)
+
+
+def _add_tensor(writer: GGUFWriter, name: str, values: np.ndarray, kind: str) -> None:
+    qtype = GGMLQuantizationType[kind]
+    writer.add_tensor(name, quantize(values, qtype), raw_dtype=qtype)

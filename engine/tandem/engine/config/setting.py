@@ -12,7 +12,6 @@ from typing import Any, TypeVar, get_type_hints
 from tandem.protocol.errors import InvalidParameter
 
 _Value = TypeVar("_Value")
-_KEY = "setting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +39,30 @@ def setting(
     unit: str = "",
 ) -> _Value:
     """A dataclass field with its default, meaning, allowed words and unit."""
-    metadata = {_KEY: (help, choices, unit)}
+    metadata = {"help": help, "choices": choices, "unit": unit}
     value: _Value = field(default=default, metadata=metadata)
     return value
 
 
 def required(help: str) -> Any:  # noqa: A002  as above
     """A dataclass field that must be given."""
-    return field(metadata={_KEY: (help, (), "")})
+    return field(metadata={"help": help, "choices": (), "unit": ""})
 
 
 def settings_of(config: type) -> Iterator[Setting]:
     """The settings of one config class, in field order; fields made otherwise are skipped."""
     hints = get_type_hints(config)
     for each in fields(config):
-        if _KEY not in each.metadata:
+        if "help" not in each.metadata:
             continue
-        text, choices, unit = each.metadata[_KEY]
         missing = each.default is MISSING
         yield Setting(
             name=each.name,
             type=hints[each.name],
             default=None if missing else each.default,
-            help=text,
-            choices=choices,
-            unit=unit,
+            help=each.metadata["help"],
+            choices=each.metadata["choices"],
+            unit=each.metadata["unit"],
             group=config.__name__,
             required=missing,
         )

@@ -55,12 +55,18 @@ class Loaded:
 
     key: RequestKey
     first: tuple[FirstToken, ...]
-    """Token 1 of each choice; the scheduler emits it again as this worker's first frame."""
+    """Token 1 of each choice; the scheduler emits it again as this worker's first frame. () when
+    it is to be drawn here."""
+    usable: bool = True
+    """False: token 1 ended every choice, so no KV was brought; the blocks are freed, not cached."""
+    blocks_free: bool = True
+    """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """The hand-off failed: emit FAIL, free the blocks that ``begin_load`` was given."""
+    """The hand-off failed: emit FAIL, free the blocks that ``begin_load`` was given. A producer's
+    revoked export too: what it still computes is given up."""
 
     key: RequestKey
     cause: FailCause
@@ -111,7 +117,9 @@ class KVConnector(Protocol):
         the first chunk). ``done`` fences all of them; nothing may be announced before it."""
         ...
 
-    def first_tokens(self, request: Request, first: Sequence[FirstToken], finish: str | None) -> None:
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
         """After the prompt's last chunk: token 1 of each choice as drawn here. ``finish`` is the
         reason if token 1 ended the request (every choice)."""
         ...

@@ -1,0 +1,184 @@
+"""Renders chat templates: Jinja sources that come with a model, in a sandbox.
+
+A template works here as it does in Hugging Face's renderer (``chat_environment`` gives it the same
+names). Whatever it does wrong becomes InvalidParameter: it is foreign code, and the client learns
+which field it did not like. Called by ``Tokenizer.render_chat``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import TemplateSyntaxError, nodes
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_environment import template_environment
+from tandem.text.chat_messages import Message, plain_messages
+from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+
+_CONTINUED = "\ue000continue-here\ue000"
+"""Marks the end of the message to continue; private-use letters, so that no chat contains it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOptions:
+    """How a chat becomes a prompt, in vLLM's names."""
+
+    add_generation_prompt: bool = True
+    """Open the assistant's turn at the end."""
+    continue_final_message: bool = False
+    """Leave the last message open, for the model to go on with it."""
+    chat_template: str | None = None
+    """Jinja source instead of the model's own, or the name of one of its templates."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """More names for the template (``enable_thinking`` and the like)."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    """Tool definitions, OpenAI's form."""
+    documents: Sequence[Mapping[str, Any]] | None = None
+
+    def verify(self) -> ChatOptions:
+        """Return self, or raise InvalidParameter."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidParameter(
+                "continue_final_message",
+                True,
+                "only together with add_generation_prompt=false: one continues the last message, "
+                "the other opens a new one",
+            )
+        return self
+
+
+class ChatTemplates:
+    """The chat templates of one model."""
+
+    def __init__(self, sources: Mapping[str, str], named_tokens: Mapping[str, str]) -> None:
+        self._sources = dict(sources)
+        self._named_tokens = dict(named_tokens)
+
+    def __bool__(self) -> bool:
+        """Whether the model has any."""
+        return bool(self._sources)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
+    ) -> str:
+        """The prompt of a chat, special tokens included. Raises InvalidParameter."""
+        options = (options if options is not None else ChatOptions()).verify()
+        template = _compile(self._choose(options))
+        plain = plain_messages(
+            messages,
+            keeps_parts=template.keeps_parts,
+            knows_developer=template.knows_developer,
+        )
+        if options.continue_final_message:
+            _mark_last(plain)
+        text = template.render(
+            {
+                **self._named_tokens,
+                **options.template_kwargs,
+                "messages": plain,
+                "tools": options.tools,
+                "documents": options.documents,
+                "add_generation_prompt": options.add_generation_prompt,
+            }
+        )
+        return _cut_at_mark(text) if options.continue_final_message else text
+
+    def _choose(self, options: ChatOptions) -> str:
+        """The source asked for, by name or as it is; else the model's for tools or its default."""
+        if options.chat_template is not None:
+            return self._sources.get(options.chat_template, options.chat_template)
+        if options.tools and TOOL_TEMPLATE in self._sources:
+            return self._sources[TOOL_TEMPLATE]
+        source = self._sources.get(DEFAULT_TEMPLATE)
+        if source is None:
+            raise InvalidParameter(
+                "chat_template", None, "a template must be given: this model has none"
+            )
+        return source
+
+
+class _Template:
+    """One compiled source and what its syntax tells of the messages it expects."""
+
+    def __init__(self, source: str) -> None:
+        environment = template_environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InvalidParameter("chat_template", source, f"Jinja; {error}") from error
+        self.keeps_parts = _walks_over_content(tree)
+        self.knows_developer = "developer" in source
+
+    def render(self, names: dict[str, Any]) -> str:
+        try:
+            return self._template.render(names)
+        except Exception as error:
+            # Foreign code may raise anything; nothing of ours runs inside render.
+            reason = str(error) or type(error).__name__
+            raise InvalidParameter(
+                "messages", names["messages"], f"the chat template refuses them: {reason}"
+            ) from error
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> _Template:
+    return _Template(source)
+
+
+def _walks_over_content(tree: nodes.Template) -> bool:
+    """Whether the template loops over a message's content, and so takes it in parts."""
+    names = {
+        assign.target.name
+        for assign in tree.find_all(nodes.Assign)
+        if isinstance(assign.target, nodes.Name) and _is_content(assign.node)
+    }
+    return any(
+        _is_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in names)
+        for loop in tree.find_all(nodes.For)
+    )
+
+
+def _is_content(node: nodes.Node) -> bool:
+    """``message.content`` or ``message['content']``, also behind filters and conditions."""
+    if isinstance(node, nodes.Filter) and node.node is not None:
+        return _is_content(node.node)
+    if isinstance(node, nodes.CondExpr):
+        return _is_content(node.expr1)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return (
+        isinstance(node, nodes.Getitem)
+        and isinstance(node.arg, nodes.Const)
+        and node.arg.value == "content"
+    )
+
+
+def _mark_last(messages: list[Message]) -> None:
+    last = messages[-1]
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _CONTINUED
+        return
+    texts = [part for part in content or () if isinstance(part, dict) and "text" in part]
+    if not texts:
+        raise InvalidParameter(
+            "continue_final_message", True, "a last message that has text to go on with"
+        )
+    last["content"] = [
+        {**part, "text": part["text"] + _CONTINUED} if part is texts[-1] else part
+        for part in content or ()
+    ]
+
+
+def _cut_at_mark(text: str) -> str:
+    end = text.rfind(_CONTINUED)
+    if end < 0:
+        raise InvalidParameter(
+            "continue_final_message", True, "a chat template that keeps the last message's text"
+        )
+    return text[:end]

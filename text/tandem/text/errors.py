@@ -1,0 +1,41 @@
+"""What can go wrong between text and ids.
+
+TandemError
+├── InvalidParameter          from protocol: the client sent a value that is not allowed
+│   └── ContextLengthExceeded prompt and answer do not fit the model's context
+└── UnusableFolder            a prepared folder whose tokenizer cannot be used
+"""
+
+from tandem.protocol.errors import InvalidParameter, TandemError
+
+
+class ContextLengthExceeded(InvalidParameter):
+    """The prompt, or the prompt with the answer asked for, is longer than the context.
+
+    ``num_prompt_tokens`` is a lower bound where the text was refused before it was tokenized.
+    """
+
+    def __init__(
+        self,
+        param: str,
+        *,
+        num_prompt_tokens: int,
+        max_tokens: int | None,
+        max_model_len: int,
+        at_least: bool = False,
+    ) -> None:
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.max_model_len = max_model_len
+        asked = "at least one token" if max_tokens is None else f"max_tokens={max_tokens}"
+        bound = "at least " if at_least else ""
+        super().__init__(
+            param,
+            max_tokens if param == "max_tokens" else num_prompt_tokens,
+            f"the prompt has {bound}{num_prompt_tokens} tokens and {asked} is asked for, "
+            f"but the context of this model holds {max_model_len} tokens in all",
+        )
+
+
+class UnusableFolder(TandemError):
+    """A prepared folder lacks a tokenizer, or holds one that cannot be read."""

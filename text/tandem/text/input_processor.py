@@ -1,0 +1,238 @@
+"""Turns what a client asks into an ``EngineCoreRequest``: ids, checked parameters, block hashes.
+
+Everything that can be refused without an engine is refused here, so that no worker sees it: the
+length against the context, ids against the vocabulary, the range of every parameter. Dispatch
+fields (``kv``, ``emitted``, attempts) stay empty; the router's dispatcher fills them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from tandem.protocol.card import ModelCard
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.hashing import hash_blocks, root_hash
+from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SEED_BITS, SamplingParams, seeded
+from tandem.text.chat_template import ChatOptions
+from tandem.text.errors import ContextLengthExceeded
+from tandem.text.prompts import Prompt, PromptLike, TextPrompt, parse_prompt
+from tandem.text.stop_strings import check_stops
+from tandem.text.tokenizer import Tokenizer
+
+WHOLE_CONTEXT = -1
+"""What clients write in ``truncate_prompt_tokens`` for "as much as fits"."""
+
+
+class TruncationSide(StrEnum):
+    """Which end of a long prompt is dropped."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputOptions:
+    """What a request says beside its prompt and its sampling parameters."""
+
+    add_special_tokens: bool | None = None
+    """Add the model's BOS and the like; None is yes for texts, no for chats (templates do)."""
+    truncate_prompt_tokens: int | None = None
+    """Keep this many tokens of a longer prompt; -1 keeps what fits."""
+    truncation_side: TruncationSide = TruncationSide.LEFT
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with requests of the same salt."""
+    adapter: str | None = None
+    priority: int = 0
+    """Lower goes first under the priority policy."""
+    budget_ms: int | None = None
+    """Deadline of the whole request, from now on; None is none."""
+    trace: str | None = None
+    """W3C traceparent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessedInput:
+    """A request that can be sent, and the text it was made from."""
+
+    request: EngineCoreRequest
+    prompt: str | None
+    """Text of the prompt, chat template applied; None where the client gave ids alone."""
+
+
+def _draw_seed() -> int:
+    return secrets.randbits(SEED_BITS)
+
+
+class InputProcessor:
+    """For one model as its card describes it. Holds no state of requests; any thread may call."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        card: ModelCard,
+        *,
+        draw_seed: Callable[[], int] = _draw_seed,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.card = card
+        self._draw_seed = draw_seed
+        self._fingerprint = card.fingerprint.digest
+        self._eos = tuple(each for each in tokenizer.eos_token_ids if each < card.vocab_size)
+
+    def process(
+        self,
+        prompt: PromptLike,
+        params: SamplingParams,
+        key: RequestKey,
+        options: InputOptions | None = None,
+    ) -> ProcessedInput:
+        """The request of a prompt. Raises InvalidParameter (ContextLengthExceeded)."""
+        return self._process(
+            parse_prompt(prompt), params, key, options or InputOptions(), param="prompt"
+        )
+
+    def process_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        key: RequestKey,
+        options: InputOptions | None = None,
+        chat: ChatOptions | None = None,
+    ) -> ProcessedInput:
+        """The request of a chat. Raises InvalidParameter (ContextLengthExceeded)."""
+        options = options or InputOptions()
+        if options.add_special_tokens is None:
+            options = replace(options, add_special_tokens=False)
+        prompt = TextPrompt(self.tokenizer.render_chat(messages, chat))
+        return self._process(prompt, params, key, options, param="messages")
+
+    def _process(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        key: RequestKey,
+        options: InputOptions,
+        *,
+        param: str,
+    ) -> ProcessedInput:
+        params.verify()
+        _check_stopping(params)
+        ids = self._truncate(self._ids(prompt, params, options, param), params, options)
+        params = self._fit(params, len(ids), param)
+        params = seeded(self._with_bad_words(params), self._draw_seed())
+        params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
+        request = EngineCoreRequest(
+            key=key,
+            prompt_token_ids=ids,
+            params=params,
+            eos_token_ids=self._eos,
+            block_hashes=self._hashes(ids, options),
+            cache_salt=options.cache_salt,
+            adapter=options.adapter,
+            priority=options.priority,
+            budget_ms=options.budget_ms,
+            trace=options.trace,
+        )
+        return ProcessedInput(request=request, prompt=prompt.text)
+
+    def _ids(
+        self, prompt: Prompt, params: SamplingParams, options: InputOptions, param: str
+    ) -> list[int]:
+        if isinstance(prompt, TextPrompt):
+            if options.truncate_prompt_tokens is None:
+                self._refuse_hopeless(prompt.text, params, param)
+            special = options.add_special_tokens is not False
+            ids = self.tokenizer.encode(prompt.text, add_special_tokens=special, param=param)
+        else:
+            ids = list(prompt.token_ids)
+            for token in ids:
+                if not 0 <= token < self.card.vocab_size:
+                    raise InvalidParameter(
+                        param, token, f"token ids from 0 to {self.card.vocab_size - 1}"
+                    )
+        if not ids:
+            raise InvalidParameter(param, prompt.text or [], "a prompt of at least one token")
+        return ids
+
+    def _refuse_hopeless(self, text: str, params: SamplingParams, param: str) -> None:
+        """Spare tokenizing a text that fits the context under no tokenization."""
+        limit = self.card.max_model_len
+        if len(text) <= 4 * limit:
+            return
+        fewest = -(-len(text) // self.tokenizer.longest_token)
+        if fewest > limit:
+            raise ContextLengthExceeded(
+                param,
+                num_prompt_tokens=fewest,
+                max_tokens=params.max_tokens,
+                max_model_len=limit,
+                at_least=True,
+            )
+
+    def _truncate(self, ids: list[int], params: SamplingParams, options: InputOptions) -> list[int]:
+        keep = options.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        room = self.card.max_model_len - (params.max_tokens or 1)
+        if keep == WHOLE_CONTEXT:
+            keep = max(room, 1)
+        elif isinstance(keep, bool) or not 1 <= keep <= self.card.max_model_len:
+            raise InvalidParameter(
+                "truncate_prompt_tokens",
+                keep,
+                f"an integer from 1 to {self.card.max_model_len}, or -1 for what fits",
+            )
+        return ids[-keep:] if options.truncation_side is TruncationSide.LEFT else ids[:keep]
+
+    def _fit(self, params: SamplingParams, num_prompt: int, param: str) -> SamplingParams:
+        """The same parameters with max_tokens filled in, or an error that names all lengths."""
+        room = self.card.max_model_len - num_prompt
+        if room < 1 or (params.max_tokens or 1) > room:
+            raise ContextLengthExceeded(
+                param if room < 1 else "max_tokens",
+                num_prompt_tokens=num_prompt,
+                max_tokens=params.max_tokens,
+                max_model_len=self.card.max_model_len,
+            )
+        if params.max_tokens is not None:
+            return params
+        return msgspec.structs.replace(params, max_tokens=room).verify()
+
+    def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """Each word as ids, both at the start of a text and after a space."""
+        if not params.bad_words:
+            return params
+        found = dict.fromkeys(params.bad_words_token_ids)
+        for word in params.bad_words:
+            bare = word.lstrip() or word
+            for form in (bare, f" {bare}"):
+                ids = self.tokenizer.encode(form, add_special_tokens=False, param="bad_words")
+                if ids:
+                    found[tuple(ids)] = None
+        return msgspec.structs.replace(params, bad_words_token_ids=tuple(found))
+
+    def _hashes(self, ids: list[int], options: InputOptions) -> tuple[BlockHash, ...]:
+        block_size = self.card.block_size
+        root = root_hash(
+            fingerprint=self._fingerprint,
+            block_size=block_size,
+            adapter=options.adapter,
+            salt=options.cache_salt,
+        )
+        return tuple(hash_blocks(root, ids, block_size))
+
+
+def _check_stopping(params: SamplingParams) -> None:
+    check_stops(params.stop)
+    if params.stop and not params.detokenize:
+        raise InvalidParameter(
+            "stop", params.stop, "only with detokenize=true: stop strings are found in text"
+        )

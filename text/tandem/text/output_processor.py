@@ -1,0 +1,253 @@
+"""Turns the engine's tokens back into what clients see: text, log-probabilities, why it ended.
+
+One ``RequestState`` per request, fed with every ``EngineCoreOutput`` in order. It finds stop
+strings, which no worker knows: once a choice has ended by one, its later tokens are dropped, and
+when every choice has ended (``finished``) the caller closes the stream, which aborts the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import OutputKind
+from tandem.text.input_processor import ProcessedInput
+from tandem.text.logprobs import PositionLogprobs, with_texts
+from tandem.text.stop_strings import StopMatcher
+from tandem.text.tokenizer import Tokenizer
+
+
+class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One choice, in vLLM's names: what is new (DELTA) or all of it so far (the other kinds)."""
+
+    index: int
+    text: str
+    """May be empty while it could become a stop string or half a character is there."""
+    token_ids: Sequence[int]
+    """All tokens, also the one that ended the output and those of a stop string."""
+    cumulative_logprob: float | None = None
+    """Of the choice so far; None unless logprobs were asked for."""
+    logprobs: Sequence[PositionLogprobs] | None = None
+    """One per token of ``token_ids``."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop id or stop string that ended it; None for end-of-sequence."""
+
+    def finished(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None
+
+
+class OutputProcessor:
+    """Makes the states of requests. One per process."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def begin(self, processed: ProcessedInput) -> RequestState:
+        """The state of a request that is about to be sent."""
+        return RequestState(self._tokenizer, processed.request)
+
+
+class RequestState:
+    """All choices of one request."""
+
+    __slots__ = (
+        "_final_only",
+        "_running",
+        "_tokenizer",
+        "choices",
+        "num_cached_tokens",
+        "num_prompt_tokens",
+        "prompt_logprobs",
+    )
+
+    def __init__(self, tokenizer: Tokenizer, request: EngineCoreRequest) -> None:
+        self._tokenizer = tokenizer
+        self._final_only = request.params.output_kind is OutputKind.FINAL_ONLY
+        self.choices = [ChoiceState(tokenizer, request, index) for index in range(request.params.n)]
+        self._running = len(self.choices)
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_cached_tokens: int | None = None
+        """Prompt tokens that were not computed for this request; known with the first token."""
+        self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        """One per prompt token, None for the first; known with the first token."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended; what still comes would be dropped."""
+        return self._running == 0
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """Tokens of all choices so far, as usage counts them."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    def feed(self, output: EngineCoreOutput) -> list[CompletionOutput]:
+        """What the caller shows for ``output``: one choice, all at the end (FINAL_ONLY), or none.
+
+        Outputs of a choice that has ended give none.
+        """
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = [
+                None if each is None else with_texts(self._tokenizer, each)
+                for each in output.prompt_logprobs
+            ]
+        choice = self.choices[output.choice]
+        if choice.finish_reason is not None or not (output.token_ids or output.finish):
+            return []
+        shown = choice.feed(output)
+        if choice.finish_reason is not None:
+            self._running -= 1
+        if not self._final_only:
+            return [shown]
+        return [] if self._running else [each.snapshot() for each in self.choices]
+
+
+class ChoiceState:
+    """One choice: detokenizer, stop strings, counts, and (unless DELTA) all that came so far."""
+
+    __slots__ = (
+        "_delta",
+        "_detokenizer",
+        "_hides_stop_token",
+        "_logprobs",
+        "_min_tokens",
+        "_stops",
+        "_text",
+        "_token_ids",
+        "_tokenizer",
+        "cumulative_logprob",
+        "finish_reason",
+        "index",
+        "num_tokens",
+        "stop_reason",
+    )
+
+    def __init__(self, tokenizer: Tokenizer, request: EngineCoreRequest, index: int) -> None:
+        params = request.params
+        self._tokenizer = tokenizer
+        self._detokenizer = (
+            tokenizer.detokenizer(
+                skip_special_tokens=params.skip_special_tokens, context=request.prompt_token_ids
+            )
+            if params.detokenize
+            else None
+        )
+        self._stops = (
+            StopMatcher(params.stop, include=params.include_stop_str_in_output)
+            if params.stop
+            else None
+        )
+        self._min_tokens = params.min_tokens
+        self._hides_stop_token = not params.include_stop_str_in_output
+        self._delta = params.output_kind is OutputKind.DELTA
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
+        self.index = index
+        self.num_tokens = 0
+        self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def feed(self, output: EngineCoreOutput) -> CompletionOutput:
+        """Take the next tokens; the delta, or a snapshot for the other kinds."""
+        assert output.position == self.num_tokens, "positions come in order, without gaps"
+        token_ids, text = self._read(output)
+        self.num_tokens += len(token_ids)
+        logprobs = self._with_texts(output, len(token_ids))
+        if self._delta:
+            return self._show(text, token_ids, logprobs)
+        self._text += text
+        self._token_ids += token_ids
+        if self._logprobs is not None:
+            self._logprobs += logprobs or ()
+        return self.snapshot()
+
+    def snapshot(self) -> CompletionOutput:
+        """All that came so far (kinds other than DELTA)."""
+        logprobs = None if self._logprobs is None else list(self._logprobs)
+        return self._show(self._text, list(self._token_ids), logprobs)
+
+    def _show(
+        self,
+        text: str,
+        token_ids: Sequence[int],
+        logprobs: Sequence[PositionLogprobs] | None,
+    ) -> CompletionOutput:
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def _read(self, output: EngineCoreOutput) -> tuple[Sequence[int], str]:
+        """Tokens that count and their text; sets the reason if the output ends here."""
+        token_ids: Sequence[int] = output.token_ids
+        text = ""
+        if self._detokenizer is not None:
+            ends_by_token = output.finish is FinishReason.STOP and self._hides_stop_token
+            shown = token_ids[:-1] if ends_by_token else token_ids
+            text, used = self._decode(shown)
+            if self._found is not None:
+                self._end(FinishReason.STOP, self._found)
+                return token_ids[:used], text
+            if output.finish is not None:
+                text += self._flush()
+            if self._found is not None:
+                self._end(FinishReason.STOP, self._found)
+                return token_ids, text
+        if output.finish is not None:
+            self._end(output.finish, output.stop_token)
+        return token_ids, text
+
+    def _decode(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Text of ``token_ids`` up to a stop string, and how many of them it took."""
+        assert self._detokenizer is not None
+        feed, stops = self._detokenizer.feed, self._stops
+        if stops is None:
+            if len(token_ids) == 1:
+                return feed(token_ids[0]), 1
+            return "".join(map(feed, token_ids)), len(token_ids)
+        text = ""
+        for used, token_id in enumerate(token_ids, start=1):
+            armed = self.num_tokens + used >= self._min_tokens
+            text += stops.feed(feed(token_id), armed=armed)
+            if stops.found is not None:
+                return text, used
+        return text, len(token_ids)
+
+    def _flush(self) -> str:
+        """What detokenizer and stop strings held back, at the end."""
+        assert self._detokenizer is not None
+        rest = self._detokenizer.end()
+        if self._stops is None:
+            return rest
+        text = self._stops.feed(rest)
+        return text if self._found is not None else text + self._stops.end()
+
+    @property
+    def _found(self) -> str | None:
+        return None if self._stops is None else self._stops.found
+
+    def _end(self, reason: FinishReason, stop: int | str | None) -> None:
+        self.finish_reason = reason
+        self.stop_reason = stop
+
+    def _with_texts(self, output: EngineCoreOutput, count: int) -> list[PositionLogprobs] | None:
+        if self.cumulative_logprob is None or output.logprobs is None:
+            return None
+        positions = output.logprobs[:count]
+        self.cumulative_logprob += sum(each.logprob for each in positions)
+        return [with_texts(self._tokenizer, each) for each in positions]

@@ -1,0 +1,86 @@
+"""Finds stop strings in text that arrives in pieces, whatever the pieces are.
+
+The rule: of all places where a stop string ends, the first; of several that end there, the one
+that starts first. So the result depends on the text alone, never on token borders. Text that may
+still become a stop string is held back, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.protocol.errors import InvalidParameter
+
+MAX_STOP_CHARS = 1024
+"""Longest stop string: bounds what is held back and the work per token."""
+
+
+def check_stops(stops: Sequence[str]) -> None:
+    """Raise InvalidParameter for a stop string that is too long to look for."""
+    for stop in stops:
+        if len(stop) > MAX_STOP_CHARS:
+            raise InvalidParameter("stop", stop, f"strings of at most {MAX_STOP_CHARS} characters")
+
+
+class StopMatcher:
+    """Watches the text of one choice. ``found`` is the stop string that ended it, or None."""
+
+    __slots__ = ("_held", "_include", "_letters", "_stops", "found")
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = tuple(stops)
+        self._include = include
+        self._letters = frozenset("".join(stop[:-1] for stop in stops))
+        self._held = ""
+        self.found: str | None = None
+
+    def feed(self, text: str, *, armed: bool = True) -> str:
+        """Text that may be shown after ``text`` has come; not to be called once ``found`` is set.
+
+        Unarmed, a stop string that ends in ``text`` is passed over (``min_tokens``), while one
+        that only begins there is held back all the same.
+        """
+        if not text:
+            return ""
+        window = self._held + text
+        if armed:
+            start, stop = self._first(window)
+            if stop is not None:
+                self.found = stop
+                self._held = ""
+                return window[: start + len(stop)] if self._include else window[:start]
+        if window[-1] not in self._letters:
+            self._held = ""
+            return window
+        keep = self._may_become(window)
+        self._held = window[keep:]
+        return window[:keep]
+
+    def end(self) -> str:
+        """What was held back, when the output ends for another reason."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first(self, window: str) -> tuple[int, str | None]:
+        """Start and text of the match that ends first; matches inside the held text are old."""
+        best_end, best_start, best = len(window) + 1, 0, None
+        held = len(self._held)
+        for stop in self._stops:
+            start = window.find(stop, max(0, held - len(stop) + 1), best_end)
+            if start < 0:
+                continue
+            end = start + len(stop)
+            if end < best_end or start < best_start:
+                best_end, best_start, best = end, start, stop
+        return best_start, best
+
+    def _may_become(self, window: str) -> int:
+        """Start of the longest end of ``window`` with which a stop string begins."""
+        earliest = len(window)
+        for stop in self._stops:
+            start = max(0, len(window) - len(stop) + 1)
+            while (start := window.find(stop[0], start)) >= 0 and start < earliest:
+                if stop.startswith(window[start:]):
+                    earliest = start
+                start += 1
+        return earliest

@@ -1,0 +1,156 @@
+"""How many requests run at once, and the bounded queue before them.
+
+A request that finds the queue full is refused at once (429); one that waited too long is sent away
+(503). Both are told when to come again. By priority (lower first), then by arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from tandem.protocol.errors import Refusal, RefusalCode, RequestRefused
+
+
+class RejectReason(StrEnum):
+    """Why a request was not admitted; the first two are vLLM's words."""
+
+    REQUESTS = "max_num_queued_reqs"
+    TOKENS = "max_num_queued_tokens"
+    AGE = "max_queue_age"
+
+
+class AdmissionRefused(RequestRefused):
+    """The router itself is full."""
+
+    def __init__(self, reason: RejectReason, message: str, retry_after: float) -> None:
+        super().__init__(Refusal(code=RefusalCode.CAPACITY, message=message))
+        self.reason = reason
+        self.retry_after = retry_after
+        """Seconds after which it may be worth to try again."""
+
+
+class RejectCounter(Protocol):
+    """Counts rejections."""
+
+    def rejected(self, reason: str) -> None:
+        """One more, for this reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """Requests, prompt tokens and seconds."""
+
+    max_inflight_requests: int
+    max_inflight_tokens: int
+    max_queued_requests: int
+    max_queued_tokens: int
+    max_queue_age: float
+
+
+@dataclass(order=True, slots=True)
+class _Waiting:
+    priority: int
+    number: int
+    tokens: int = field(compare=False)
+    turn: asyncio.Future[None] = field(compare=False)
+
+
+class AdmissionQueue:
+    """``enter`` before dispatch, ``leave`` once after, whatever became of the request."""
+
+    def __init__(self, limits: AdmissionLimits, counter: RejectCounter) -> None:
+        self.limits = limits
+        self.num_running = 0
+        self.running_tokens = 0
+        self.waiting_tokens = 0
+        self._counter = counter
+        self._queue: list[_Waiting] = []
+        self._number = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their turn."""
+        return len(self._queue)
+
+    async def enter(self, tokens: int, *, priority: int = 0) -> None:
+        """Return when the request may run. Raises AdmissionRefused; then do not ``leave``."""
+        if not self._queue and self._fits(tokens):
+            self._admit(tokens)
+            return
+        self._check_room(tokens)
+        await self._wait(tokens, priority)
+
+    def leave(self, tokens: int) -> None:
+        """A request that had entered is over: let others in."""
+        self.num_running -= 1
+        self.running_tokens -= tokens
+        self._let_in()
+
+    def _fits(self, tokens: int) -> bool:
+        """An empty house takes a request of any size."""
+        if self.num_running == 0:
+            return True
+        return (
+            self.num_running < self.limits.max_inflight_requests
+            and self.running_tokens + tokens <= self.limits.max_inflight_tokens
+        )
+
+    def _admit(self, tokens: int) -> None:
+        self.num_running += 1
+        self.running_tokens += tokens
+
+    def _check_room(self, tokens: int) -> None:
+        limits = self.limits
+        if len(self._queue) >= limits.max_queued_requests:
+            message = f"{len(self._queue)} requests wait already"
+            raise self._refused(RejectReason.REQUESTS, message)
+        if self.waiting_tokens + tokens > limits.max_queued_tokens and self._queue:
+            message = f"{self.waiting_tokens} prompt tokens wait already"
+            raise self._refused(RejectReason.TOKENS, message)
+
+    async def _wait(self, tokens: int, priority: int) -> None:
+        waiting = _Waiting(
+            priority, self._number, tokens, asyncio.get_running_loop().create_future()
+        )
+        self._number += 1
+        heapq.heappush(self._queue, waiting)
+        self.waiting_tokens += tokens
+        try:
+            async with asyncio.timeout(self.limits.max_queue_age):
+                await waiting.turn
+        except BaseException as error:
+            self._give_back(waiting)
+            if isinstance(error, TimeoutError):
+                message = f"no turn within {self.limits.max_queue_age:g} s"
+                raise self._refused(RejectReason.AGE, message) from error
+            raise
+
+    def _give_back(self, waiting: _Waiting) -> None:
+        """The caller went away: out of the queue, or out of the place it was just given."""
+        if waiting in self._queue:
+            self._queue.remove(waiting)
+            heapq.heapify(self._queue)
+            self.waiting_tokens -= waiting.tokens
+            self._let_in()
+        elif waiting.turn.done() and not waiting.turn.cancelled():
+            self.leave(waiting.tokens)
+
+    def _let_in(self) -> None:
+        while self._queue and self._fits(self._queue[0].tokens):
+            waiting = heapq.heappop(self._queue)
+            self.waiting_tokens -= waiting.tokens
+            if waiting.turn.done():
+                continue  # cancelled in this very moment
+            self._admit(waiting.tokens)
+            waiting.turn.set_result(None)
+
+    def _refused(self, reason: RejectReason, message: str) -> AdmissionRefused:
+        self._counter.rejected(reason)
+        share = self.num_waiting / max(1, self.limits.max_queued_requests)
+        retry_after = 1.0 + share * min(self.limits.max_queue_age, 30.0)
+        return AdmissionRefused(reason, f"the router is full: {message}", retry_after)

@@ -1,0 +1,184 @@
+"""One attempt at one request: one or two legs, and one inbox for what they say.
+
+Knows which events end a leg, and which end the attempt; what follows from that is the
+dispatcher's and the ladder's. Lives in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import Enum, auto
+
+from tandem.protocol.errors import FailCause
+from tandem.protocol.outputs import Accepted, Failed, Refused
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.placement.base import Placement
+from tandem.router.workers.connection import LegEvent
+from tandem.router.workers.pool import Worker
+
+
+class LegState(Enum):
+    """Where a leg stands, as far as this router knows."""
+
+    SENT = auto()
+    ACCEPTED = auto()
+    ENDED = auto()
+    """The worker has nothing more to say about the key: no CANCEL is needed."""
+
+
+class Leg:
+    """The part of an attempt that runs on one worker; the ``Sink`` of its events."""
+
+    __slots__ = ("attempt", "is_prefill", "num_tokens", "spoke", "state", "worker")
+
+    def __init__(self, attempt: Attempt, worker: Worker, *, is_prefill: bool) -> None:
+        self.attempt = attempt
+        self.worker = worker
+        self.is_prefill = is_prefill
+        """Produces KV for another leg."""
+        self.state = LegState.SENT
+        self.spoke = False
+        """An output came."""
+        self.num_tokens = 0
+        """Prompt tokens counted on the worker until its first output."""
+
+    def receive(self, event: LegEvent) -> None:
+        """Called by the connection."""
+        self.attempt.receive(self, event)
+
+    def counted_off(self) -> None:
+        """Its first output came, or it ended: its prompt no longer waits there."""
+        self.worker.leg_tokens -= self.num_tokens
+        self.num_tokens = 0
+
+
+class Attempt:
+    """Submit with ``start``; read with ``pop`` or ``wait``; always ``end`` it."""
+
+    def __init__(self, number: int, placement: Placement, loop: asyncio.AbstractEventLoop) -> None:
+        self.number = number
+        self.placement = placement
+        self.legs: list[Leg] = []
+        self.started_at = loop.time()
+        self.heard_at = self.started_at
+        """Last output, for the progress deadline."""
+        self.decoding = False
+        """The worker that runs to the end has spoken: the hand-off, if any, is over."""
+        self._loop = loop
+        self._inbox: deque[tuple[Leg, LegEvent]] = deque()
+        self.given_up: AttemptFailure | None = None
+        """Set from outside when a deadline of the attempt passed."""
+        self._waiter: asyncio.Future[None] | None = None
+
+    def start(self, legs: list[tuple[Worker, EngineCoreRequest]]) -> AttemptFailure | None:
+        """Send all legs at once; the failure when a worker's link is down."""
+        for worker, request in legs:
+            leg = Leg(self, worker, is_prefill=len(legs) == 2 and not self.legs)
+            self.legs.append(leg)
+            leg.num_tokens = len(request.prompt_token_ids)
+            worker.num_legs += 1
+            worker.leg_tokens += leg.num_tokens
+            if not worker.connection.submit(request, leg):
+                leg.state = LegState.ENDED
+                return self.failure(leg, FailCause.WORKER_LOST, "its link is down")
+        return None
+
+    def receive(self, leg: Leg, event: LegEvent) -> None:
+        """Called by a leg, in the order of arrival over both."""
+        self._inbox.append((leg, event))
+        self.wake()
+
+    def give_up(self, failure: AttemptFailure) -> None:
+        """A deadline of the attempt passed."""
+        self.given_up = failure
+        self.wake()
+
+    def wake(self) -> None:
+        """Let ``wait`` return."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def pop(self) -> tuple[Leg, LegEvent] | None:
+        """The next event, or None when all were read."""
+        return self._inbox.popleft() if self._inbox else None
+
+    async def wait(self) -> None:
+        """Return when there may be events, or ``wake`` was called."""
+        if not self._inbox:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def judge(self, leg: Leg, event: Accepted | Refused | Failed) -> AttemptFailure | None:
+        """What an event without tokens means: the attempt's failure, or None when it goes on."""
+        if isinstance(event, Accepted):
+            if leg.state is LegState.SENT:
+                leg.state = LegState.ACCEPTED
+            return None
+        leg.state = LegState.ENDED
+        if leg.is_prefill and self.decoding:
+            return None  # D has the KV; P no longer matters
+        if isinstance(event, Refused):
+            return AttemptFailure(
+                worker=leg.worker.incarnation,
+                worker_name=leg.worker.name,
+                pair=self.placement.pair,
+                message=event.refusal.message,
+                refusal=event.refusal,
+            )
+        return self.failure(leg, event.cause, event.message)
+
+    def heard(self, leg: Leg) -> None:
+        """An output came from ``leg``."""
+        self.heard_at = self._loop.time()
+        if leg.spoke:
+            return
+        leg.spoke = True
+        leg.counted_off()
+        if not leg.is_prefill:
+            self.decoding = True
+        if leg.state is LegState.SENT:
+            leg.state = LegState.ACCEPTED
+
+    def failure(
+        self, leg: Leg, cause: FailCause, message: str, *, own: bool = False
+    ) -> AttemptFailure:
+        """The attempt's failure by ``leg``; ``own``: whatever its cause, not the link's fault."""
+        return AttemptFailure(
+            worker=leg.worker.incarnation,
+            worker_name=leg.worker.name,
+            pair=None if own else self.placement.pair,
+            message=message,
+            cause=cause,
+        )
+
+    def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
+        """The failure when a worker did not accept or say a token in time."""
+        if now - self.started_at > accept:
+            for leg in self.legs:
+                if leg.state is LegState.SENT and not (leg.is_prefill and self.decoding):
+                    # The worker's fault, not its link's: no pair.
+                    return self.failure(
+                        leg, FailCause.TIMEOUT, f"not accepted in {accept:g} s", own=True
+                    )
+        if now - self.heard_at > progress:
+            return self.failure(self.legs[-1], FailCause.TIMEOUT, f"no token in {progress:g} s")
+        return None
+
+    def end(self, request: str, *, finished: bool) -> None:
+        """Want no more events. CANCEL goes to every leg that may still hold something.
+
+        ``finished``: all choices ended. Then legs that spoke have let go by themselves, unless
+        token 1 ended it all: D waits, or P waits for D.
+        """
+        for leg in self.legs:
+            let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.spoke)
+            leg.counted_off()
+            leg.worker.num_legs -= 1
+            leg.worker.connection.release(request, self.number, cancel=not let_go)
+        self.legs = []

@@ -1,0 +1,336 @@
+"""``EngineCoreClient`` over many workers: places, sends, merges, and tries again elsewhere.
+
+Sends a request to P and D at once under one key; whichever says a token first is heard. Owns every
+deadline of a request. What may be tried after a failure is the ladder's to say, where it goes is
+placement's, what a client sees is the ledger's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from tandem.protocol.card import ModelCard, WorkerRole
+from tandem.protocol.commands import Command, Reply
+from tandem.protocol.errors import FailCause, RefusalCode, RequestFailed, RequestRefused
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SEED_BITS, seeded
+from tandem.router.admission.queue import AdmissionQueue
+from tandem.router.dispatch.attempt import Attempt, Leg
+from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.fleet import Fleet
+from tandem.router.dispatch.job import Job
+from tandem.router.dispatch.ladder import rung_of
+from tandem.router.dispatch.ledger import Contradiction, Gap
+from tandem.router.metrics import RouterMetrics
+from tandem.router.placement.base import Placement, PlacementPolicy
+from tandem.router.workers.pool import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+_SWEEP = 0.5
+_CALL_TIMEOUT = 10.0
+_DESCRIBE_TIMEOUT = 10.0
+_BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchLimits:
+    """Seconds, and attempts per request."""
+
+    request_timeout: float = 600.0
+    max_attempts: int = 3
+    worker_wait: float = 5.0
+    accept_timeout: float = 30.0
+    progress_timeout: float = 120.0
+
+
+class Dispatcher:
+    """``start`` inside the loop that serves; the pool must have been started."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        fleet: Fleet,
+        policy: PlacementPolicy,
+        admission: AdmissionQueue,
+        metrics: RouterMetrics,
+        limits: DispatchLimits,
+    ) -> None:
+        self.pool = pool
+        self.fleet = fleet
+        self.admission = admission
+        self._policy = policy
+        self._metrics = metrics
+        self._limits = limits
+        self._jobs: dict[str, Job] = {}
+        self._next_name = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch the attempts' deadlines."""
+        self._sweeper = asyncio.create_task(self._sweep(), name="dispatch-deadlines")
+
+    async def close(self) -> None:
+        """Abort what runs; the pool closes the sockets. May be called twice."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        for job in list(self._jobs.values()):
+            job.expire()
+
+    @property
+    def num_jobs(self) -> int:
+        """Requests under way, those in the queue included."""
+        return len(self._jobs)
+
+    async def describe(self) -> ModelCard:
+        """Card of the decode worker with the shortest context; waits until one is up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _DESCRIBE_TIMEOUT
+        while not (cards := [w.card for w in self.pool.up(WorkerRole.DECODE)]):
+            left = deadline - loop.time()
+            if left <= 0 or not await self.pool.wait_change(left):
+                raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is up")
+        return min(cards, key=lambda card: card.max_model_len)
+
+    async def call(self, command: Command) -> Reply:
+        """Run a command on every worker: ok if all are, values added up."""
+        workers = list(self.pool.workers.values())
+        replies = await asyncio.gather(
+            *(worker.connection.call(command, _CALL_TIMEOUT) for worker in workers)
+        )
+        values: dict[str, float] = {}
+        for reply in replies:
+            for name, value in reply.values.items():
+                values[name] = values.get(name, 0.0) + value
+        problems = [
+            f"{worker.name}: {reply.message}"
+            for worker, reply in zip(workers, replies, strict=True)
+            if not reply.ok
+        ]
+        return Reply(id=command.id, ok=not problems, message="; ".join(problems), values=values)
+
+    async def stream(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+        """See ``EngineCoreClient.stream``. ``request.key`` is replaced by the router's own."""
+        loop = asyncio.get_running_loop()
+        job = self._open(request, loop)
+        timer = loop.call_at(job.deadline, job.expire)
+        admitted = False
+        try:
+            await self._enter(job, loop)
+            admitted = True
+            while not job.ledger.done:
+                attempt = await self._begin(job, loop)
+                failure: AttemptFailure | None = None
+                while failure is None and not job.ledger.done:
+                    item = attempt.pop()
+                    if item is None:
+                        failure = self._check_deadlines(job, attempt)
+                        if failure is None:
+                            await attempt.wait()
+                    elif isinstance(item[1], EngineCoreOutput):
+                        output, failure = self._write(job, attempt, item[0], item[1])
+                        if output is not None:
+                            yield output
+                    else:
+                        failure = attempt.judge(item[0], item[1])
+                self._end(job, failure, loop.time())
+        except GeneratorExit:
+            self._metrics.request_cancelled()
+            raise
+        except asyncio.CancelledError:
+            self._metrics.request_cancelled()
+            raise
+        except RequestFailed as error:
+            self._metrics.request_failed(str(error.cause))
+            raise
+        finally:
+            timer.cancel()
+            if job.attempt is not None:
+                job.attempt.end(job.name, finished=False)
+            if admitted:
+                self.admission.leave(job.num_prompt)
+            self._metrics.repeated(job.ledger.num_repeated)
+            del self._jobs[job.name]
+
+    def _open(self, request: EngineCoreRequest, loop: asyncio.AbstractEventLoop) -> Job:
+        seconds = self._limits.request_timeout
+        if request.budget_ms is not None:
+            seconds = min(seconds, request.budget_ms / 1000)
+        params = seeded(request.params, secrets.randbits(SEED_BITS))
+        name = f"{self._next_name:x}"
+        self._next_name += 1
+        job = Job(
+            msgspec.structs.replace(request, params=params),
+            name=name,
+            deadline=loop.time() + seconds,
+            max_attempts=self._limits.max_attempts,
+        )
+        self._jobs[name] = job
+        return job
+
+    async def _enter(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for a turn, within the deadline."""
+        try:
+            async with asyncio.timeout_at(job.deadline):
+                await self.admission.enter(job.num_prompt, priority=job.request.priority)
+        except TimeoutError as error:
+            raise self._too_late(job) from error
+
+    async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
+        """The next attempt, sent; or the error with which the request ends."""
+        waited_until = min(job.deadline, loop.time() + self._limits.worker_wait)
+        while True:
+            self._check_hope(job)
+            placement = self._place(job, loop.time())
+            if placement is not None:
+                attempt = Attempt(job.num_dispatched, placement, loop)
+                failure = self._send(job, attempt, loop)
+                if failure is None:
+                    return attempt
+                self._end(job, failure, loop.time())
+                continue
+            left = waited_until - loop.time()
+            if left <= 0 or not self._worth_waiting(job):
+                raise self._no_place(job)
+            await self.pool.wait_change(left)
+
+    def _place(self, job: Job, now: float) -> Placement | None:
+        hashes = {
+            worker.fingerprint: job.hashes(worker.fingerprint, worker.card.block_size)
+            for worker in self.pool.workers.values()
+        }
+        facts = job.facts(self.fleet.hits(hashes))
+        fleet = self.fleet.snapshot(now)
+        return self._policy.place(facts, fleet, now, job.ladder.exclusions)
+
+    def _send(
+        self, job: Job, attempt: Attempt, loop: asyncio.AbstractEventLoop
+    ) -> AttemptFailure | None:
+        placement = attempt.placement
+        workers = [self.pool.workers[placement.worker]]
+        if placement.prefill is not None:
+            workers.insert(0, self.pool.workers[placement.prefill])
+        rung = rung_of(job.placement, placement)
+        self._metrics.attempt("whole" if placement.prefill is None else "handoff", rung)
+        if job.num_dispatched:
+            logger.info("request %s: %s, %s", job.name, rung, placement.explanation.rule)
+        job.placement, job.attempt = placement, attempt
+        return attempt.start(job.legs(self.pool.me, workers, job.remaining_ms(loop)))
+
+    def _write(
+        self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
+    ) -> tuple[EngineCoreOutput | None, AttemptFailure | None]:
+        """What is new of an output, or why the attempt failed with it."""
+        if not leg.spoke or output.finish is not None:
+            if output.finish in _BAD_ENDS:
+                return None, attempt.failure(leg, FailCause.INTERNAL, f"ended by {output.finish}")
+            output = self._first_words(job, attempt, leg, output)
+        attempt.heard(leg)
+        try:
+            return job.ledger.write(output), None
+        except Gap as error:
+            return None, attempt.failure(leg, FailCause.INTERNAL, str(error))
+        except Contradiction as error:
+            failure = attempt.failure(leg, FailCause.IDENTITY, str(error))
+            self._end(job, failure, attempt.heard_at)
+            self._metrics.contradicted()
+            logger.error("request %s failed closed: %s", job.name, failure)
+            raise RequestFailed(
+                FailCause.IDENTITY, f"failed closed: {error}", job.ladder.reasons
+            ) from error
+
+    def _first_words(
+        self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
+    ) -> EngineCoreOutput:
+        """A leg spoke for the first time: pin the fingerprint, count who was first."""
+        if leg.spoke:
+            return output
+        job.fingerprint = leg.worker.fingerprint
+        pair = attempt.placement.pair
+        if not any(each.spoke for each in attempt.legs):
+            self._metrics.first_token_from(str(leg.worker.role))
+        if pair is not None and not leg.is_prefill:
+            self.fleet.links.succeeded(pair)
+            # Of a hand-off, P says what was cached; D's share came over the link.
+            output = msgspec.structs.replace(output, num_cached_tokens=None)
+        return output
+
+    def _end(self, job: Job, failure: AttemptFailure | None, now: float) -> None:
+        """An attempt is over: let go of its legs; learn from its failure."""
+        assert job.attempt is not None
+        job.attempt.end(job.name, finished=failure is None)
+        job.attempt = None
+        if failure is not None:
+            kind = "failed" if failure.refusal is None else "refused"
+            self._metrics.attempt_failed(kind, failure.word)
+            self.fleet.blame(failure, now)
+            job.ladder.record(failure)
+            logger.warning("request %s: %s", job.name, failure)
+
+    def _check_deadlines(self, job: Job, attempt: Attempt) -> AttemptFailure | None:
+        if job.expired:
+            raise self._too_late(job)
+        return attempt.given_up
+
+    def _check_hope(self, job: Job) -> None:
+        """Raise if nothing more may or need be tried."""
+        ladder = job.ladder
+        if job.expired:
+            raise self._too_late(job)
+        if ladder.hopeless is not None:
+            raise RequestRefused(ladder.hopeless)
+        if ladder.exhausted:
+            raise self._no_place(job)
+        last = ladder.failures[-1].refusal if ladder.failures else None
+        if last is not None and last.code is RefusalCode.EXPIRED:
+            raise self._too_late(job)
+
+    def _worth_waiting(self, job: Job) -> bool:
+        """Whether a worker that comes (back) could take the request."""
+        if job.ladder.only_capacity or job.ladder.unsupported is not None:
+            return False
+        lost = any(failure.cause is FailCause.WORKER_LOST for failure in job.ladder.failures)
+        return lost or not self.pool.up(WorkerRole.DECODE)
+
+    def _no_place(self, job: Job) -> RequestRefused | RequestFailed:
+        ladder = job.ladder
+        if ladder.unsupported is not None:
+            return RequestRefused(ladder.unsupported)
+        if not ladder.failures:
+            return RequestFailed(FailCause.WORKER_LOST, "no worker that could take it is up")
+        last = ladder.failures[-1]
+        if ladder.only_capacity and last.refusal is not None:
+            return RequestRefused(last.refusal)
+        cause = last.cause or FailCause.CAPACITY
+        count = len(ladder.failures)
+        return RequestFailed(
+            cause, f"no worker could finish it in {count} attempts; last: {last}", ladder.reasons
+        )
+
+    def _too_late(self, job: Job) -> RequestFailed:
+        return RequestFailed(FailCause.TIMEOUT, "the request's deadline passed", job.ladder.reasons)
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        limits = self._limits
+        while True:
+            await asyncio.sleep(_SWEEP)
+            now = loop.time()
+            for job in list(self._jobs.values()):
+                attempt = job.attempt
+                if attempt is not None and attempt.legs and attempt.given_up is None:
+                    failure = attempt.overdue(
+                        now, accept=limits.accept_timeout, progress=limits.progress_timeout
+                    )
+                    if failure is not None:
+                        attempt.give_up(failure)

@@ -1,0 +1,51 @@
+"""How an attempt ended without finishing, and whose doing it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.ids import Incarnation
+
+LINK_CAUSES = frozenset(
+    {
+        FailCause.PEER,
+        FailCause.TIMEOUT,
+        FailCause.GONE,
+        FailCause.IDENTITY,
+        FailCause.DIGEST,
+        FailCause.REVOKED,
+    }
+)
+"""Causes that lie between the two workers of a hand-off."""
+
+HOPELESS = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS})
+"""Refusals that every worker would repeat."""
+
+PAIR_REFUSALS = frozenset({RefusalCode.PEER_UNKNOWN, RefusalCode.FINGERPRINT})
+"""Refusals that lie between the two workers of a hand-off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailure:
+    """The end of an attempt: a refusal before any work, or a cause after some."""
+
+    worker: Incarnation
+    """Who said so, or whose link was lost."""
+    worker_name: str
+    pair: tuple[Incarnation, Incarnation] | None = None
+    """(prefill, decode) of the attempt, if it was a hand-off."""
+    message: str
+    cause: FailCause | None = None
+    refusal: Refusal | None = None
+
+    @property
+    def word(self) -> str:
+        """The cause or refusal code, for metrics and logs."""
+        if self.refusal is not None:
+            return str(self.refusal.code)
+        return str(self.cause)
+
+    def __str__(self) -> str:
+        verb = "refused" if self.refusal is not None else "failed"
+        return f"{self.worker_name} {verb} ({self.word}): {self.message}"

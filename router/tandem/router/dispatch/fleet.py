@@ -1,0 +1,110 @@
+"""What the dispatcher remembers of the fleet: caches, links and faults; and the snapshot of it.
+
+Listens to the pool, so that a worker's entries go when its incarnation does.
+"""
+
+from __future__ import annotations
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.ids import BlockHash, Incarnation
+from tandem.protocol.outputs import BlockEvents
+from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
+from tandem.router.placement.prefix_index import PrefixIndex
+from tandem.router.placement.snapshot import FleetSnapshot, WorkerView
+from tandem.router.workers.pool import Worker, WorkerPool
+
+_OWN_FAULTS = frozenset({"internal", "timeout"})
+
+
+class Fleet:
+    """Listener of the pool; asked by the dispatcher."""
+
+    def __init__(self, pool: WorkerPool, index: PrefixIndex) -> None:
+        self.pool = pool
+        self.index = index
+        self.links = LinkHealth()
+        self.health = WorkerHealth()
+
+    def worker_up(self, worker: Worker) -> None:
+        """Nothing is known of its cache yet."""
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """Forget what was known of the incarnation."""
+        self.index.drop(worker.incarnation)
+        self.links.forget(worker.incarnation)
+        self.health.forget(worker.incarnation)
+
+    def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
+        """Its prefix cache changed."""
+        self.index.apply(worker.incarnation, events)
+
+    def blame(self, failure: AttemptFailure, now: float) -> None:
+        """Count a failed attempt against its link or its worker; refusals against nobody."""
+        if failure.cause is None:
+            return
+        if failure.pair is not None:
+            self.links.failed(failure.pair, failure.cause, now)
+        if failure.cause in _OWN_FAULTS and (failure.pair is None or failure.word == "internal"):
+            self.health.fault(failure.worker, now)
+
+    def usable_links(self, now: float) -> frozenset[Pair]:
+        """(prefill, decode) pairs that the decode worker calls up and whose health allows it."""
+        workers = self.pool.workers
+        return frozenset(
+            (peer, decode.incarnation)
+            for decode in workers.values()
+            if decode.role is WorkerRole.DECODE
+            for peer, state in decode.peers.items()
+            if state.up and peer in workers and self.links.usable((peer, decode.incarnation), now)
+        )
+
+    def snapshot(self, now: float) -> FleetSnapshot:
+        """All workers that are up, as placement sees them."""
+        views = tuple(self._view(worker, now) for worker in self.pool.workers.values())
+        return FleetSnapshot(views, self.usable_links(now))
+
+    def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[bytes, int]:
+        """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""
+        found: dict[bytes, int] = {}
+        for worker in self.pool.workers.values():
+            blocks = self.index.hits(worker.incarnation, hashes.get(worker.fingerprint, ()))
+            if blocks:
+                found[worker.incarnation] = blocks * worker.card.block_size
+        return found
+
+    def servable(self, *, prefill: int, decode: int) -> str | None:
+        """Why a request could not be served, or None. Counts only linked prefill workers."""
+        able = {worker.incarnation for worker in self.pool.up(WorkerRole.DECODE)}
+        if len(able) < decode:
+            return f"{len(able)} of {decode} decode workers are up"
+        if prefill:
+            up: set[Incarnation] = {w.incarnation for w in self.pool.up(WorkerRole.PREFILL)}
+            linked = {peer for worker in able for peer in self._peers_up(worker)} & up
+            if len(linked) < prefill:
+                return f"{len(linked)} of {prefill} prefill workers are linked to a decode worker"
+        return None
+
+    def _peers_up(self, decode: Incarnation) -> list[Incarnation]:
+        peers = self.pool.workers[decode].peers
+        return [peer for peer, state in peers.items() if state.up]
+
+    def _view(self, worker: Worker, now: float) -> WorkerView:
+        load, card = worker.load, worker.card
+        total = load.total_blocks if load is not None else 0
+        return WorkerView(
+            incarnation=worker.incarnation,
+            role=worker.role,
+            fingerprint=worker.fingerprint,
+            name=worker.name,
+            max_model_len=card.max_model_len,
+            max_num_seqs=card.max_num_seqs,
+            num_running=load.num_running if load is not None else 0,
+            num_waiting=load.num_waiting if load is not None else 0,
+            waiting_tokens=load.waiting_tokens if load is not None else 0,
+            free_share=load.free_blocks / total if load is not None and total else 1.0,
+            num_legs=worker.num_legs,
+            leg_tokens=worker.leg_tokens,
+            draining=worker.draining,
+            suspect=self.health.suspect(worker.incarnation, now),
+        )

@@ -1,0 +1,121 @@
+"""One request under way: its log, its ladder, its deadline, and what each attempt is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+
+from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
+from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.router.dispatch.attempt import Attempt
+from tandem.router.dispatch.ladder import Ladder
+from tandem.router.dispatch.ledger import Ledger
+from tandem.router.placement.base import Placement
+from tandem.router.placement.snapshot import PromptFacts
+from tandem.router.workers.pool import Worker
+
+
+class Job:
+    """Made by the dispatcher for one ``stream``."""
+
+    def __init__(
+        self, request: EngineCoreRequest, *, name: str, deadline: float, max_attempts: int
+    ) -> None:
+        self.request = request
+        """As the caller gave it, with a seed."""
+        self.name = name
+        """The id that workers see: unique in this process."""
+        self.deadline = deadline
+        """On the loop's clock."""
+        self.ledger = Ledger(request.params.n, request.emitted, request.finished_choices)
+        self.ladder = Ladder(max_attempts)
+        self.attempt: Attempt | None = None
+        self.placement: Placement | None = None
+        """Of the last attempt."""
+        self.fingerprint: str | None = None
+        """Of the workers whose tokens were emitted; no others may go on."""
+        self.expired = False
+        self.num_dispatched = 0
+        self._hashes: dict[str, tuple[BlockHash, ...]] = {}
+
+    @property
+    def num_prompt(self) -> int:
+        """Prompt tokens."""
+        return len(self.request.prompt_token_ids)
+
+    def expire(self) -> None:
+        """The deadline passed."""
+        self.expired = True
+        if self.attempt is not None:
+            self.attempt.wake()
+
+    def hashes(self, fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
+        """Of the prompt's full blocks under one fingerprint; computed once."""
+        known = self._hashes.get(fingerprint)
+        if known is None:
+            root = root_hash(
+                fingerprint=fingerprint,
+                block_size=block_size,
+                adapter=self.request.adapter,
+                salt=self.request.cache_salt,
+            )
+            known = self._given(root, block_size)
+            if known is None:
+                known = tuple(hash_blocks(root, self.request.prompt_token_ids, block_size))
+            self._hashes[fingerprint] = known
+        return known
+
+    def _given(self, root: BlockHash, block_size: int) -> tuple[BlockHash, ...] | None:
+        """The caller's hashes if they are of this root: a chain agrees wholly or not at all."""
+        given, prompt = self.request.block_hashes, self.request.prompt_token_ids
+        if not given or len(given) != len(prompt) // block_size:
+            return None
+        return given if given[0] == block_hash(root, prompt[:block_size]) else None
+
+    def facts(self, hits: dict[bytes, int]) -> PromptFacts:
+        """What placement must know for the next attempt."""
+        params, emitted = self.request.params, self.ledger.num_tokens
+        resumed_fork = params.n > 1 and emitted > 0
+        left = None if params.max_tokens is None else params.max_tokens - self.ledger.length(0)
+        return PromptFacts(
+            num_tokens=self.num_prompt + (0 if params.n > 1 else emitted),
+            max_new_tokens=left,
+            num_choices=params.n,
+            whole=resumed_fork or params.prompt_logprobs is not None,
+            one_token=left == 1 and not resumed_fork,
+            fingerprint=self.fingerprint,
+            hits=hits,  # type: ignore[arg-type]  # an Incarnation is bytes
+        )
+
+    def legs(
+        self, router: bytes, workers: Sequence[Worker], budget_ms: int
+    ) -> list[tuple[Worker, EngineCoreRequest]]:
+        """What to send to whom; two workers are a prefill and a decode worker, in that order."""
+        number = self.num_dispatched
+        self.num_dispatched += 1
+        card = workers[-1].card
+        base = msgspec.structs.replace(
+            self.request,
+            key=RequestKey(router, self.name, number),
+            emitted=self.ledger.emitted,
+            finished_choices=self.ledger.finished_choices,
+            block_hashes=self.hashes(workers[-1].fingerprint, card.block_size),
+            budget_ms=budget_ms,
+            kv=None,
+        )
+        if len(workers) == 1:
+            return [(workers[0], base)]
+        prefill, decode = workers
+        produce = Produce(consumer=decode.incarnation)
+        consume = Consume(producer=prefill.incarnation)
+        return [
+            (prefill, msgspec.structs.replace(base, kv=produce)),
+            (decode, msgspec.structs.replace(base, kv=consume)),
+        ]
+
+    def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
+        """What is left of the deadline, at least one millisecond."""
+        return max(1, int((self.deadline - loop.time()) * 1000))

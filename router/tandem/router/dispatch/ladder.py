@@ -1,0 +1,130 @@
+"""The failure ladder: what may be tried after an attempt failed, and when to give up.
+
+The one owner of that decision. It keeps no order of rungs itself: it says where the request must
+not go again, and placement chooses the cheapest of what is left, which gives another P, local
+prefill on D, another D, in that order when all else is equal. The last attempt does not hand off.
+Pure: no sockets, no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.ids import Incarnation
+from tandem.router.dispatch.failure import (
+    HOPELESS,
+    LINK_CAUSES,
+    PAIR_REFUSALS,
+    AttemptFailure,
+)
+from tandem.router.placement.base import Placement
+from tandem.router.placement.snapshot import Exclusions
+
+MAX_REFUSALS = 8
+"""Refusals do no work and are not attempts, but they take a round trip each."""
+
+
+class Rung(StrEnum):
+    """What an attempt is, compared with the one before."""
+
+    FIRST = "first"
+    ANOTHER_PREFILL = "another_prefill"
+    LOCAL_PREFILL = "local_prefill"
+    ANOTHER_DECODE = "another_decode"
+    SAME = "same"
+
+
+@dataclass(slots=True)
+class Ladder:
+    """One request's failures and what they rule out."""
+
+    max_attempts: int
+    exclusions: Exclusions = field(default_factory=Exclusions)
+    failures: list[AttemptFailure] = field(default_factory=list)
+
+    @property
+    def num_failed(self) -> int:
+        """Attempts that did work and failed."""
+        return sum(failure.refusal is None for failure in self.failures)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What happened, first to last."""
+        return tuple(str(failure) for failure in self.failures)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no further attempt may be made."""
+        refused = len(self.failures) - self.num_failed
+        return self.num_failed >= self.max_attempts or refused >= MAX_REFUSALS
+
+    @property
+    def hopeless(self) -> Refusal | None:
+        """The refusal that every worker would repeat, if the last one was such."""
+        last = self.failures[-1].refusal if self.failures else None
+        return last if last is not None and last.code in HOPELESS else None
+
+    @property
+    def unsupported(self) -> Refusal | None:
+        """The refusal to tell the client when nobody could do it: all said so."""
+        refusals = [failure.refusal for failure in self.failures]
+        if refusals and all(r and r.code is RefusalCode.UNSUPPORTED for r in refusals):
+            return refusals[-1]
+        return None
+
+    @property
+    def only_capacity(self) -> bool:
+        """Whether every failure was a worker that was full or on its way out."""
+        full = {RefusalCode.CAPACITY, RefusalCode.DRAINING}
+        return bool(self.failures) and all(
+            failure.refusal is not None and failure.refusal.code in full
+            for failure in self.failures
+        )
+
+    def record(self, failure: AttemptFailure) -> None:
+        """An attempt ended: rule out what it showed to be of no use."""
+        self.failures.append(failure)
+        if failure.refusal is not None:
+            self._rule_out_refused(failure, failure.refusal)
+        else:
+            self._rule_out_failed(failure)
+        if self.num_failed >= self.max_attempts - 1:
+            self.exclusions = replace(self.exclusions, no_handoff=True)
+
+    def _rule_out_refused(self, failure: AttemptFailure, refusal: Refusal) -> None:
+        if refusal.code in PAIR_REFUSALS and failure.pair is not None:
+            pairs = self.exclusions.pairs | {failure.pair}
+            self.exclusions = replace(self.exclusions, pairs=pairs)
+        elif refusal.code not in (RefusalCode.DUPLICATE, RefusalCode.EXPIRED):
+            self._exclude(failure.worker)
+
+    def _rule_out_failed(self, failure: AttemptFailure) -> None:
+        if failure.pair is not None and failure.cause in LINK_CAUSES:
+            prefill = self.exclusions.prefill | {failure.pair[0]}
+            self.exclusions = replace(self.exclusions, prefill=prefill)
+        else:
+            self._exclude(failure.worker)
+
+    def _exclude(self, worker: Incarnation) -> None:
+        workers = self.exclusions.workers | {worker}
+        self.exclusions = replace(self.exclusions, workers=workers)
+
+
+def rung_of(before: Placement | None, after: Placement) -> Rung:
+    """Name of the step from one placement to the next."""
+    if before is None:
+        return Rung.FIRST
+    if after.worker != before.worker:
+        return Rung.ANOTHER_DECODE
+    if after.prefill == before.prefill:
+        return Rung.SAME
+    return Rung.LOCAL_PREFILL if after.prefill is None else Rung.ANOTHER_PREFILL
+
+
+def failed_closed(error: Exception, worker: Incarnation, name: str) -> AttemptFailure:
+    """The failure of an attempt whose outputs contradicted each other."""
+    return AttemptFailure(
+        worker=worker, worker_name=name, message=str(error), cause=FailCause.IDENTITY
+    )

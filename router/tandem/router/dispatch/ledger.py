@@ -1,0 +1,145 @@
+"""The log of a request's emitted tokens by (choice, position): first write wins.
+
+The one place that decides what a client may see. A second writer of a position must agree: token 1
+comes from P and again from D. One that does not agree means wrong KV somewhere, and the request
+fails closed. Pure: no sockets, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tandem.protocol.errors import TandemError
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import EngineCoreOutput
+
+
+class LedgerError(TandemError):
+    """Outputs that cannot be written to the log."""
+
+
+class Contradiction(LedgerError):
+    """Another token at a position that is already written: fail closed."""
+
+
+class Gap(LedgerError):
+    """A token beyond the next position, or a choice that does not exist: the worker is at fault."""
+
+
+class _Choice:
+    __slots__ = ("finish", "tokens")
+
+    def __init__(self, tokens: Iterable[int], finish: FinishReason | None) -> None:
+        self.tokens = list(tokens)
+        self.finish = finish
+
+
+class Ledger:
+    """All choices of one request over all its attempts."""
+
+    def __init__(
+        self,
+        num_choices: int,
+        emitted: Sequence[Sequence[int]] = (),
+        finished: Sequence[int] = (),
+    ) -> None:
+        self._choices = [
+            _Choice(
+                emitted[choice] if choice < len(emitted) else (),
+                FinishReason.STOP if choice in finished else None,
+            )
+            for choice in range(num_choices)
+        ]
+        self._open = sum(choice.finish is None for choice in self._choices)
+        self._told_prompt = False
+        self.num_repeated = 0
+        """Tokens that were written before and agreed."""
+
+    @property
+    def done(self) -> bool:
+        """Whether every choice has finished."""
+        return self._open == 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Emitted tokens over all choices."""
+        return sum(len(choice.tokens) for choice in self._choices)
+
+    @property
+    def emitted(self) -> tuple[tuple[int, ...], ...]:
+        """Tokens per choice for a further attempt; () when there are none at all."""
+        if not any(choice.tokens for choice in self._choices):
+            return ()
+        return tuple(tuple(choice.tokens) for choice in self._choices)
+
+    @property
+    def finished_choices(self) -> tuple[int, ...]:
+        """Choices that are not to be continued."""
+        return tuple(
+            index for index, choice in enumerate(self._choices) if choice.finish is not None
+        )
+
+    def length(self, choice: int) -> int:
+        """Emitted tokens of one choice."""
+        return len(self._choices[choice].tokens)
+
+    def write(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        """Write what is new of ``output`` and return just that, or None when nothing is.
+
+        Raises Contradiction when a written token differs, Gap for a position or choice that
+        cannot be. Tokens after a choice's end are repeats if they were written, else a Gap.
+        """
+        if not 0 <= output.choice < len(self._choices):
+            raise Gap(f"choice {output.choice} of {len(self._choices)}")
+        choice = self._choices[output.choice]
+        tokens = choice.tokens
+        if output.position == len(tokens) and choice.finish is None:  # the usual case
+            tokens.extend(output.token_ids)
+            return self._finish(choice, output)
+        return self._overlap(choice, output)
+
+    def _overlap(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput | None:
+        tokens, start = choice.tokens, output.position
+        if not 0 <= start <= len(tokens):
+            raise Gap(f"choice {output.choice}: position {start} after {len(tokens)} tokens")
+        known = tokens[start : start + len(output.token_ids)]
+        if tuple(known) != output.token_ids[: len(known)]:
+            raise Contradiction(
+                f"choice {output.choice}, position {start}: "
+                f"{list(output.token_ids[: len(known)])} after {known}"
+            )
+        self.num_repeated += len(known)
+        fresh = output.token_ids[len(known) :]
+        if choice.finish is not None:
+            if fresh:
+                raise Gap(f"choice {output.choice}: {len(fresh)} tokens after its end")
+            return None
+        ends = output.finish is not None and start + len(output.token_ids) == len(tokens)
+        if not (fresh or ends or (output.prompt_logprobs and not self._told_prompt)):
+            return None
+        tokens.extend(fresh)
+        return self._finish(choice, _without(output, len(known)))
+
+    def _finish(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput:
+        if output.prompt_logprobs is not None:
+            self._told_prompt = True
+        if output.finish is not None:
+            choice.finish = output.finish
+            self._open -= 1
+        return output
+
+
+def _without(output: EngineCoreOutput, count: int) -> EngineCoreOutput:
+    """The output less its first ``count`` tokens."""
+    return EngineCoreOutput(
+        request=output.request,
+        attempt=output.attempt,
+        choice=output.choice,
+        position=output.position + count,
+        token_ids=output.token_ids[count:],
+        finish=output.finish,
+        stop_token=output.stop_token,
+        logprobs=None if output.logprobs is None else output.logprobs[count:],
+        prompt_logprobs=output.prompt_logprobs,
+        num_cached_tokens=output.num_cached_tokens,
+    )

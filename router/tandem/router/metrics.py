@@ -1,0 +1,226 @@
+"""What the router counts: vLLM's names where the meaning is the same, ``tandem:`` for what is ours.
+
+One object per app with a registry of its own. Labelled children are bound once, so that counting
+a token costs no look-up. Gauges are read when they are scraped, from those who know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem.protocol.finish import FinishReason
+
+_MODEL = ("model_name",)
+_TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
+_LONG = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_TOKENS = tuple(
+    float(step * 10**power)
+    for power in range(6)
+    for step in (1, 2, 5)
+    if step * 10**power <= 200000
+)
+
+GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
+
+
+class RouterMetrics:
+    """Everything under ``/metrics``. Called in the loop's thread."""
+
+    def __init__(self, model_name: str = "") -> None:
+        self.registry = CollectorRegistry()
+        self._model_name = model_name
+        self._requests()
+        self._dispatch()
+        self._bind()
+
+    def serve(self, model_name: str) -> None:
+        """Name the model in the labels from now on: known when the first worker is up."""
+        if model_name != self._model_name:
+            self._model_name = model_name
+            self._bind()
+
+    def gauge(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
+        """A gauge whose values are read at each scrape; label values absent then are absent."""
+        self.registry.register(_ReadGauge(name, text, labels, read))
+
+    def text(self) -> bytes:
+        """Exposition for ``/metrics``."""
+        return generate_latest(self.registry)
+
+    # Requests, in vLLM's names.
+
+    def request_started(self, *, num_prompt: int, num_choices: int, max_tokens: int | None) -> None:
+        """A request was admitted to the text path."""
+        self._prompt_tokens.inc(num_prompt)
+        self._request_prompt.observe(num_prompt)
+        self._params_n.observe(num_choices)
+        if max_tokens is not None:
+            self._params_max_tokens.observe(max_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        """Time from arrival to the first token."""
+        self._ttft.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        """Time between two outputs of one choice."""
+        self._itl.observe(seconds)
+
+    def choice_finished(self, reason: FinishReason, num_tokens: int) -> None:
+        """One choice came to its end."""
+        self._success.labels(self._model_name, str(reason)).inc()
+        self._request_generation.observe(num_tokens)
+
+    def request_ended(self, *, seconds: float, num_tokens: int, decode_seconds: float) -> None:
+        """A request was answered wholly, or its client left."""
+        self._generation_tokens.inc(num_tokens)
+        self._e2e.observe(seconds)
+        if num_tokens > 1:
+            self._tpot.observe(decode_seconds / (num_tokens - 1))
+
+    def cached_tokens(self, count: int) -> None:
+        """Prompt tokens that a worker did not compute."""
+        self._prompt_cached.inc(count)
+
+    def rejected(self, reason: str) -> None:
+        """The admission queue refused a request."""
+        self._rejections.labels(self._model_name, reason).inc()
+
+    def http_answered(self, path: str, status: int) -> None:
+        """An answer's headers went out."""
+        self._http.labels(path, str(status)).inc()
+
+    # Dispatch, ours.
+
+    def dropped(self, reason: str) -> None:
+        """A frame fitted nowhere."""
+        self._dropped.labels(reason).inc()
+
+    def attempt(self, shape: str, rung: str) -> None:
+        """An attempt was sent to its workers."""
+        self._attempts.labels(shape, rung).inc()
+
+    def attempt_failed(self, kind: str, reason: str) -> None:
+        """An attempt ended without finishing: refused or failed, and why."""
+        self._attempt_failures.labels(kind, reason).inc()
+
+    def request_failed(self, reason: str) -> None:
+        """The ladder gave up, or the deadline passed."""
+        self._failures.labels(reason).inc()
+
+    def request_cancelled(self) -> None:
+        """The client left before the end."""
+        self._cancelled.inc()
+
+    def first_token_from(self, role: str) -> None:
+        """Which leg said token 1 first."""
+        self._first_from.labels(role).inc()
+
+    def repeated(self, count: int) -> None:
+        """Tokens that a second leg said again, and agreed."""
+        self._repeated.inc(count)
+
+    def contradicted(self) -> None:
+        """Two legs disagreed on a token: failed closed."""
+        self._contradictions.inc()
+
+    def _requests(self) -> None:
+        self._h_ttft = self._histogram("vllm:time_to_first_token_seconds", _TTFT)
+        self._h_itl = self._histogram("vllm:inter_token_latency_seconds", _ITL)
+        self._h_tpot = self._histogram("vllm:request_time_per_output_token_seconds", _ITL)
+        self._h_e2e = self._histogram("vllm:e2e_request_latency_seconds", _LONG)
+        self._h_prompt = self._histogram("vllm:request_prompt_tokens", _TOKENS)
+        self._h_generation = self._histogram("vllm:request_generation_tokens", _TOKENS)
+        self._h_max_tokens = self._histogram("vllm:request_params_max_tokens", _TOKENS)
+        self._h_n = self._histogram("vllm:request_params_n", (1.0, 2.0, 5.0, 10.0, 20.0))
+        self._c_prompt = self._counter("vllm:prompt_tokens", "Prompt tokens.", _MODEL)
+        self._c_cached = self._counter(
+            "vllm:prompt_tokens_cached", "Prompt tokens that were not computed.", _MODEL
+        )
+        self._c_generation = self._counter("vllm:generation_tokens", "Tokens emitted.", _MODEL)
+        self._success = self._counter(
+            "vllm:request_success", "Choices by how they ended.", (*_MODEL, "finished_reason")
+        )
+        self._rejections = self._counter(
+            "vllm:admission_rejections", "Requests that found no room.", (*_MODEL, "reason")
+        )
+        self._http = self._counter("http_requests", "Answers.", ("handler", "status"))
+
+    def _dispatch(self) -> None:
+        self._dropped = self._counter(
+            "tandem:router_frames_dropped", "Frames of workers that fit nowhere.", ("reason",)
+        )
+        self._attempts = self._counter(
+            "tandem:router_attempts", "Dispatches by shape and ladder rung.", ("shape", "rung")
+        )
+        self._attempt_failures = self._counter(
+            "tandem:router_attempt_failures", "Attempts that did not finish.", ("kind", "reason")
+        )
+        self._failures = self._counter(
+            "tandem:router_request_failures", "Requests without an answer.", ("reason",)
+        )
+        self._first_from = self._counter(
+            "tandem:router_first_token", "Which leg said token 1 first.", ("source",)
+        )
+        self._cancelled = self._counter("tandem:router_requests_cancelled", "Clients that left.")
+        self._repeated = self._counter(
+            "tandem:router_tokens_repeated", "Tokens that both legs said, and agreed."
+        )
+        self._contradictions = self._counter(
+            "tandem:router_contradictions", "Requests failed closed: two legs disagreed."
+        )
+
+    def _bind(self) -> None:
+        name = self._model_name
+        self._ttft = self._h_ttft.labels(name)
+        self._itl = self._h_itl.labels(name)
+        self._tpot = self._h_tpot.labels(name)
+        self._e2e = self._h_e2e.labels(name)
+        self._request_prompt = self._h_prompt.labels(name)
+        self._request_generation = self._h_generation.labels(name)
+        self._params_max_tokens = self._h_max_tokens.labels(name)
+        self._params_n = self._h_n.labels(name)
+        self._prompt_tokens = self._c_prompt.labels(name)
+        self._prompt_cached = self._c_cached.labels(name)
+        self._generation_tokens = self._c_generation.labels(name)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = f"As vLLM's {name.removeprefix('vllm:')}, seen by the router."
+        return Histogram(name, text, _MODEL, buckets=buckets, registry=self.registry)
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+
+class _ReadGauge(Collector):
+    """Reads its values when it is scraped, so that what is gone leaves no series behind."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        for labels, value in self._read().items():
+            family.add_metric(labels, value)
+        yield family
+
+
+def only(value: float) -> dict[tuple[str, ...], float]:
+    """The reading of a gauge without labels."""
+    return {(): value}

@@ -1,0 +1,1 @@
+"""Pure ASGI layers around the application."""

@@ -1,0 +1,40 @@
+"""The interface of a placement policy, and its answer.
+
+A policy is pure: same facts, same answer. It is asked once per attempt, in the event loop, so it
+must be quick (tens of microseconds for tens of workers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.protocol.ids import Incarnation
+from tandem.router.placement.explain import Explanation
+from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an attempt goes."""
+
+    worker: Incarnation
+    """Runs the request to its end: the decode leg, or all of it."""
+    prefill: Incarnation | None
+    """Prefills and hands over; None: ``worker`` does both halves."""
+    explanation: Explanation
+
+    @property
+    def pair(self) -> tuple[Incarnation, Incarnation] | None:
+        """The (prefill, decode) link that is used, if one is."""
+        return None if self.prefill is None else (self.prefill, self.worker)
+
+
+class PlacementPolicy(Protocol):
+    """Chooses workers for one attempt."""
+
+    def place(
+        self, prompt: PromptFacts, fleet: FleetSnapshot, now: float, exclusions: Exclusions
+    ) -> Placement | None:
+        """The best place outside ``exclusions``, or None when nobody can take the request."""
+        ...

@@ -1,0 +1,99 @@
+"""Health of hand-off links and of workers, from how attempts ended. Pure: the caller has the clock.
+
+A link is a (prefill, decode) pair of incarnations. Only what a link can be blamed for counts:
+timeouts, a low rate, a wrong identity, a wrong digest; of the last two one is enough. Refusals,
+cancels and lost workers never count: a lost worker is lost for all links at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation
+
+Pair = tuple[Incarnation, Incarnation]
+
+TIMEOUTS = 3
+"""This many within ``WINDOW`` rest a link for ``REST``."""
+WINDOW = 60.0
+REST = 30.0
+FAULTS = 3
+"""Internal errors within ``WINDOW`` that make a worker suspect for ``REST``."""
+
+
+@dataclass(slots=True)
+class _Record:
+    failures: deque[float] = field(default_factory=lambda: deque(maxlen=TIMEOUTS))
+    rests_until: float = 0.0
+    quarantined: FailCause | None = None
+
+
+class LinkHealth:
+    """Outcomes per pair; forgotten with either incarnation."""
+
+    def __init__(self) -> None:
+        self._records: dict[Pair, _Record] = {}
+
+    def failed(self, pair: Pair, cause: FailCause, now: float) -> None:
+        """A hand-off over the link ended with ``cause``; causes that are not its fault pass."""
+        if cause in (FailCause.IDENTITY, FailCause.DIGEST):
+            self._records.setdefault(pair, _Record()).quarantined = cause
+        elif cause is FailCause.TIMEOUT:
+            self._rest(self._records.setdefault(pair, _Record()), now)
+
+    def slow(self, pair: Pair, now: float) -> None:
+        """A hand-off ran below the rate that the link must give."""
+        self._rest(self._records.setdefault(pair, _Record()), now)
+
+    def succeeded(self, pair: Pair) -> None:
+        """A hand-off went through: earlier timeouts no longer count."""
+        record = self._records.get(pair)
+        if record is not None and record.quarantined is None:
+            del self._records[pair]
+
+    def usable(self, pair: Pair, now: float) -> bool:
+        """Whether requests may use the link."""
+        record = self._records.get(pair)
+        return record is None or (record.quarantined is None and record.rests_until <= now)
+
+    def quarantined(self) -> dict[Pair, FailCause]:
+        """Links that stay closed until one end is another process."""
+        return {pair: r.quarantined for pair, r in self._records.items() if r.quarantined}
+
+    def forget(self, worker: Incarnation) -> None:
+        """An end of the links is gone."""
+        for pair in [pair for pair in self._records if worker in pair]:
+            del self._records[pair]
+
+    def _rest(self, record: _Record, now: float) -> None:
+        record.failures.append(now)
+        if len(record.failures) == TIMEOUTS and now - record.failures[0] <= WINDOW:
+            record.rests_until = now + REST
+            record.failures.clear()
+
+
+class WorkerHealth:
+    """Faults of workers themselves: internal errors of a worker that goes on beating."""
+
+    def __init__(self) -> None:
+        self._faults: dict[Incarnation, deque[float]] = {}
+
+    def fault(self, worker: Incarnation, now: float) -> None:
+        """It failed an attempt by its own fault."""
+        self._faults.setdefault(worker, deque(maxlen=FAULTS)).append(now)
+
+    def suspect(self, worker: Incarnation, now: float) -> bool:
+        """Whether it failed so often lately that others go first."""
+        faults = self._faults.get(worker)
+        return (
+            faults is not None
+            and len(faults) == FAULTS
+            and faults[-1] - faults[0] <= WINDOW
+            and now - faults[-1] <= REST
+        )
+
+    def forget(self, worker: Incarnation) -> None:
+        """It is gone."""
+        self._faults.pop(worker, None)

@@ -1,0 +1,149 @@
+"""The first placement policy: the longest cached prefix, then the least load.
+
+Hands off from a prefill worker to a decode worker when that pair's link works and the prompt has
+enough that is not cached where it would be decoded; otherwise the decode worker does all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.ids import Incarnation
+from tandem.router.placement.base import Placement
+from tandem.router.placement.explain import Candidate, Explanation
+from tandem.router.placement.load import decode_cost, prefill_cost, whole_cost
+from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts, WorkerView
+
+_Cost = Callable[[PromptFacts, WorkerView], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    worker: WorkerView
+    cost: float
+
+    @property
+    def rank(self) -> tuple[float, int, Incarnation]:
+        return (self.cost, self.worker.num_legs, self.worker.incarnation)
+
+
+class PrefixLoadPolicy:
+    """``min_handoff_tokens``: below this many uncached tokens a hand-off is not worth its trips."""
+
+    def __init__(self, min_handoff_tokens: int) -> None:
+        self.min_handoff_tokens = min_handoff_tokens
+
+    def place(
+        self, prompt: PromptFacts, fleet: FleetSnapshot, now: float, exclusions: Exclusions
+    ) -> Placement | None:
+        """The cheapest worker or pair outside ``exclusions``; None when there is none."""
+        usable = [
+            worker
+            for worker in fleet.workers
+            if not worker.draining
+            and worker.incarnation not in exclusions.workers
+            and prompt.fingerprint in (None, worker.fingerprint)
+        ]
+        decode = [worker for worker in usable if worker.role is WorkerRole.DECODE]
+        prefill = [
+            worker
+            for worker in usable
+            if worker.role is WorkerRole.PREFILL and worker.incarnation not in exclusions.prefill
+        ]
+        if prompt.one_token and prefill and not exclusions.no_handoff:
+            return _alone(prompt, prefill, "it ends with its first token: the prefill worker's")
+        if not decode:
+            return None
+        rule = self._why_whole(prompt, decode, prefill, exclusions)
+        if rule is None:
+            placement = _pair(prompt, decode, prefill, fleet, exclusions)
+            if placement is not None:
+                return placement
+            rule = "no prefill worker has a link to a decode worker"
+        return _alone(prompt, decode, rule)
+
+    def _why_whole(
+        self,
+        prompt: PromptFacts,
+        decode: Sequence[WorkerView],
+        prefill: Sequence[WorkerView],
+        exclusions: Exclusions,
+    ) -> str | None:
+        if not prefill:
+            return "no prefill worker is up"
+        if exclusions.no_handoff:
+            return "the last attempt does not hand off"
+        if prompt.whole:
+            return "the request must run on one worker"
+        best_hit = max(prompt.hits.get(worker.incarnation, 0) for worker in decode)
+        if prompt.num_tokens - best_hit < self.min_handoff_tokens:
+            return f"under {self.min_handoff_tokens} tokens are not cached on a decode worker"
+        return None
+
+
+def _alone(prompt: PromptFacts, workers: Sequence[WorkerView], rule: str) -> Placement:
+    scored = _score(prompt, workers, whole_cost)
+    best = min(scored, key=lambda each: each.rank)
+    candidates = _candidates(prompt, scored, "whole")
+    return Placement(best.worker.incarnation, None, Explanation(rule, candidates))
+
+
+def _pair(
+    prompt: PromptFacts,
+    decode: Sequence[WorkerView],
+    prefill: Sequence[WorkerView],
+    fleet: FleetSnapshot,
+    exclusions: Exclusions,
+) -> Placement | None:
+    producers = _score(prompt, prefill, prefill_cost)
+    consumers = _score(prompt, decode, decode_cost)
+    pairs = [
+        (producer, consumer)
+        for producer in producers
+        for consumer in consumers
+        if _may_meet(producer.worker, consumer.worker, fleet, exclusions)
+    ]
+    if not pairs:
+        return None
+    producer, consumer = min(
+        pairs, key=lambda pair: (pair[0].cost + pair[1].cost, pair[0].rank, pair[1].rank)
+    )
+    candidates = _candidates(prompt, producers, "prefill") + _candidates(
+        prompt, consumers, "decode"
+    )
+    return Placement(
+        consumer.worker.incarnation,
+        producer.worker.incarnation,
+        Explanation("hand-off", candidates),
+    )
+
+
+def _may_meet(
+    producer: WorkerView, consumer: WorkerView, fleet: FleetSnapshot, exclusions: Exclusions
+) -> bool:
+    pair = (producer.incarnation, consumer.incarnation)
+    return (
+        producer.fingerprint == consumer.fingerprint
+        and pair in fleet.links
+        and pair not in exclusions.pairs
+    )
+
+
+def _score(prompt: PromptFacts, workers: Sequence[WorkerView], cost: _Cost) -> list[_Scored]:
+    return [_Scored(worker, cost(prompt, worker)) for worker in workers]
+
+
+def _candidates(prompt: PromptFacts, scored: Sequence[_Scored], part: str) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(
+            name=each.worker.name,
+            part=part,
+            hit_tokens=prompt.hits.get(each.worker.incarnation, 0),
+            pending_tokens=each.worker.pending_tokens,
+            num_requests=each.worker.num_requests,
+            cost=each.cost,
+        )
+        for each in scored
+    )

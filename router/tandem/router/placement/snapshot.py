@@ -1,0 +1,82 @@
+"""What placement sees: facts of a prompt and of the fleet, at one moment, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.ids import Incarnation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptFacts:
+    """One request that looks for its place."""
+
+    num_tokens: int
+    """Prompt and tokens already emitted: what a prefill has to cover."""
+    max_new_tokens: int | None = None
+    """Tokens still to come, at most."""
+    num_choices: int = 1
+    whole: bool = False
+    """Must run on one worker: no hand-off can serve it."""
+    one_token: bool = False
+    """Ends with its next token, so a prefill worker can do all of it."""
+    fingerprint: str | None = None
+    """Only workers with this digest; None before any token was emitted."""
+    hits: Mapping[Incarnation, int] = field(default_factory=dict)
+    """Tokens of the prompt's prefix that a worker has cached, as far as is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker that is up."""
+
+    incarnation: Incarnation
+    role: WorkerRole
+    fingerprint: str
+    name: str
+    max_model_len: int
+    max_num_seqs: int
+    num_running: int = 0
+    num_waiting: int = 0
+    waiting_tokens: int = 0
+    free_share: float = 1.0
+    """Free KV blocks over all of them."""
+    num_legs: int = 0
+    """Legs that this router has under way there; known at once, unlike the report."""
+    leg_tokens: int = 0
+    """Prompt tokens of those legs that nothing came for yet."""
+    draining: bool = False
+    suspect: bool = False
+    """Failed by its own fault lately: last choice."""
+
+    @property
+    def pending_tokens(self) -> int:
+        """Prompt tokens before a new request's turn: as reported, or as sent since."""
+        return max(self.waiting_tokens, self.leg_tokens)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests there: as reported, or as sent since."""
+        return max(self.num_running + self.num_waiting, self.num_legs)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """All workers that are up and the hand-off links that work."""
+
+    workers: tuple[WorkerView, ...]
+    links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
+    """(prefill, decode) pairs that the decode worker calls up and that are not quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusions:
+    """Where a request must not go again, by incarnation."""
+
+    workers: frozenset[Incarnation] = frozenset()
+    prefill: frozenset[Incarnation] = frozenset()
+    """Not to be handed off from; may be nothing else for a prefill worker."""
+    pairs: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
+    no_handoff: bool = False

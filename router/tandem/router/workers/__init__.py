@@ -1,0 +1,1 @@
+"""Links to workers: who is up, what they serve, how loaded they are."""

@@ -1,0 +1,342 @@
+"""The link protocol towards one worker address: HELLO, beats, RESET, and who gets which frame.
+
+Turns frames into calls: a request's events go to its ``Sink``, the worker's own to the
+``Listener`` (the pool). When the link is lost every key on it gets ``Failed(WORKER_LOST)``, once.
+Whatever does not fit is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import zmq
+
+from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
+from tandem.protocol.commands import Command, Reply
+from tandem.protocol.errors import FailCause, RequestFailed, WireError
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.link import Header, Link, Verdict, read_header
+from tandem.protocol.messages import (
+    Beat,
+    Call,
+    Cancel,
+    Draining,
+    Frame,
+    Hello,
+    PeerSet,
+    ReplyTo,
+    Reset,
+    Submit,
+    ToRouter,
+    ToWorker,
+    Welcome,
+    WorkerBeat,
+    decode_to_router,
+    encode,
+)
+from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.router.workers.dealer import CurveKeys, Dealer
+from tandem.router.workers.liveness import LinkTimes, Liveness
+
+logger = logging.getLogger(__name__)
+
+LegEvent = EngineCoreOutput | Accepted | Refused | Failed
+_HELLO_RETRY = 0.1
+_HELLO_RETRY_MAX = 5.0
+_BEAT = encode(Beat())
+
+
+class Sink(Protocol):
+    """Where one worker's events of one key go; called in the loop, never blocks."""
+
+    def receive(self, event: LegEvent) -> None:
+        """Take the next event of the key from this worker."""
+        ...
+
+
+class Listener(Protocol):
+    """Where a worker's own news go (the pool); called in the loop, never blocks."""
+
+    def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
+        """WELCOME came."""
+        ...
+
+    def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
+        """The link ended; every key on it has been failed. Follows ``on_up``, once."""
+        ...
+
+    def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
+        """The worker lives."""
+        ...
+
+    def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
+        """Its prefix cache changed."""
+        ...
+
+    def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
+        """It will end within ``grace_ms``."""
+        ...
+
+
+class LinkState(StrEnum):
+    """Where a link stands."""
+
+    DOWN = "down"
+    GREETING = "greeting"
+    UP = "up"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkContext:
+    """What all connections of a router share."""
+
+    zmq: zmq.Context[zmq.Socket[bytes]]
+    me: Incarnation
+    times: LinkTimes
+    dropped: Callable[[str], None]
+    """Counts a dropped frame by its reason."""
+    curve: CurveKeys | None = None
+
+
+class WorkerConnection:
+    """Opened on construction, inside a running loop; the pool calls ``tick`` a few times a
+    second."""
+
+    def __init__(self, context: LinkContext, endpoint: str, listener: Listener) -> None:
+        self.endpoint = endpoint
+        self.state = LinkState.DOWN
+        self.incarnation: Incarnation | None = None
+        """Of the worker while the link is up."""
+        self._context = context
+        self._listener = listener
+        self._link = Link(context.me)
+        self._alive = Liveness(context.times)
+        self._sinks: dict[tuple[str, int], Sink] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._next_call = 0
+        self._hello_delay = _HELLO_RETRY
+        self._hello_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._dealer = Dealer(
+            context.zmq,
+            endpoint,
+            received=self._on_frame,
+            connected=self._greet,
+            disconnected=self._on_disconnected,
+            curve=context.curve,
+        )
+
+    def close(self) -> None:
+        """Fail what is under way and let go of the socket. May be called twice."""
+        self._down("the router closed the link")
+        self._dealer.close()
+
+    def submit(self, request: EngineCoreRequest, sink: Sink) -> bool:
+        """Start a leg; its events go to ``sink`` until ``release``. False: the link is down."""
+        if self.state is not LinkState.UP:
+            return False
+        key = (request.key.request, request.key.attempt)
+        self._sinks[key] = sink
+        if self._send(Submit(request)):
+            return True
+        del self._sinks[key]
+        return False
+
+    def release(self, request: str, attempt: int, *, cancel: bool) -> None:
+        """Want no more events of a key; ``cancel`` also tells the worker. Unknown keys too."""
+        self._sinks.pop((request, attempt), None)
+        if cancel and self.state is LinkState.UP:
+            self._send(Cancel(request, attempt))
+
+    async def call(self, command: Command, timeout: float) -> Reply:
+        """Run a command on the worker, or RequestFailed when it does not answer in time."""
+        number = self._next_call
+        self._next_call += 1
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._calls[number] = future
+        try:
+            if self.state is not LinkState.UP or not self._send(
+                Call(Command(id=number, name=command.name, args=command.args))
+            ):
+                raise RequestFailed(FailCause.WORKER_LOST, f"{self.endpoint} is not connected")
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError as error:
+            raise RequestFailed(
+                FailCause.TIMEOUT, f"{self.endpoint} did not answer {command.name} in {timeout:g} s"
+            ) from error
+        finally:
+            del self._calls[number]
+
+    def send_peers(self, controls: dict[str, Incarnation]) -> None:
+        """Tell a decode worker which prefill workers to keep links to."""
+        if self.state is LinkState.UP:
+            self._send(PeerSet(controls))
+
+    def tick(self) -> None:
+        """Send what is due, notice what is overdue."""
+        now = self._loop.time()
+        if self.state is LinkState.DOWN:
+            return
+        overdue = self._alive.overdue(now, greeting=self.state is LinkState.GREETING)
+        if overdue is not None:
+            self._down(overdue)
+            self._dealer.reopen()
+        elif self.state is LinkState.UP and self._alive.beat_due(now):
+            self._write(_BEAT)
+
+    def reconnect(self) -> None:
+        """Start over with a new socket if the link is down: its name is resolved anew."""
+        if self.state is LinkState.DOWN:
+            self._dealer.reopen()
+
+    def _send(self, message: ToWorker) -> bool:
+        return self._write(encode(message))
+
+    def _write(self, payload: bytes) -> bool:
+        sent = self._dealer.send(self._link.seal(), payload)
+        if not sent and self.state is LinkState.UP:
+            # The header counted: without its frame the worker would see a gap.
+            self._loop.call_soon(self._after_failed_send, self.incarnation)
+        return sent
+
+    def _after_failed_send(self, incarnation: Incarnation | None) -> None:
+        if self.state is LinkState.UP and self.incarnation == incarnation:
+            self._down("nothing can be sent")
+            self._dealer.reopen()
+
+    def _greet(self) -> None:
+        self._hello_timer = None
+        self._down("greeted again")
+        self._link.restart()
+        self.state = LinkState.GREETING
+        self._alive.restart(self._loop.time())
+        self._dealer.send(self._link.seal(), encode(Hello(PROTOCOL_VERSION)))
+
+    def _greet_later(self) -> None:
+        if self._hello_timer is None:
+            self._hello_timer = self._loop.call_later(self._hello_delay, self._greet)
+            self._hello_delay = min(2 * self._hello_delay, _HELLO_RETRY_MAX)
+
+    def _on_disconnected(self) -> None:
+        self._down("the connection closed")
+
+    def _down(self, reason: str) -> None:
+        """Fail every key, tell the listener if it knew the worker, and be DOWN."""
+        was_up = self.state is LinkState.UP
+        incarnation, self.incarnation = self.incarnation, None
+        self.state = LinkState.DOWN
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+        sinks, self._sinks = self._sinks, {}
+        message = f"worker {self.endpoint} lost: {reason}"
+        for (request, attempt), sink in sinks.items():
+            sink.receive(Failed(request, attempt, FailCause.WORKER_LOST, message))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(RequestFailed(FailCause.WORKER_LOST, message))
+        if was_up and incarnation is not None:
+            logger.warning("%s", message)
+            self._listener.on_lost(self, incarnation, reason)
+
+    def _on_frame(self, parts: list[bytes]) -> None:
+        try:
+            if len(parts) != 2:
+                raise WireError(f"message of {len(parts)} parts; it has 2")
+            header = read_header(parts[0])
+            if self.state is LinkState.UP:
+                self._on_linked(header, parts[1])
+            else:
+                self._on_greeting(header, parts[1])
+        except WireError as error:
+            self._context.dropped("garbage")
+            logger.debug("frame of %s dropped: %s", self.endpoint, error)
+
+    def _on_greeting(self, header: Header, payload: bytes) -> None:
+        """Nothing but the answer to our HELLO counts; the rest is of an earlier life."""
+        message = decode_to_router(payload)
+        if isinstance(message, Reset) and header.destination == self._context.me:
+            logger.info("worker %s refused HELLO: %s", self.endpoint, message.reason)
+            self._greet_later()
+        elif (
+            isinstance(message, Welcome)
+            and self.state is LinkState.GREETING
+            and header.sequence == 0
+            and self._link.accept(header) is Verdict.NEW_PEER
+        ):
+            self._welcome(header.source, message.card)
+        else:
+            self._context.dropped("stale")
+
+    def _welcome(self, incarnation: Incarnation, card: ModelCard) -> None:
+        self.state = LinkState.UP
+        self.incarnation = incarnation
+        self._hello_delay = _HELLO_RETRY
+        self._alive.restart(self._loop.time())
+        self._listener.on_up(self, card)
+
+    def _on_linked(self, header: Header, payload: bytes) -> None:
+        verdict = self._link.accept(header)
+        if verdict is Verdict.DELIVER:
+            message = decode_to_router(payload)
+            self._alive.heard(self._loop.time())
+            if type(message) is Frame:
+                self._deliver(message)
+            else:
+                self._on_message(message)
+            return
+        self._context.dropped("reset")
+        if verdict is Verdict.RESET:
+            self._dealer.send(self._link.seal(), encode(Reset("lost or misdirected frame")))
+            self._down("a frame was lost or misdirected")
+        else:
+            self._down("another process answers there")
+        self._greet_later()
+
+    def _on_message(self, message: ToRouter) -> None:
+        if isinstance(message, WorkerBeat):
+            self._alive.progress(self._loop.time(), message.beat)
+            self._listener.on_beat(self, message)
+        elif isinstance(message, ReplyTo):
+            future = self._calls.get(message.reply.id)
+            if future is None or future.done():
+                self._context.dropped("stale")
+            else:
+                future.set_result(message.reply)
+        elif isinstance(message, Draining):
+            self._listener.on_draining(self, message.grace_ms)
+        elif isinstance(message, Reset):
+            self._down(f"it said reset: {message.reason}")
+            self._greet_later()
+        else:
+            self._context.dropped("unexpected")
+
+    def _deliver(self, frame: Frame) -> None:
+        sinks = self._sinks
+        for event in frame.accepted:
+            self._hand(sinks, event)
+        for output in frame.outputs:
+            sink = sinks.get((output.request, output.attempt))
+            if sink is not None:
+                sink.receive(output)
+            else:
+                self._context.dropped("stale")
+        for refused in frame.refused:
+            self._hand(sinks, refused)
+        for failed in frame.failed:
+            self._hand(sinks, failed)
+        if frame.blocks is not None:
+            self._listener.on_blocks(self, frame.blocks)
+
+    def _hand(self, sinks: dict[tuple[str, int], Sink], event: Accepted | Refused | Failed) -> None:
+        sink = sinks.get((event.request, event.attempt))
+        if sink is not None:
+            sink.receive(event)
+        else:
+            self._context.dropped("stale")

@@ -1,0 +1,156 @@
+"""One ZMQ DEALER socket inside an asyncio loop: frames in, frames out, connected or not.
+
+Reads straight from the socket's descriptor rather than through ``zmq.asyncio``, whose future per
+message costs more than all the rest of a token's way. Knows nothing of what the frames say; the
+connection above it does. Used from the loop's thread alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from tandem.protocol.messages import MAX_FRAME_BYTES
+
+_BATCH = 64
+"""Messages read before other tasks of the loop get a turn."""
+_SEND_QUEUE = 10_000
+_CONNECT_MS = 3_000
+_HANDSHAKE_MS = 5_000
+_RETRY_MS = 100
+_RETRY_MAX_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class CurveKeys:
+    """Z85 keys that authenticate and encrypt a link."""
+
+    server: bytes
+    """Public key of the workers."""
+    public: bytes
+    secret: bytes
+
+
+class Dealer:
+    """A socket towards one address, which ZMQ connects again by itself, the name resolved anew."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        *,
+        received: Callable[[list[bytes]], None],
+        connected: Callable[[], None],
+        disconnected: Callable[[], None],
+        curve: CurveKeys | None = None,
+    ) -> None:
+        self._context = context
+        self._address = address
+        self._received = received
+        self._connected = connected
+        self._disconnected = disconnected
+        self._curve = curve
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.Handle | None = None
+        self._open()
+
+    def _open(self) -> None:
+        socket = self._context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a process that is not there
+        socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_MAX_MS)
+        socket.setsockopt(zmq.IPV6, 1)
+        if self._curve is not None:
+            socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.server)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public)
+            socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret)
+        self._socket = socket
+        self._monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._loop.add_reader(socket.FD, self._on_readable)
+        self._loop.add_reader(self._monitor.FD, self._on_monitor)
+        socket.connect(f"tcp://{self._address}")
+        self._loop.call_soon(self._on_monitor)
+
+    def reopen(self) -> None:
+        """Drop what is queued and start over with a new connection; nothing is called back."""
+        self.close()
+        self._open()
+
+    def close(self) -> None:
+        """Let go of the socket. May be called twice."""
+        if self._socket.closed:
+            return
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        self._loop.remove_reader(self._socket.FD)
+        self._loop.remove_reader(self._monitor.FD)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+
+    def send(self, header: bytes, payload: bytes) -> bool:
+        """Queue one frame; False when there is no connection or its queue is full."""
+        sent = self._try_send(header, payload)
+        if not sent and self._socket.getsockopt(zmq.EVENTS):
+            # A pipe that was made since the last look is seen only after the look.
+            sent = self._try_send(header, payload)
+        self._look_again()
+        return sent
+
+    def _try_send(self, header: bytes, payload: bytes) -> bool:
+        try:
+            self._socket.send_multipart((header, payload), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _look_again(self) -> None:
+        """A send may swallow the descriptor's signal of frames that came meanwhile."""
+        if self._again is None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._again = self._loop.call_soon(self._on_readable)
+
+    def _on_readable(self) -> None:
+        self._again = None
+        if self._drain(_BATCH):
+            self._look_again()
+
+    def _drain(self, limit: int) -> bool:
+        """Hand over up to ``limit`` frames; whether there may be more."""
+        socket = self._socket
+        for _ in range(limit):
+            if socket.closed:
+                return False
+            try:
+                parts = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self._received(parts)
+        return not socket.closed
+
+    def _on_monitor(self) -> None:
+        monitor = self._monitor
+        while not monitor.closed:
+            try:
+                event = recv_monitor_message(monitor, zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected()
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                while self._drain(_BATCH):
+                    pass  # what came before the end counts
+                if not monitor.closed:
+                    self._disconnected()

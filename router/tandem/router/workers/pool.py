@@ -1,0 +1,265 @@
+"""All workers this router knows: by address while it looks for them, by incarnation while up.
+
+Owns the connections and the ticking; tells decode workers which prefill workers exist. Placement
+reads its workers, the dispatcher submits through them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import zmq
+
+from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
+from tandem.protocol.outputs import BlockEvents
+from tandem.router.workers.connection import LinkContext, LinkState, WorkerConnection
+from tandem.router.workers.dealer import CurveKeys
+from tandem.router.workers.liveness import LinkTimes
+
+logger = logging.getLogger(__name__)
+
+_TICKS_PER_BEAT = 4
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker that is up."""
+
+    incarnation: Incarnation
+    card: ModelCard
+    connection: WorkerConnection
+    role: WorkerRole
+    fingerprint: str
+    """Digest; KV moves only between equal ones."""
+    load: LoadReport | None = None
+    peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
+    """A decode worker's links to prefill workers, as it last said."""
+    draining: bool = False
+    num_legs: int = 0
+    """Legs of this router under way on it."""
+    leg_tokens: int = 0
+    """Prompt tokens of those legs that no output has come for yet."""
+    peers_sent: dict[str, Incarnation] | None = None
+
+    @property
+    def name(self) -> str:
+        """For people: role, address, first digits of the incarnation."""
+        return f"{self.role} {self.connection.endpoint} {self.incarnation.hex()[:8]}"
+
+
+class PoolListener(Protocol):
+    """Who else wants to know; called in the loop, never blocks."""
+
+    def worker_up(self, worker: Worker) -> None:
+        """It may be placed upon from now on."""
+        ...
+
+    def worker_lost(self, worker: Worker, reason: str) -> None:
+        """It is gone; its keys have been failed."""
+        ...
+
+    def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
+        """Its prefix cache changed."""
+        ...
+
+
+class DropCounter(Protocol):
+    """Counts frames that fit nowhere."""
+
+    def dropped(self, reason: str) -> None:
+        """One more, for this reason."""
+        ...
+
+
+class WorkerPool:
+    """``start`` inside the loop that serves; ``add`` and ``remove`` addresses at any time after."""
+
+    def __init__(
+        self,
+        me: Incarnation,
+        *,
+        times: LinkTimes,
+        counter: DropCounter,
+        curve: CurveKeys | None = None,
+    ) -> None:
+        self.me = me
+        self.workers: dict[Incarnation, Worker] = {}
+        self._times = times
+        self._counter = counter
+        self._curve = curve
+        self._listener: PoolListener | None = None
+        self._links: dict[str, WorkerConnection] = {}
+        self._context: LinkContext | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    def start(self, listener: PoolListener) -> None:
+        """Begin to tick; ``listener`` hears of every worker from now on."""
+        self._listener = listener
+        self._context = LinkContext(
+            zmq=zmq.Context(),
+            me=self.me,
+            times=self._times,
+            dropped=self._counter.dropped,
+            curve=self._curve,
+        )
+        self._ticker = asyncio.create_task(self._tick(), name="worker-pool-ticks")
+
+    async def close(self) -> None:
+        """Fail what is under way and let go of every socket. May be called twice."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
+            self._ticker = None
+        for endpoint in list(self._links):
+            self.remove(endpoint)
+        if self._context is not None:
+            self._context.zmq.term()
+            self._context = None
+
+    def add(self, endpoint: str) -> None:
+        """Look for a worker at ``host:port`` from now on."""
+        assert self._context is not None, "add() before start()"
+        if endpoint not in self._links:
+            self._links[endpoint] = WorkerConnection(self._context, endpoint, self)
+
+    def remove(self, endpoint: str) -> None:
+        """Forget an address; what runs there fails."""
+        connection = self._links.pop(endpoint, None)
+        if connection is not None:
+            connection.close()
+
+    def reconnect(self, endpoint: str) -> None:
+        """Look the address up anew, if nobody answers there."""
+        if endpoint in self._links:
+            self._links[endpoint].reconnect()
+
+    def links(self) -> dict[str, LinkState]:
+        """State of every address."""
+        return {endpoint: link.state for endpoint, link in self._links.items()}
+
+    def up(self, role: WorkerRole) -> list[Worker]:
+        """Workers of a role that take new requests."""
+        return [w for w in self.workers.values() if w.role is role and not w.draining]
+
+    async def wait_change(self, timeout: float) -> bool:
+        """Wait until a worker came, went, or changed its links; False when none did in time."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout)
+        except TimeoutError:
+            return False
+        return True
+
+    def _announce(self) -> None:
+        """Wake all who wait for a change; later waiters wait for the next one."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._times.beat_interval / _TICKS_PER_BEAT)
+            for connection in list(self._links.values()):
+                connection.tick()
+
+    # What connections say.
+
+    def _problem(self, connection: WorkerConnection, card: ModelCard) -> str | None:
+        """Why a card cannot be used, or None."""
+        if card.role is None:
+            return "it names no role"
+        if card.fingerprint.version != PROTOCOL_VERSION:
+            return f"it speaks protocol {card.fingerprint.version}, not {PROTOCOL_VERSION}"
+        if connection.incarnation in self.workers:
+            return "it is already known at another address"
+        return None
+
+    def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
+        """WELCOME came."""
+        problem = self._problem(connection, card)
+        if problem is not None:
+            logger.warning("worker at %s is not used: %s", connection.endpoint, problem)
+            return
+        assert connection.incarnation is not None
+        assert card.role is not None
+        worker = Worker(
+            incarnation=connection.incarnation,
+            card=card,
+            connection=connection,
+            role=card.role,
+            fingerprint=card.fingerprint.digest,
+        )
+        self.workers[worker.incarnation] = worker
+        logger.info("%s is up, serving %s", worker.name, card.model)
+        if self._listener is not None:
+            self._listener.worker_up(worker)
+        self._tell_peers()
+        self._announce()
+
+    def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
+        """The link ended."""
+        worker = self.workers.get(incarnation)
+        if worker is None or worker.connection is not connection:
+            return
+        del self.workers[incarnation]
+        if self._listener is not None:
+            self._listener.worker_lost(worker, reason)
+        self._tell_peers()
+        self._announce()
+
+    def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
+        """The worker lives, and this is its load."""
+        worker = self._of(connection)
+        if worker is None:
+            return
+        worker.load = beat.load
+        peers = {health.peer: health for health in beat.peers}
+        changed = peers != worker.peers or beat.load.draining != worker.draining
+        worker.peers = peers
+        if beat.load.draining:
+            worker.draining = True
+        if changed:
+            self._announce()
+
+    def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
+        """Its prefix cache changed."""
+        worker = self._of(connection)
+        if worker is not None and self._listener is not None:
+            self._listener.worker_blocks(worker, events)
+
+    def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
+        """It will end: place nothing new there."""
+        worker = self._of(connection)
+        if worker is not None:
+            logger.info("%s drains, for at most %d ms", worker.name, grace_ms)
+            worker.draining = True
+            self._announce()
+
+    def _of(self, connection: WorkerConnection) -> Worker | None:
+        if connection.incarnation is None:
+            return None
+        worker = self.workers.get(connection.incarnation)
+        return worker if worker is not None and worker.connection is connection else None
+
+    def _tell_peers(self) -> None:
+        prefill = [w for w in self.workers.values() if w.role is WorkerRole.PREFILL]
+        for worker in self.workers.values():
+            if worker.role is not WorkerRole.DECODE:
+                continue
+            controls = _controls(prefill, worker.fingerprint)
+            if controls != worker.peers_sent:
+                worker.connection.send_peers(controls)
+                worker.peers_sent = controls
+
+
+def _controls(prefill: Iterable[Worker], fingerprint: str) -> dict[str, Incarnation]:
+    return {
+        worker.card.control: worker.incarnation
+        for worker in prefill
+        if worker.card.control is not None and worker.fingerprint == fingerprint
+    }

@@ -1,0 +1,46 @@
+"""The reference tokens and the one excuse for not meeting them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TIE = 1e-4
+"""Gap of the two best logits below which either token is right."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prompt with transformers' greedy answer."""
+
+    prompt: list[int]
+    tokens: list[int]
+    gaps: list[float]
+
+    def verdict(self, tokens: list[int]) -> str:
+        """``equal``, ``excused`` (parted where two logits tie), or what differs where."""
+        for position, (ours, theirs) in enumerate(zip(tokens, self.tokens, strict=False)):
+            if ours != theirs:
+                if self.gaps[position] < TIE:
+                    return "excused"
+                return (
+                    f"prompt of {len(self.prompt)}: token {position} is {ours}, transformers has "
+                    f"{theirs} by {self.gaps[position]:g}"
+                )
+        return "equal" if len(tokens) == len(self.tokens) else f"{len(tokens)} tokens came"
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """All 64, shortest prompt first."""
+    content = json.loads((Path(__file__).parent / "smollm2_greedy.json").read_text())
+    return tuple(Row(**row) for row in content["rows"])
+
+
+def judge(answers: dict[int, list[int]]) -> tuple[list[str], int]:
+    """Differences that nothing excuses, and how many were excused; by index of the row."""
+    verdicts = [rows()[index].verdict(tokens) for index, tokens in answers.items()]
+    wrong = [verdict for verdict in verdicts if verdict not in ("equal", "excused")]
+    return wrong, verdicts.count("excused")

@@ -2,7 +2,7 @@
 
 One ``RequestState`` per request, fed with every ``EngineCoreOutput`` in order. It finds stop
 strings, which no worker knows: once a choice has ended by one, its later tokens are dropped, and
-when every choice has ended (``finished``) the caller closes the stream, which aborts the rest.
+when every choice has ended and the engine goes on (``must_abort``) the caller closes the stream.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class RequestState:
     """All choices of one request."""
 
     __slots__ = (
+        "_computing",
         "_final_only",
         "_running",
         "_tokenizer",
@@ -70,7 +71,7 @@ class RequestState:
         self._tokenizer = tokenizer
         self._final_only = request.params.output_kind is OutputKind.FINAL_ONLY
         self.choices = [ChoiceState(tokenizer, request, index) for index in range(request.params.n)]
-        self._running = len(self.choices)
+        self._running = self._computing = len(self.choices)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens: int | None = None
         """Prompt tokens that were not computed for this request; known with the first token."""
@@ -81,6 +82,11 @@ class RequestState:
     def finished(self) -> bool:
         """Whether every choice has ended; what still comes would be dropped."""
         return self._running == 0
+
+    @property
+    def must_abort(self) -> bool:
+        """Whether all that the engine still computes for this request would be dropped."""
+        return self._running == 0 and self._computing > 0
 
     @property
     def num_generated_tokens(self) -> int:
@@ -99,6 +105,8 @@ class RequestState:
                 None if each is None else with_texts(self._tokenizer, each)
                 for each in output.prompt_logprobs
             ]
+        if output.finish is not None:
+            self._computing -= 1
         choice = self.choices[output.choice]
         if choice.finish_reason is not None or not (output.token_ids or output.finish):
             return []

@@ -1,0 +1,264 @@
+"""``AsyncLLM``: text in, a stream of text out, over any ``EngineCoreClient``.
+
+The same object serves offline batches (engine in this process), one worker, and the router (its
+dispatcher is a client). ``n`` choices are one request to the engine. Closing a stream, from a
+client's disconnect or a cancelled task, aborts the request wherever it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar, cast
+
+from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.llm.sampling import defaults_of, params_from
+from tandem.protocol.card import ModelCard
+from tandem.protocol.client import EngineCoreClient
+from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.sampling import SamplingParams
+from tandem.text.chat_template import ChatOptions
+from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
+from tandem.text.output_processor import OutputProcessor, RequestState
+from tandem.text.prompts import PromptLike, TextPrompt
+from tandem.text.tokenizer import Tokenizer
+
+OFF_LOOP_CHARS = 8_000
+"""Longer texts are tokenized in a thread: from here on it takes about half a millisecond."""
+
+Params = SamplingParams | Mapping[str, Any] | None
+"""Sampling parameters as callers write them (see ``sampling.params_from``)."""
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """A request that passed every check and was not sent yet."""
+
+    request_id: str
+    """The caller's id."""
+    processed: ProcessedInput
+
+
+class AsyncLLM:
+    """One served model. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        client: EngineCoreClient,
+        tokenizer: Tokenizer,
+        *,
+        incarnation: Incarnation | None = None,
+    ) -> None:
+        """``incarnation`` stands in request keys: the router's own where it is a router."""
+        self.tokenizer = tokenizer
+        self._client = client
+        self._incarnation = incarnation if incarnation is not None else new_incarnation()
+        self._defaults = defaults_of(tokenizer.generation)
+        self._outputs = OutputProcessor(tokenizer)
+        self._inputs: InputProcessor | None = None
+        self._numbers = itertools.count()
+        self._running: set[str] = set()
+
+    async def card(self) -> ModelCard:
+        """What is served. Raises RequestFailed when that is not known in time."""
+        return await self._client.describe()
+
+    async def prepare(
+        self,
+        prompt: PromptLike,
+        params: Params = None,
+        request_id: str | None = None,
+        *,
+        options: InputOptions | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenize a prompt; nothing is sent. Raises InvalidParameter."""
+        inputs, key = await self._input_processor(), self._next_key()
+        return PreparedRequest(
+            request_id=request_id if request_id is not None else key.request,
+            processed=await _off_loop(
+                _characters(prompt), inputs.process, prompt, self._params(params), key, options
+            ),
+        )
+
+    async def prepare_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: Params = None,
+        request_id: str | None = None,
+        *,
+        options: InputOptions | None = None,
+        chat: ChatOptions | None = None,
+    ) -> PreparedRequest:
+        """Check, render and tokenize a chat; nothing is sent. Raises InvalidParameter."""
+        inputs, key = await self._input_processor(), self._next_key()
+        return PreparedRequest(
+            request_id=request_id if request_id is not None else key.request,
+            processed=await _off_loop(
+                _characters(messages),
+                inputs.process_chat,
+                messages,
+                self._params(params),
+                key,
+                options,
+                chat,
+            ),
+        )
+
+    async def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Send the request and yield what comes, until every choice has ended.
+
+        Raises InvalidParameter for a ``request_id`` that is running, RequestRefused and
+        RequestFailed as the client does. Closing it aborts the request.
+        """
+        request_id = prepared.request_id
+        if request_id in self._running:
+            raise InvalidParameter("request_id", request_id, "an id that no running request has")
+        self._running.add(request_id)
+        state = self._outputs.begin(prepared.processed)
+        try:
+            source = self._client.stream(prepared.processed.request)
+            # The protocol promises aclose, which AsyncIterator does not have.
+            closing = aclosing(cast("AsyncGenerator[EngineCoreOutput, None]", source))
+            async with closing as outputs:
+                async for output in outputs:
+                    shown = state.feed(output)
+                    if shown:
+                        yield _render(prepared, state, shown)
+                    if state.must_abort:
+                        break
+        finally:
+            self._running.discard(request_id)
+        if not state.finished:
+            raise RequestFailed(FailCause.INTERNAL, "the engine ended a request without finishing")
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        params: Params = None,
+        request_id: str | None = None,
+        *,
+        options: InputOptions | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """``prepare`` and ``stream`` in one; errors come with the first step."""
+        prepared = await self.prepare(prompt, params, request_id, options=options)
+        async with aclosing(self.stream(prepared)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: Params = None,
+        request_id: str | None = None,
+        *,
+        options: InputOptions | None = None,
+        chat: ChatOptions | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """``prepare_chat`` and ``stream`` in one; errors come with the first step."""
+        prepared = await self.prepare_chat(messages, params, request_id, options=options, chat=chat)
+        async with aclosing(self.stream(prepared)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text; a long one is tokenized beside the event loop."""
+        return await _off_loop(
+            len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
+        )
+
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None = None
+    ) -> list[int]:
+        """Ids of a chat, as ``chat`` would send them."""
+        text = self.tokenizer.render_chat(messages, chat)
+        return await self.encode(text, add_special_tokens=False)
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids as a text of its own."""
+        return await _off_loop(
+            len(ids), self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens
+        )
+
+    @property
+    def num_running(self) -> int:
+        """Requests whose stream is open."""
+        return len(self._running)
+
+    async def check_health(self) -> None:
+        """Return if something is served; raises RequestFailed where nothing is."""
+        await self._client.describe()
+
+    async def reset_prefix_cache(self) -> Reply:
+        """Drop cached blocks that no request holds."""
+        return await self.call(CommandName.RESET_PREFIX_CACHE)
+
+    async def call(self, name: CommandName, **args: str | float | bool) -> Reply:
+        """Run a command on the engine."""
+        return await self._client.call(Command(id=next(self._numbers), name=name, args=args))
+
+    async def close(self) -> None:
+        """Abort what runs and close the client. May be called twice."""
+        await self._client.close()
+
+    def _next_key(self) -> RequestKey:
+        """A key of our own making: a client's id may repeat, this one never does."""
+        return RequestKey(self._incarnation, f"r{next(self._numbers)}", 0)
+
+    def _params(self, given: Params) -> SamplingParams:
+        return params_from(given, self._defaults)
+
+    async def _input_processor(self) -> InputProcessor:
+        """Of the model as it is served now; a fleet may change what that means."""
+        card = await self._client.describe()
+        if self._inputs is None or (self._inputs.card is not card and self._inputs.card != card):
+            self._inputs = InputProcessor(self.tokenizer, card)
+        return self._inputs
+
+
+def _render(
+    prepared: PreparedRequest, state: RequestState, shown: Sequence[CompletionOutput]
+) -> RequestOutput:
+    return RequestOutput(
+        request_id=prepared.request_id,
+        prompt=prepared.processed.prompt,
+        prompt_token_ids=prepared.processed.request.prompt_token_ids,
+        prompt_logprobs=state.prompt_logprobs,
+        outputs=shown,
+        finished=state.finished,
+        num_cached_tokens=state.num_cached_tokens,
+        num_generated_tokens=state.num_generated_tokens,
+    )
+
+
+def _characters(value: object) -> int:
+    """How long all texts in a prompt or a chat are, about."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, TextPrompt):
+        return len(value.text)
+    if isinstance(value, Mapping):
+        return sum(map(_characters, value.values()))
+    if isinstance(value, Sequence):
+        return sum(len(each) if isinstance(each, str) else _characters(each) for each in value)
+    return 1
+
+
+async def _off_loop(
+    size: int,
+    function: Callable[_Arguments, _Result],
+    *args: _Arguments.args,
+    **kwargs: _Arguments.kwargs,
+) -> _Result:
+    """Call ``function`` here, or in a thread when ``size`` says that it takes long."""
+    if size < OFF_LOOP_CHARS:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)

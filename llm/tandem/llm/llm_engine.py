@@ -1,0 +1,201 @@
+"""``LLMEngine``: the synchronous face of ``AsyncLLM``, for loops that add requests and step.
+
+An event loop of its own in a thread carries the requests, so that it works where the caller's
+thread already runs a loop (a notebook) and Ctrl-C reaches the caller. Thin on purpose: batching and
+order are the engine's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+from tandem.llm.async_llm import AsyncLLM, Params, PreparedRequest
+from tandem.llm.outputs import RequestOutput
+from tandem.protocol.card import ModelCard
+from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.text.chat_template import ChatOptions
+from tandem.text.input_processor import InputOptions
+from tandem.text.prompts import PromptLike
+
+STEP_SECONDS = 600.0
+"""Longest wait for any output of any request."""
+CALL_SECONDS = 60.0
+"""Longest wait for the loop to take or drop a request."""
+
+_Result = TypeVar("_Result")
+
+
+class _Running(NamedTuple):
+    prepared: PreparedRequest
+    """Tells it from an earlier request of the same id."""
+    task: Future[None]
+
+
+class LLMEngine:
+    """Add requests, then ``step`` until ``has_unfinished_requests`` is false."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, AsyncLLM]]) -> None:
+        """``make`` builds the AsyncLLM inside the engine's own loop; its errors are raised here."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
+        self._thread.start()
+        self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception]]
+        self._ready = queue.SimpleQueue()
+        self._running: dict[str, _Running] = {}
+        self._failed: Exception | None = None
+        try:
+            self._llm = self._call(make(), timeout=None)
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    @property
+    def card(self) -> ModelCard:
+        """What is served."""
+        return self._call(self._llm.card())
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether ``step`` has something to wait for."""
+        return bool(self._running)
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: PromptLike,
+        params: Params = None,
+        *,
+        options: InputOptions | None = None,
+    ) -> None:
+        """Check and start a prompt. Raises InvalidParameter."""
+        self._check_id(request_id)
+        self._start(self._call(self._llm.prepare(prompt, params, request_id, options=options)))
+
+    def add_chat(
+        self,
+        request_id: str,
+        messages: Sequence[Mapping[str, Any]],
+        params: Params = None,
+        *,
+        options: InputOptions | None = None,
+        chat: ChatOptions | None = None,
+    ) -> None:
+        """Check and start a chat. Raises InvalidParameter."""
+        self._check_id(request_id)
+        prepared = self._llm.prepare_chat(messages, params, request_id, options=options, chat=chat)
+        self._start(self._call(prepared))
+
+    def step(self, timeout: float = STEP_SECONDS) -> list[RequestOutput]:
+        """Wait for outputs and return all that are there, in the order in which they came.
+
+        Raises what a request failed with (that request is over, outputs before it come first), and
+        RequestFailed when nothing came within ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        outputs: list[RequestOutput] = []
+        while not outputs or not self._ready.empty():
+            item = self._next(max(0.0, deadline - time.monotonic()), timeout)
+            if isinstance(item, RequestOutput):
+                outputs.append(item)
+            elif item is not None and outputs:
+                self._failed = item
+                break
+            elif item is not None:
+                raise item
+        return outputs
+
+    def abort_request(self, request_id: str) -> None:
+        """End a request, known or not; its outputs that were not fetched are lost."""
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            running.task.cancel()
+
+    def close(self) -> None:
+        """Abort what runs and close the client. May be called twice."""
+        if self._loop.is_closed():
+            return
+        for request_id in list(self._running):
+            self.abort_request(request_id)
+        try:
+            self._call(self._llm.close())
+        finally:
+            self._stop_loop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _check_id(self, request_id: str) -> None:
+        if request_id in self._running:
+            raise InvalidParameter("request_id", request_id, "an id that no running request has")
+
+    def _start(self, prepared: PreparedRequest) -> None:
+        task = asyncio.run_coroutine_threadsafe(self._follow(prepared), self._loop)
+        self._running[prepared.request_id] = _Running(prepared, task)
+
+    async def _follow(self, prepared: PreparedRequest) -> None:
+        """Carry one request to its end, in the loop."""
+        try:
+            async with aclosing(self._llm.stream(prepared)) as outputs:
+                async for output in outputs:
+                    self._ready.put((prepared, output))
+        except Exception as error:
+            self._ready.put((prepared, error))
+
+    def _next(self, remaining: float, timeout: float) -> RequestOutput | Exception | None:
+        """The next output or failure; None for one of a request that was aborted."""
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return failed
+        try:
+            prepared, item = self._ready.get(timeout=remaining)
+        except queue.Empty:
+            raise RequestFailed(FailCause.TIMEOUT, f"no output for {timeout:g} s") from None
+        running = self._running.get(prepared.request_id)
+        if running is None or running.prepared is not prepared:
+            return None
+        if isinstance(item, Exception) or item.finished:
+            del self._running[prepared.request_id]
+        return item
+
+    def _call(
+        self, work: Coroutine[Any, Any, _Result], *, timeout: float | None = CALL_SECONDS
+    ) -> _Result:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._call(_settle())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _settle() -> None:
+    """Let cancelled tasks and open generators end before the loop does."""
+    loop = asyncio.get_running_loop()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()

@@ -38,8 +38,18 @@ class Section:
         return [
             field
             for field in dataclasses.fields(self.settings)
-            if field.init and field.name not in self.leave_out and "help" in field.metadata
+            if field.init and field.name not in self.leave_out and described(field) is not None
         ]
+
+
+def described(field: dataclasses.Field[Any]) -> tuple[str, tuple[str, ...], str] | None:
+    """Help, choices and unit of a field that is a setting."""
+    if "setting" in field.metadata:
+        text, allowed, unit = field.metadata["setting"]
+        return text, tuple(allowed), unit
+    if "help" in field.metadata:
+        return field.metadata["help"], tuple(field.metadata.get("choices", ())), ""
+    return None
 
 
 def add_flags(parser: argparse.ArgumentParser, sections: Sequence[Section]) -> None:
@@ -71,7 +81,8 @@ def read_settings(
             known.add(field.name)
             name, value = _lookup(field.name, parsed, environ, from_file)
             if value is not None:
-                given[field.name] = convert(name, value, hints[field.name], choices(field))
+                allowed = _describe(field)[1]
+                given[field.name] = convert(name, value, hints[field.name], allowed)
     unknown = set(from_file) - known
     if unknown:
         name = sorted(unknown)[0]
@@ -108,10 +119,11 @@ def _read_file(path: str | None) -> dict[str, Any]:
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
-    help_text = str(field.metadata["help"]).replace("%", "%%")
+    text, allowed, unit = _describe(field)
     default = _default_text(field)
-    if default is not None:
-        help_text += f" (default: {default})"
+    notes = [unit] if unit else []
+    notes += [f"default: {default}"] if default is not None else []
+    help_text = (text + (f" ({'; '.join(notes)})" if notes else "")).replace("%", "%%")
     kind = plain_type(hint)
     if kind is bool:
         group.add_argument(
@@ -119,7 +131,6 @@ def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hin
         )
         return
     options: dict[str, Any] = {"default": None, "dest": field.name}
-    allowed = choices(field)
     if allowed:
         options["metavar"] = "{" + ",".join(allowed) + "}"
     else:
@@ -134,9 +145,10 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def choices(field: dataclasses.Field[Any]) -> tuple[str, ...]:
-    """Values a field allows, or () for any of its type."""
-    return tuple(str(choice) for choice in field.metadata.get("choices") or ())
+def _describe(field: dataclasses.Field[Any]) -> tuple[str, tuple[str, ...], str]:
+    description = described(field)
+    assert description is not None, f"{field.name} is not a setting"
+    return description
 
 
 def plain_type(hint: Any) -> type:

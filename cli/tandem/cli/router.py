@@ -1,0 +1,34 @@
+"""`tandem router`: OpenAI HTTP over workers that are already up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.flags import Section
+from tandem.router.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """How much to log."""
+
+    log_level: str = field(
+        default="info",
+        metadata={
+            "setting": ("Least severe messages to log.", ("debug", "info", "warning", "error"), "")
+        },
+    )
+
+
+def run(argv: list[str]) -> int:
+    """Serve until a signal."""
+    sections = [Section("Router", RouterConfig), Section("Logging", LogConfig)]
+    given: dict[type, dict[str, Any]] = parse("router", __doc__.splitlines()[0], sections, argv)
+    log = LogConfig(**given[LogConfig])
+    set_up_logging(log.log_level)
+    from tandem.router.app import serve
+
+    serve(RouterConfig(**given[RouterConfig]), log_level=log.log_level)
+    return 0

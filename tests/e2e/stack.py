@@ -1,0 +1,126 @@
+"""A real stack of processes for the end-to-end tests: start, look into, hurt, stop."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from tandem.cli.children import Child, stop_all
+from tandem.cli.stack import LOOPBACK, Ports, free_ports, router_child, worker_child
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (\S+)$")
+
+
+class Stack:
+    """Children of one stack; ``Stack.running`` starts it and always stops it."""
+
+    def __init__(
+        self,
+        model: str,
+        log: TextIO,
+        *,
+        prefill: int = 1,
+        decode: int = 1,
+        worker_flags: list[str] | None = None,
+        router_flags: list[str] | None = None,
+    ) -> None:
+        numbers = iter(free_ports(4 * (prefill + decode) + 1))
+        shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]
+        self.log = log
+        self.workers: dict[str, Child] = {}
+        self.probes: dict[str, int] = {}
+        ports = []
+        for role, count in (("prefill", prefill), ("decode", decode)):
+            for index in range(count):
+                each = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
+                child = worker_child(role, index, model, each, shared)
+                ports.append(each.worker)
+                self.workers[child.name] = child
+                self.probes[child.name] = each.probe
+        self.port = next(numbers)
+        flags = ["--served-model-name", "smol", *(router_flags or [])]
+        flags += ["--ready-prefill", str(prefill), "--ready-decode", str(decode)]
+        self.router = router_child(model, LOOPBACK, self.port, ports, flags)
+
+    @property
+    def url(self) -> str:
+        """The router's base URL."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def children(self) -> list[Child]:
+        """All processes, the router last."""
+        return [*self.workers.values(), self.router]
+
+    @classmethod
+    @contextmanager
+    def running(cls, model: str, log_path: Path, **options: object) -> Iterator[Stack]:
+        """A stack that can serve; its processes' output is in ``log_path``."""
+        with log_path.open("w") as log:
+            stack = cls(model, log, **options)  # type: ignore[arg-type]
+            try:
+                for child in stack.children:
+                    child.start(log)
+                stack.wait_ready()
+                yield stack
+            finally:
+                stop_all(stack.children, 10.0)
+
+    def wait_ready(self, seconds: float = 120.0) -> None:
+        """Until the router can serve; fails with the log's end."""
+        self.until(self.router.check_ready, seconds, "the router is not ready")
+
+    def until(self, check: Callable[[], bool], seconds: float, problem: str) -> None:
+        """Poll ``check`` until it holds; fails with ``problem`` at the deadline."""
+        deadline = time.monotonic() + seconds
+        while not check():
+            for child in self.children:
+                code = child.exit_code
+                assert code is None or child.name in self.killed, f"{child.name} ended: {code}"
+            assert time.monotonic() < deadline, f"{problem} after {seconds:g} s"
+            time.sleep(0.05)
+
+    killed: frozenset[str] = frozenset()
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Hurt one worker; a killed one is waited for."""
+        child = self.workers[name]
+        child.signal(number)
+        if number == signal.SIGKILL and child.process is not None:
+            child.process.wait(10)
+            self.killed = self.killed | {name}
+
+    def restart(self, name: str) -> None:
+        """Start a killed worker again on the same addresses."""
+        self.killed = self.killed - {name}
+        self.workers[name].start(self.log)
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Samples of a worker (or "router"): ``name{labels}`` to value."""
+        port = self.port if name == "router" else self.probes[name]
+        with urllib.request.urlopen(f"http://{LOOPBACK}:{port}/metrics", timeout=5) as answer:
+            return parse_metrics(answer.read().decode())
+
+    def total(self, name: str, metric: str) -> float:
+        """Sum of a metric's samples over its labels."""
+        return sum(
+            value
+            for sample, value in self.metrics(name).items()
+            if sample.partition("{")[0] == metric
+        )
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Prometheus text to samples."""
+    samples = {}
+    for line in text.splitlines():
+        match = _SAMPLE.match(line)
+        if match:
+            samples[match[1] + (match[2] or "")] = float(match[3])
+    return samples

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
+import httpx2
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
@@ -69,7 +69,7 @@ def _explained(repo_id: str, revision: str | None, fetch: Callable[[], _FETCH]) 
         ) from error
     except RevisionNotFoundError as error:
         raise ModelNotFound(f"model: {repo_id} has no revision {revision!r}") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.TransportError) as error:
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
         raise Offline(_offline_text(at)) from error
     except EntryNotFoundError as error:
         raise ModelNotFound(f"model: {at} does not have that file: {error}") from error

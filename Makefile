@@ -1,0 +1,66 @@
+# Everything a contributor and CI run. Needs Python 3.11 or later and make; brings the rest itself.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+UV_VERSION := 0.13.8
+UV ?= $(or $(shell command -v uv),.tools/uv)
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
+
+.PHONY: help
+help:  ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: .venv/synced  ## Make .venv with everything in it (the other targets do it when needed)
+
+.tools/uv:
+	python3 scripts/get_uv.py $(UV_VERSION) .tools
+
+.venv/synced: pyproject.toml uv.lock | $(filter .tools/uv,$(UV))
+	$(UV) sync --locked --all-extras
+	@touch $@
+
+.PHONY: up
+up: setup  ## Serve the embedded model on port 8000 (ARGS='--model PATH ...' for another)
+	$(BIN)/tandem up $(ARGS)
+
+.PHONY: test
+test: setup  ## Run the tests that take under 20 s each (ARGS='tests/hub -x' to choose)
+	$(PYTEST) -m "not full" $(ARGS)
+
+.PHONY: test-full
+test-full: setup  ## Run every test
+	$(PYTEST) $(ARGS)
+
+.PHONY: cov
+cov: setup  ## Run the tests and say which lines they never reach
+	$(PYTEST) -m "not full" --cov --cov-report=term-missing $(ARGS)
+
+.PHONY: lint
+lint: setup  ## Check style, format, types and layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+.PHONY: format
+format: setup  ## Put every file into the house's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: reference
+reference: setup  ## Make the reference tokens anew, with transformers as the judge
+	$(BIN)/python tests/reference/make_reference.py
+
+.PHONY: wheel
+wheel: setup  ## Build the wheel and install it as the router's image does
+	rm -rf dist
+	$(UV) build --quiet --wheel --out-dir dist
+	$(BIN)/python scripts/check_wheel.py "$(UV)" dist/*.whl
+
+.PHONY: clean
+clean:  ## Remove what the other targets made (not the prepared models)
+	rm -rf .venv .tools dist build .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

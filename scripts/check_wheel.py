@@ -1,0 +1,60 @@
+"""Holds a built wheel to what its images need of it.
+
+Every file of every portion is in the wheel; installed with the router's extra alone, at the locked
+versions, the router imports and torch is not there. Usage: check_wheel.py UV WHEEL
+"""
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+PROBE = """
+import importlib.util
+import tandem.router.app, tandem.llm, tandem.text, tandem.protocol
+for absent in ("torch", "triton", "nixl", "transformers"):
+    assert importlib.util.find_spec(absent) is None, f"{absent} is in the router's image"
+"""
+
+
+def main(uv: str, wheel: Path) -> None:
+    """Raises or exits with the first thing that is wrong."""
+    check_files(wheel)
+    with tempfile.TemporaryDirectory() as folder:
+        python = f"{folder}/venv/bin/python"
+        locked = f"{folder}/requirements.txt"
+        export = ["export", "--quiet", "--frozen", "--no-default-groups", "--extra", "router"]
+        run(uv, *export, "--no-emit-project", "--output-file", locked)
+        run(uv, "venv", "--quiet", f"{folder}/venv")
+        run(uv, "pip", "install", "--quiet", "--python", python, "--requirement", locked)
+        run(uv, "pip", "install", "--quiet", "--python", python, "--no-deps", str(wheel))
+        run(python, "-P", "-c", PROBE, cwd=folder)
+    print(f"{wheel.name}: whole, and the router imports without torch")
+
+
+def check_files(wheel: Path) -> None:
+    """Exits naming the files of the checkout that the wheel lacks."""
+    with zipfile.ZipFile(wheel) as archive:
+        packed = set(archive.namelist())
+    sources = {
+        str(file.relative_to(portion.parent))
+        for portion in ROOT.glob("*/tandem")
+        for file in portion.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    if missing := sorted(sources - packed):
+        sys.exit(f"{wheel.name} lacks {len(missing)} files: {', '.join(missing[:5])}")
+
+
+def run(*command: str, cwd: str | Path = ROOT) -> None:
+    """Runs to the end within ten minutes, and exits with the command's own status."""
+    done = subprocess.run(command, cwd=cwd, timeout=600, check=False)
+    if done.returncode:
+        sys.exit(f"{command[0]} {command[1]} ended with {done.returncode}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]).resolve())

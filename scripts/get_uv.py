@@ -7,16 +7,17 @@ and checked against the digest that PyPI states. Usage: get_uv.py VERSION FOLDER
 
 import hashlib
 import importlib.util
-import json
 import platform
 import subprocess
 import sys
 import tempfile
-import urllib.request
 import zipfile
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urljoin
+from urllib.request import urlopen
 
-INDEX = "https://pypi.org/pypi/uv/{version}/json"
+INDEX = "https://pypi.org/simple/uv/"
 TIMEOUT_S = 60
 
 
@@ -34,15 +35,15 @@ def with_pip(version: str, folder: Path) -> bool:
 
 def from_index(version: str, folder: Path) -> None:
     """Fetches the wheel for this machine and takes the program out of it."""
-    with urllib.request.urlopen(INDEX.format(version=version), timeout=TIMEOUT_S) as answer:
-        files = json.load(answer)["urls"]
-    wheel = next((file for file in files if fits(file["filename"])), None)
-    if wheel is None:
+    links = Links()
+    links.feed(fetch(INDEX).decode())
+    url = next((url for url in links.urls if fits(url.rpartition("/")[2], version)), None)
+    if url is None:
         sys.exit(f"uv {version} has no wheel for {sys.platform} {platform.machine()}: install uv")
-    with urllib.request.urlopen(wheel["url"], timeout=TIMEOUT_S) as answer:
-        content = answer.read()
-    if hashlib.sha256(content).hexdigest() != wheel["digests"]["sha256"]:
-        sys.exit(f"{wheel['url']}: the content does not have the digest that PyPI states")
+    address, _, digest = url.partition("#sha256=")
+    content = fetch(address)
+    if hashlib.sha256(content).hexdigest() != digest:
+        sys.exit(f"{address}: the content does not have the digest that PyPI states")
     with tempfile.TemporaryFile() as file:
         file.write(content)
         with zipfile.ZipFile(file) as archive:
@@ -50,9 +51,32 @@ def from_index(version: str, folder: Path) -> None:
             put(archive.read(program), folder)
 
 
-def fits(filename: str) -> bool:
-    """Whether a wheel's name says that it runs here."""
+class Links(HTMLParser):
+    """The addresses that a page of the index links to (the layout of PEP 503)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.urls: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Keeps the address of each link, made absolute."""
+        if tag == "a" and (href := dict(attrs).get("href")):
+            self.urls.append(urljoin(INDEX, href))
+
+
+def fetch(url: str) -> bytes:
+    """The content behind an address of the index."""
+    with urlopen(url, timeout=TIMEOUT_S) as answer:
+        content: bytes = answer.read()
+    return content
+
+
+def fits(filename: str, version: str) -> bool:
+    """Whether a file is the wheel of this version for this machine."""
     machine = platform.machine()
+    filename = filename.partition("#")[0]
+    if not filename.startswith(f"uv-{version}-") or not filename.endswith(".whl"):
+        return False
     if sys.platform == "darwin":
         return "macosx" in filename and machine in filename
     libc = "manylinux" if platform.libc_ver()[0] == "glibc" else "musllinux"

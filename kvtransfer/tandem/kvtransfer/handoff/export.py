@@ -1,0 +1,206 @@
+"""What P knows of one key, and everything that can happen to it: the values of P's machine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.messages import (
+    Done,
+    Final,
+    FirstToken,
+    GoneReason,
+    Open,
+    Taken,
+    Want,
+)
+from tandem.kvtransfer.handoff.tables import PEvent, PState
+from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+
+_MESSAGE_EVENT = {Open: PEvent.OPEN, Want: PEvent.WANT, Taken: PEvent.TAKEN}
+
+
+class ProducerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and times that hold for every export."""
+
+    block_size: int
+    """Tokens per block."""
+    blocks_per_part: int
+    """Blocks that fit a send slot behind its header."""
+    block_bytes: int
+    header_bytes: int
+    lease_ms: int
+    expect_ms: int
+    tombstone_ms: int
+    wait_ms: int
+
+
+class Out(msgspec.Struct, frozen=True):
+    """A part between its slot's grant and its return."""
+
+    index: int
+    slot: int
+    start: int
+    stop: int
+    sent: bool = False
+    """PART is sent: D may be reading the slot."""
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """All that P knows of one key."""
+
+    key: RequestKey
+    state: PState
+    deadline: Millis
+    """Of the state: budget, hard cap, or the tombstone's end."""
+    budget: Millis | None = None
+    consumer: Incarnation = NOBODY
+    num_tokens: int = 0
+    generation: int = 0
+    block_ids: tuple[int, ...] = ()
+    launched: int = 0
+    """Tokens whose chunks are launched."""
+    ready: int = 0
+    """Tokens whose fence was seen."""
+    final: Final | None = None
+    opened: bool = False
+    wants: bool = False
+    packed: int = 0
+    """Tokens up to which parts were cut."""
+    next_index: int = 0
+    credits: int = 0
+    max_blocks: int = 1
+    out: tuple[Out, ...] = ()
+    engine_holds: bool = False
+    """The engine was given the key and has not let go."""
+    reason: GoneReason = GoneReason.UNKNOWN
+
+
+class Admit(msgspec.Struct, frozen=True):
+    """The engine takes the request; its blocks are promised from here on."""
+
+    key: RequestKey
+    consumer: Incarnation
+    num_tokens: int
+    budget_ms: int | None
+    generation: int
+    link_up: bool
+    kind = PEvent.ADMIT
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """The engine does not take the request."""
+
+    key: RequestKey
+    kind = PEvent.REFUSE
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """A chunk's kernels are on their way; nothing may be said yet."""
+
+    key: RequestKey
+    block_ids: tuple[int, ...]
+    upto: int
+    kind = PEvent.LAUNCHED
+
+
+class Fenced(msgspec.Struct, frozen=True):
+    """The host has seen the fence behind a chunk's last KV write."""
+
+    key: RequestKey
+    upto: int
+    kind = PEvent.FENCED
+
+
+class First(msgspec.Struct, frozen=True):
+    """Token 1 of each choice."""
+
+    key: RequestKey
+    first: tuple[FirstToken, ...]
+    finish: str | None
+    kind = PEvent.FIRST
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """The engine lets go of the blocks as soon as the export does."""
+
+    key: RequestKey
+    cancelled: bool
+    kind = PEvent.FINISHED
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """The router wants no more of it."""
+
+    key: RequestKey
+    kind = PEvent.CANCEL
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A message of D."""
+
+    key: RequestKey
+    source: Incarnation
+    message: Open | Want | Taken | Done
+
+    @property
+    def kind(self) -> PEvent:
+        """The row of the table."""
+        if isinstance(self.message, Done):
+            return PEvent.DONE_OK if self.message.ok else PEvent.DONE_ABANDON
+        return _MESSAGE_EVENT[type(self.message)]
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A free send slot, for the next part."""
+
+    key: RequestKey
+    slot: int
+    kind = PEvent.SLOT
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """A part lies in its slot, as the host has seen (or could not be packed)."""
+
+    key: RequestKey
+    index: int
+    ok: bool
+    kind = PEvent.PACKED
+
+
+class LinkLost(msgspec.Struct, frozen=True):
+    """The link to the consumer broke."""
+
+    key: RequestKey
+    kind = PEvent.LINK_LOST
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    """Other weights, or the cache is reset."""
+
+    key: RequestKey
+    kind = PEvent.REVOKE
+
+
+class Timeout(msgspec.Struct, frozen=True):
+    """``deadline`` has passed."""
+
+    key: RequestKey
+    kind = PEvent.TIMEOUT
+
+
+Event = (
+    Admit
+    | Refuse
+    | Launched
+    | Fenced
+    | First
+    | Finished
+    | Cancel
+    | Asked
+    | Granted
+    | Packed
+    | LinkLost
+    | Revoke
+    | Timeout
+)

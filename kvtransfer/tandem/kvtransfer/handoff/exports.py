@@ -1,0 +1,182 @@
+"""All that P has promised: one export per key, the send slots they share, and their deadlines.
+
+Owned by the transfer thread. ``apply`` runs P's machine on one event and returns what is to be
+done outside; slots are given and granted here, oldest hungry key first. Ended keys stay as
+tombstones until their time, at most ``max_tombstones`` of them. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from tandem.kvtransfer.handoff import export as events
+from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Send
+from tandem.kvtransfer.handoff.export import Asked, Export, Granted, ProducerPolicy
+from tandem.kvtransfer.handoff.lease import ENDED, Result, can_cut
+from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Open
+from tandem.kvtransfer.handoff.producer import step
+from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.tables import PState
+from tandem.kvtransfer.handoff.timers import Timers
+from tandem.protocol.ids import Incarnation, RequestKey
+
+MAX_EXPECTED = 4096
+MAX_TOMBSTONES = 65536
+
+
+class ExportTable:
+    """P's keys. Not thread-safe: the transfer thread alone touches it."""
+
+    machine: ClassVar[Callable[..., Result]] = staticmethod(step)
+
+    def __init__(
+        self,
+        policy: ProducerPolicy,
+        ring: SlotRing,
+        *,
+        max_expected: int = MAX_EXPECTED,
+        max_tombstones: int = MAX_TOMBSTONES,
+    ) -> None:
+        self.policy = policy
+        self.ring = ring
+        self.links: set[Incarnation] = set()
+        self.exports: dict[RequestKey, Export] = {}
+        self._max_expected = max_expected
+        self._max_tombstones = max_tombstones
+        self._hungry: dict[RequestKey, None] = {}
+        self._ended: dict[RequestKey, None] = {}
+        self._expected: dict[RequestKey, None] = {}
+        self._timers = Timers(self._deadline)
+
+    def apply(self, event: events.Event, now: Millis) -> list[Action]:
+        """Run the machine on one event of one key."""
+        if isinstance(event, Asked) and self._is_one_too_many(event):
+            gone = Gone(event.key, GoneReason.UNKNOWN)
+            return [Count("p:too many expected"), Send(event.source, gone)]
+        actions = self._step(event, now)
+        self._feed(actions, now)
+        return actions
+
+    def link_up(self, peer: Incarnation) -> None:
+        """A consumer's link stands."""
+        self.links.add(peer)
+
+    def link_lost(self, peer: Incarnation, now: Millis) -> list[Action]:
+        """A consumer's link broke: its exports end."""
+        self.links.discard(peer)
+        keys = [key for key, each in self.exports.items() if each.consumer == peer]
+        return self._apply_all([events.LinkLost(key) for key in keys], now)
+
+    def revoke_all(self, now: Millis) -> list[Action]:
+        """Every lease ends: other weights, or a cache reset."""
+        return self._apply_all([events.Revoke(key) for key in list(self.exports)], now)
+
+    def expire(self, now: Millis) -> list[Action]:
+        """Run the deadlines that have passed."""
+        return self._apply_all(
+            [events.Timeout(key) for key in dict.fromkeys(self._timers.due(now))], now
+        )
+
+    def next_deadline(self) -> Millis | None:
+        """When ``expire`` is due."""
+        return self._timers.next()
+
+    @property
+    def num_leased(self) -> int:
+        """Exports that hold blocks."""
+        return len(self.exports) - len(self._ended) - len(self._expected)
+
+    @property
+    def num_parts_out(self) -> int:
+        """Send slots that a consumer may be reading: the transport must be kept moving."""
+        return len(self.ring) - self.ring.free
+
+    def copy(self) -> ExportTable:
+        """An independent table in the same state (deadlines apart)."""
+        other = type(self)(
+            self.policy,
+            self.ring.copy(),
+            max_expected=self._max_expected,
+            max_tombstones=self._max_tombstones,
+        )
+        other.links = set(self.links)
+        other.exports = dict(self.exports)
+        other._hungry = dict(self._hungry)
+        other._ended = dict(self._ended)
+        other._expected = dict(self._expected)
+        return other
+
+    def _is_one_too_many(self, event: Asked) -> bool:
+        return (
+            isinstance(event.message, Open)
+            and event.key not in self.exports
+            and len(self._expected) >= self._max_expected
+        )
+
+    def _apply_all(self, each: list[events.Event], now: Millis) -> list[Action]:
+        actions = [action for event in each for action in self._step(event, now)]
+        self._feed(actions, now)
+        return actions
+
+    def _step(self, event: events.Event, now: Millis) -> list[Action]:
+        key = event.key
+        was = self.exports.get(key)
+        after, actions = self.machine(was, event, now, self.policy)
+        if after is not was:
+            self._store(key, was, after)
+        outside: list[Action] = []
+        for action in actions:
+            if isinstance(action, Free):
+                self.ring.give(action.slot)
+            else:
+                outside.append(action)
+        return outside
+
+    def _store(self, key: RequestKey, was: Export | None, after: Export | None) -> None:
+        for index in (self._hungry, self._ended, self._expected):
+            if after is None:
+                index.pop(key, None)
+        if after is None:
+            self.exports.pop(key, None)
+            return
+        self.exports[key] = after
+        if was is None or was.deadline != after.deadline:
+            self._timers.arm(key, after.deadline)
+        _mark(self._expected, key, after.state is PState.EXPECTED)
+        _mark(self._hungry, key, can_cut(after, self.policy))
+        _mark(self._ended, key, after.state in ENDED)
+        if len(self._ended) > self._max_tombstones:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        for key in self._ended:
+            export = self.exports[key]
+            if not export.engine_holds and not export.out:
+                self._store(key, export, None)
+                return
+
+    def _feed(self, actions: list[Action], now: Millis) -> None:
+        """Grant free slots to hungry keys in turn, one each, while there are both."""
+        granted = True
+        while granted and self._hungry and self.ring.free:
+            granted = False
+            for key in list(self._hungry):
+                export = self.exports[key]
+                if not self.ring.has_room(export.consumer):
+                    continue
+                slot = self.ring.take(export.consumer, key, export.next_index)
+                del self._hungry[key]
+                actions += self._step(Granted(key, slot), now)
+                granted = True
+
+    def _deadline(self, key: RequestKey) -> Millis | None:
+        export = self.exports.get(key)
+        return None if export is None else export.deadline
+
+
+def _mark(index: dict[RequestKey, None], key: RequestKey, belongs: bool) -> None:
+    if belongs:
+        index.setdefault(key)
+    else:
+        index.pop(key, None)

@@ -1,0 +1,150 @@
+"""All that D has asked for: one pull per key, the receive slots they share, and their deadlines.
+
+Owned by the transfer thread. ``apply`` runs D's machine on one event and returns what is to be
+done outside; receive slots are granted to queued parts, oldest key first. A slot whose read was
+given up is quarantined here until ``read_ended``. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from tandem.kvtransfer.handoff import pull as events
+from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
+from tandem.kvtransfer.handoff.consumer import Result, step
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull
+from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.handoff.timers import Timers
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation, RequestKey
+
+MAX_TOMBSTONES = 65536
+
+
+class ImportTable:
+    """D's keys. Not thread-safe: the transfer thread alone touches it."""
+
+    machine: ClassVar[Callable[..., Result]] = staticmethod(step)
+
+    def __init__(
+        self, policy: ConsumerPolicy, ring: SlotRing, *, max_tombstones: int = MAX_TOMBSTONES
+    ) -> None:
+        self.policy = policy
+        self.ring = ring
+        self.links: set[Incarnation] = set()
+        self.pulls: dict[RequestKey, Pull] = {}
+        self._max_tombstones = max_tombstones
+        self._hungry: dict[RequestKey, None] = {}
+        self._closed: dict[RequestKey, None] = {}
+        self._timers = Timers(self._deadline)
+
+    def apply(self, event: events.Event, now: Millis) -> list[Action]:
+        """Run the machine on one event of one key."""
+        actions = self._step(event, now)
+        self._feed(actions, now)
+        return actions
+
+    def read_ended(
+        self, slot: int, now: Millis, fault: FailCause | None = None, message: str = ""
+    ) -> list[Action]:
+        """The slot's read is terminal: its bytes are there, or (``fault``) never will be."""
+        held = self.ring[slot]
+        assert held.key is not None
+        if held.state is SlotState.QUARANTINED:
+            self.ring.give(slot)
+            actions: list[Action] = []
+            self._feed(actions, now)
+            return actions
+        if fault is None:
+            return self.apply(events.ReadDone(held.key, held.index), now)
+        return self.apply(events.ReadFailed(held.key, held.index, message, fault), now)
+
+    def link_up(self, peer: Incarnation) -> None:
+        """A producer's link stands and its probe passed."""
+        self.links.add(peer)
+
+    def link_lost(self, peer: Incarnation, reason: str, now: Millis) -> list[Action]:
+        """A producer's link broke: its pulls end."""
+        self.links.discard(peer)
+        keys = [key for key, each in self.pulls.items() if each.producer == peer]
+        return self._apply_all([events.LinkLost(key, reason) for key in keys], now)
+
+    def expire(self, now: Millis) -> list[Action]:
+        """Run the deadlines that have passed."""
+        return self._apply_all(
+            [events.Timeout(key) for key in dict.fromkeys(self._timers.due(now))], now
+        )
+
+    def next_deadline(self) -> Millis | None:
+        """When ``expire`` is due."""
+        return self._timers.next()
+
+    @property
+    def num_open(self) -> int:
+        """Pulls that have not ended."""
+        return len(self.pulls) - len(self._closed)
+
+    def copy(self) -> ImportTable:
+        """An independent table in the same state (deadlines apart)."""
+        other = type(self)(self.policy, self.ring.copy(), max_tombstones=self._max_tombstones)
+        other.links = set(self.links)
+        other.pulls = dict(self.pulls)
+        other._hungry = dict(self._hungry)
+        other._closed = dict(self._closed)
+        return other
+
+    def _apply_all(self, each: list[events.Event], now: Millis) -> list[Action]:
+        actions = [action for event in each for action in self._step(event, now)]
+        self._feed(actions, now)
+        return actions
+
+    def _step(self, event: events.Event, now: Millis) -> list[Action]:
+        was = self.pulls.get(event.key)
+        after, actions = self.machine(was, event, now, self.policy)
+        if after is not was:
+            self._store(event.key, was, after)
+        outside: list[Action] = []
+        for action in actions:
+            if isinstance(action, Free):
+                self.ring.give(action.slot)
+            elif isinstance(action, Quarantine):
+                self.ring.quarantine(action.slot)
+            else:
+                outside.append(action)
+        return outside
+
+    def _store(self, key: RequestKey, was: Pull | None, after: Pull | None) -> None:
+        self._hungry.pop(key, None)
+        self._closed.pop(key, None)
+        if after is None:
+            self.pulls.pop(key, None)
+            return
+        self.pulls[key] = after
+        if was is None or was.deadline != after.deadline:
+            self._timers.arm(key, after.deadline)
+        if after.queued:
+            self._hungry[key] = None
+        if after.state is DState.CLOSED:
+            self._closed[key] = None
+            if len(self._closed) > self._max_tombstones:
+                oldest = next(iter(self._closed))
+                self._store(oldest, self.pulls[oldest], None)
+
+    def _feed(self, actions: list[Action], now: Millis) -> None:
+        """Grant free slots to queued parts, key by key in turn, while there are both."""
+        granted = True
+        while granted and self._hungry and self.ring.free:
+            granted = False
+            for key in list(self._hungry):
+                pull = self.pulls[key]
+                if not self.ring.has_room(pull.producer):
+                    continue
+                slot = self.ring.take(pull.producer, key, pull.queued[0].index)
+                actions += self._step(Granted(key, slot), now)
+                granted = True
+
+    def _deadline(self, key: RequestKey) -> Millis | None:
+        pull = self.pulls.get(key)
+        return None if pull is None else pull.deadline

@@ -1,0 +1,121 @@
+"""What P's handlers share: cutting parts, announcing, ending. Pure; ``producer`` alone calls it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.kvtransfer.events import Released, Revoked
+from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Send, Tell
+from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
+from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Ready
+from tandem.kvtransfer.handoff.tables import PState
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import RequestKey
+
+Result = tuple[Export | None, list[Action]]
+
+ENDED = (PState.GONE, PState.CLOSED)
+_CAUSE = {
+    GoneReason.EXPIRED: FailCause.TIMEOUT,
+    GoneReason.REVOKED: FailCause.REVOKED,
+    GoneReason.PEER_LOST: FailCause.PEER,
+    GoneReason.INTERNAL: FailCause.INTERNAL,
+}
+_replace = msgspec.structs.replace
+
+
+def can_cut(export: Export, policy: ProducerPolicy) -> bool:
+    """Whether the export would pack a part if it had a slot."""
+    return (
+        export.wants
+        and export.state in (PState.COMPUTING, PState.LEASED)
+        and len(export.out) < export.credits
+        and cut(export, policy) > export.packed
+    )
+
+
+def cut(export: Export, policy: ProducerPolicy) -> int:
+    """Where the next part would stop: whole blocks, except at the end of the prompt."""
+    ready = export.ready
+    if ready < export.num_tokens:
+        ready -= ready % policy.block_size
+    longest = min(policy.blocks_per_part, export.max_blocks) * policy.block_size
+    return min(ready, export.packed + longest)
+
+
+def tombstone(key: RequestKey, reason: GoneReason, now: Millis, policy: ProducerPolicy) -> Export:
+    """A key that was never held and must not be."""
+    return Export(
+        key=key,
+        state=PState.GONE,
+        reason=reason,
+        deadline=Millis(now + policy.tombstone_ms),
+    )
+
+
+def end(
+    export: Export, reason: GoneReason, now: Millis, policy: ProducerPolicy, *, answered: bool
+) -> Result:
+    """Turn GONE. ``answered``: D reads no more (it said so, or its link is lost)."""
+    actions: list[Action] = []
+    if reason is not GoneReason.PEER_LOST and export.opened:
+        actions.append(Send(export.consumer, Gone(export.key, reason)))
+    if answered:
+        export, freed = free_sent(export)
+        actions += freed
+    if not export.engine_holds:
+        actions.append(Tell(Released(export.key)))
+    elif export.final is None and reason is not GoneReason.CANCELLED:
+        cause = _CAUSE.get(reason, FailCause.GONE)
+        actions.append(Tell(Revoked(export.key, cause, f"the export is gone: {reason}")))
+    gone = _replace(
+        export,
+        state=PState.GONE,
+        reason=reason,
+        wants=False,
+        deadline=Millis(now + policy.tombstone_ms),
+    )
+    return gone, actions
+
+
+def answered_tombstone(
+    export: Export, reason: GoneReason, now: Millis, policy: ProducerPolicy
+) -> Result:
+    """An expected key that will not come: nothing is held, only said."""
+    gone = _replace(
+        export, state=PState.GONE, reason=reason, deadline=Millis(now + policy.tombstone_ms)
+    )
+    return gone, [Send(export.consumer, Gone(export.key, reason))]
+
+
+def announce(
+    export: Export, now: Millis, policy: ProducerPolicy, *, ready_said: bool = False
+) -> Result:
+    """Say READY, and FINAL once everything is fenced and token 1 known (which starts the cap)."""
+    actions: list[Action] = []
+    if export.opened and export.ready and not ready_said:
+        actions.append(Send(export.consumer, say_ready(export)))
+    if export.final is not None and export.ready == export.num_tokens:
+        cap = Millis(now + policy.lease_ms)
+        if export.budget is not None:
+            cap = min(cap, export.budget)
+        export = _replace(export, state=PState.LEASED, deadline=cap)
+        if export.opened and export.final is not None:
+            actions.append(Send(export.consumer, export.final))
+    return export, actions
+
+
+def say_ready(export: Export) -> Ready:
+    """All that is announced so far."""
+    return Ready(export.key, export.ready, export.num_tokens, export.generation)
+
+
+def why(export: Export) -> GoneReason:
+    """What to answer under an ended key."""
+    return GoneReason.CLOSED if export.state is PState.CLOSED else export.reason
+
+
+def free_sent(export: Export) -> tuple[Export, list[Action]]:
+    """Slots that D might have read are free: it reads no more. Those being packed stay."""
+    freed: list[Action] = [Free(o.slot) for o in export.out if o.sent]
+    return _replace(export, out=tuple(o for o in export.out if not o.sent)), freed

@@ -1,0 +1,238 @@
+"""What producer (P) and consumer (D) say to each other, in msgpack with a tag per kind.
+
+P binds a ZMQ ROUTER, D connects a DEALER. A ZMQ message is two parts: the header of
+``tandem.protocol.link`` (both incarnations and a sequence number) and one of these. Decoding is
+strict: unknown tags, wrong types and numbers out of range raise WireError. Deadlines travel as
+remaining milliseconds; slots and ranges, never addresses or block ids.
+"""
+
+from enum import StrEnum
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tandem.protocol.errors import WireError
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import TokenLogprobs
+
+HANDOFF_VERSION = 1
+"""Raised whenever a message or a slot's header changes meaning."""
+MAX_MESSAGE_BYTES = 1 << 20
+"""Anything longer is dropped unread (ZMQ closes the connection)."""
+
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
+Small = Annotated[int, Meta(ge=0, le=1 << 24)]
+Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Words = Annotated[str, Meta(max_length=500)]
+
+
+class GoneReason(StrEnum):
+    """Why P holds nothing (any more) under a key."""
+
+    UNKNOWN = "unknown"
+    """Never admitted, or so long ago that it is forgotten."""
+    ABANDONED = "abandoned"
+    """The consumer said so."""
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    """The hard cap of the lease or the request's budget."""
+    REVOKED = "revoked"
+    """Weights changed, or the cache was reset."""
+    REFUSED = "refused"
+    """P did not admit the request."""
+    PEER_LOST = "peer_lost"
+    """P had lost its link to the consumer."""
+    PROTOCOL = "protocol"
+    """The consumer asked for something that it cannot have."""
+    CLOSED = "closed"
+    """Already handed over and committed."""
+    INTERNAL = "internal"
+    """A fault of P's own, while packing."""
+
+
+class FirstToken(msgspec.Struct, frozen=True, array_like=True):
+    """Token 1 of one choice, as P drew it."""
+
+    choice: Small
+    token_id: Count
+    logprobs: TokenLogprobs | None = None
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """D → P, first frame of a link."""
+
+    version: Small
+    fingerprint: Annotated[str, Meta(max_length=64)]
+    connectors: tuple[Annotated[str, Meta(max_length=32)], ...]
+    """Transports that D could load, in order of preference."""
+    auth: Digest
+    """MAC over D's incarnation and the fingerprint under the service's secret."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """P → D: the link stands; how to reach the send slots."""
+
+    connector: Annotated[str, Meta(max_length=32)]
+    card: Annotated[bytes, Meta(max_length=64 << 10)]
+    """The transport's own description of P's send slots."""
+    slot_bytes: Count
+    num_slots: Small
+    """Send slots; one more after them holds the pattern."""
+    block_bytes: Count
+
+
+class TurnedAway(msgspec.Struct, frozen=True, tag="turned_away"):
+    """P → D: no link (version, fingerprint, secret or transport); ask again later."""
+
+    reason: Words
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """D → P: I am about to read the pattern slot; keep the transport moving."""
+
+    number: Count
+
+
+class ProbeReady(msgspec.Struct, frozen=True, tag="probe_ready"):
+    """P → D: the pattern is there, this many bytes."""
+
+    number: Count
+    nbytes: Count
+
+
+class ProbeDone(msgspec.Struct, frozen=True, tag="probe_done"):
+    """D → P: the pattern was read (or given up)."""
+
+    number: Count
+    ok: bool
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """D → P: this key is mine; say READY and FINAL. Idempotent."""
+
+    key: RequestKey
+    budget_ms: Count | None
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased."""
+
+    key: RequestKey
+    upto: Count
+    num_tokens: Count
+    generation: Count
+    """Weight generation that computed it."""
+
+
+class Want(msgspec.Struct, frozen=True, tag="want"):
+    """D → P: pack tokens from here on, so many parts ahead of what I took."""
+
+    key: RequestKey
+    from_token: Count
+    """A multiple of the block size."""
+    credits: Annotated[int, Meta(ge=1, le=1 << 16)]
+    max_blocks: Annotated[int, Meta(ge=1, le=1 << 24)]
+    """Blocks of a part that fit D's receive slots."""
+
+
+class Part(msgspec.Struct, frozen=True, tag="part"):
+    """P → D: tokens [start, stop) lie packed in a send slot behind a header."""
+
+    key: RequestKey
+    index: Count
+    start: Count
+    stop: Count
+    slot: Small
+    nbytes: Count
+    """Header and payload together."""
+
+
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """D → P: the read of this part is terminal; its slot is yours."""
+
+    key: RequestKey
+    index: Count
+
+
+class Final(msgspec.Struct, frozen=True, tag="final"):
+    """P → D: token 1 of each choice; all KV is announced."""
+
+    key: RequestKey
+    first: tuple[FirstToken, ...]
+    finish: Annotated[str, Meta(max_length=32)] | None = None
+    """Set when token 1 ended the request, all its choices."""
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """D → P: all reads are terminal and good (ok), or I want no more."""
+
+    key: RequestKey
+    ok: bool
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """P → D: the lease never lapsed; what you read is right."""
+
+    key: RequestKey
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone"):
+    """P → D: nothing under this key is promised."""
+
+    key: RequestKey
+    reason: GoneReason
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """Both ways: alive, and how far. Standing still with work is not alive."""
+
+    engine_step: Count
+    transfers: Count
+    has_work: bool
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Both ways: a frame was lost or misdirected; the link's keys have failed."""
+
+    reason: Words
+
+
+ToProducer = Hello | Probe | ProbeDone | Open | Want | Taken | Done | Beat | Reset
+ToConsumer = (
+    Welcome | TurnedAway | ProbeReady | Ready | Part | Final | Committed | Gone | Beat | Reset
+)
+Message = ToProducer | ToConsumer
+KeyedToProducer = Open | Want | Taken | Done
+KeyedToConsumer = Ready | Part | Final | Committed | Gone
+
+_Kind = TypeVar("_Kind")
+_encoder = msgspec.msgpack.Encoder()
+_to_producer = msgspec.msgpack.Decoder(ToProducer)
+_to_consumer = msgspec.msgpack.Decoder(ToConsumer)
+
+
+def encode(message: Message) -> bytes:
+    """Bytes of one message."""
+    return _encoder.encode(message)
+
+
+def decode_to_producer(payload: bytes) -> ToProducer:
+    """Message from a consumer, or WireError."""
+    message: ToProducer = _decode(_to_producer, payload)
+    return message
+
+
+def decode_to_consumer(payload: bytes) -> ToConsumer:
+    """Message from a producer, or WireError."""
+    message: ToConsumer = _decode(_to_consumer, payload)
+    return message
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Kind], payload: bytes) -> _Kind:
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} are read")
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a message: {error}") from error

@@ -1,0 +1,340 @@
+"""P's machine: one export, one event, what follows. Pure.
+
+``step`` is called by ``exports.ExportTable`` alone. It promises: READY only after the fence; GONE
+before the blocks are anybody's; blocks released exactly once, after the engine has let go; a slot
+that D may still be reading is not reused before D answered or the link to it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tandem.kvtransfer.events import Released, Revoked
+from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Pack, Send, Tell
+from tandem.kvtransfer.handoff.export import (
+    Admit,
+    Asked,
+    Event,
+    Export,
+    Fenced,
+    Finished,
+    First,
+    Granted,
+    Launched,
+    Out,
+    Packed,
+    ProducerPolicy,
+)
+from tandem.kvtransfer.handoff.lease import (
+    ENDED,
+    Result,
+    announce,
+    answered_tombstone,
+    cut,
+    end,
+    free_sent,
+    say_ready,
+    tombstone,
+    why,
+)
+from tandem.kvtransfer.handoff.messages import (
+    Committed,
+    Final,
+    Gone,
+    GoneReason,
+    Open,
+    Part,
+    Taken,
+    Want,
+)
+from tandem.kvtransfer.handoff.tables import PRODUCER, PEvent, PState
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import NOBODY
+from tandem.protocol.layout import blocks_for
+
+_replace = msgspec.structs.replace
+
+
+def step(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    """The export after ``event``, and what to do. A pair without a rule changes nothing."""
+    state = None if export is None else export.state
+    if (state, event.kind) not in PRODUCER:
+        return export, [Count(f"p:{state or 'unknown'}:{event.kind}")]
+    if (
+        isinstance(event, Asked)
+        and export is not None
+        and (export.consumer not in (event.source, NOBODY))
+    ):
+        return export, [
+            Count("p:wrong consumer"),
+            Send(event.source, Gone(event.key, GoneReason.UNKNOWN)),
+        ]
+    return _HANDLERS[event.kind](export, event, now, policy)
+
+
+def _on_admit(export: Export | None, event: Admit, now: Millis, policy: ProducerPolicy) -> Result:
+    budget = None if event.budget_ms is None else Millis(now + event.budget_ms)
+    opened = export is not None and export.consumer == event.consumer
+    if export is not None and export.state in ENDED:
+        return _admit_late(export)
+    actions: list[Action] = []
+    if export is not None and not opened:
+        actions.append(Send(export.consumer, Gone(event.key, GoneReason.UNKNOWN)))
+    admitted = Export(
+        key=event.key,
+        state=PState.COMPUTING,
+        deadline=Millis(now + policy.wait_ms) if budget is None else budget,
+        budget=budget,
+        consumer=event.consumer,
+        num_tokens=event.num_tokens,
+        generation=event.generation,
+        opened=opened,
+        engine_holds=True,
+    )
+    if event.link_up:
+        return admitted, actions
+    gone, more = end(admitted, GoneReason.PEER_LOST, now, policy, answered=True)
+    return gone, actions + more
+
+
+def _admit_late(export: Export) -> Result:
+    """The engine took a key that has ended: it is not leased again, and the engine is told."""
+    if export.engine_holds:
+        return export, [Count("p:admitted twice")]
+    message = f"the hand-off had ended before it was admitted: {why(export)}"
+    told = Tell(Revoked(export.key, FailCause.GONE, message))
+    return _replace(export, engine_holds=True), [told]
+
+
+def _on_refuse(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    if export is None:
+        return tombstone(event.key, GoneReason.REFUSED, now, policy), []
+    return answered_tombstone(export, GoneReason.REFUSED, now, policy)
+
+
+def _on_launched(export: Export, event: Launched, _now: Millis, _policy: ProducerPolicy) -> Result:
+    if export.state in ENDED:
+        return export, []
+    return _replace(export, block_ids=event.block_ids, launched=event.upto), []
+
+
+def _on_fenced(export: Export, event: Fenced, now: Millis, policy: ProducerPolicy) -> Result:
+    if export.state in ENDED:
+        return export, []
+    ready = min(max(export.ready, event.upto), export.launched)
+    if ready == export.ready:
+        return export, [Count("p:fence out of order")]
+    return announce(_replace(export, ready=ready), now, policy)
+
+
+def _on_first(export: Export, event: First, now: Millis, policy: ProducerPolicy) -> Result:
+    if export.state in ENDED:
+        return export, []
+    final = Final(event.key, event.first, event.finish)
+    return announce(_replace(export, final=final), now, policy, ready_said=True)
+
+
+def _on_finished(export: Export, event: Finished, now: Millis, policy: ProducerPolicy) -> Result:
+    if not export.engine_holds:
+        return export, [Count("p:finished twice")]
+    export = _replace(export, engine_holds=False)
+    if export.state in ENDED:
+        return export, [Tell(Released(export.key))]
+    if event.cancelled or export.final is None:
+        return end(export, GoneReason.CANCELLED, now, policy, answered=False)
+    return export, []
+
+
+def _on_cancel(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    if export is None:
+        return tombstone(event.key, GoneReason.CANCELLED, now, policy), []
+    if export.state in ENDED:
+        return export, []
+    if export.state is PState.EXPECTED:
+        return answered_tombstone(export, GoneReason.CANCELLED, now, policy)
+    return end(export, GoneReason.CANCELLED, now, policy, answered=False)
+
+
+def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerPolicy) -> Result:
+    message = event.message
+    assert isinstance(message, Open)
+    if export is None:
+        wait = policy.expect_ms
+        if message.budget_ms is not None:
+            wait = min(wait, message.budget_ms)
+        expected = Export(
+            key=event.key,
+            state=PState.EXPECTED,
+            consumer=event.source,
+            opened=True,
+            deadline=Millis(now + wait),
+        )
+        return expected, []
+    if export.state is PState.EXPECTED:
+        return export, []
+    if export.state in ENDED:
+        return export, [Send(event.source, Gone(event.key, why(export)))]
+    export = _replace(export, opened=True)
+    actions: list[Action] = []
+    if export.ready:
+        actions.append(Send(export.consumer, say_ready(export)))
+    if export.state is PState.LEASED and export.final is not None:
+        actions.append(Send(export.consumer, export.final))
+    return export, actions
+
+
+def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerPolicy) -> Result:
+    want = event.message
+    assert isinstance(want, Want)
+    if export is None or export.state in ENDED:
+        reason = GoneReason.UNKNOWN if export is None else why(export)
+        return export, [Send(event.source, Gone(event.key, reason))]
+    if export.wants or want.from_token % policy.block_size or want.from_token > export.num_tokens:
+        return end(export, GoneReason.PROTOCOL, now, policy, answered=False)
+    wanting = _replace(
+        export,
+        wants=True,
+        packed=want.from_token,
+        credits=want.credits,
+        max_blocks=want.max_blocks,
+    )
+    return wanting, []
+
+
+def _on_slot(export: Export, event: Granted, _now: Millis, policy: ProducerPolicy) -> Result:
+    start, stop = export.packed, cut(export, policy)
+    first = start // policy.block_size
+    part = Pack(
+        key=export.key,
+        consumer=export.consumer,
+        index=export.next_index,
+        start=start,
+        stop=stop,
+        slot=event.slot,
+        block_ids=export.block_ids[first : blocks_for(stop, policy.block_size)],
+        generation=export.generation,
+    )
+    out = Out(export.next_index, event.slot, start, stop)
+    export = _replace(export, packed=stop, next_index=export.next_index + 1, out=(*export.out, out))
+    return export, [part]
+
+
+def _on_packed(export: Export, event: Packed, now: Millis, policy: ProducerPolicy) -> Result:
+    out = next((o for o in export.out if o.index == event.index and not o.sent), None)
+    if out is None:
+        return export, [Count("p:packed twice")]
+    if export.state is PState.GONE or not event.ok:
+        rest = tuple(o for o in export.out if o is not out)
+        export = _replace(export, out=rest)
+        freed: list[Action] = [Free(out.slot)]
+        if export.state is PState.GONE:
+            return export, freed
+        ended, actions = end(export, GoneReason.INTERNAL, now, policy, answered=False)
+        return ended, freed + actions
+    sent = tuple(_replace(o, sent=True) if o is out else o for o in export.out)
+    blocks = blocks_for(out.stop, policy.block_size) - out.start // policy.block_size
+    nbytes = policy.header_bytes + blocks * policy.block_bytes
+    part = Part(export.key, out.index, out.start, out.stop, out.slot, nbytes)
+    return _replace(export, out=sent), [Send(export.consumer, part)]
+
+
+def _on_taken(export: Export, event: Asked, _now: Millis, _policy: ProducerPolicy) -> Result:
+    taken = event.message
+    assert isinstance(taken, Taken)
+    out = next((o for o in export.out if o.index == taken.index and o.sent), None)
+    if out is None:
+        return export, [Count("p:taken twice")]
+    rest = tuple(o for o in export.out if o is not out)
+    return _replace(export, out=rest), [Free(out.slot)]
+
+
+def _on_done_ok(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    if export is None or export.state is PState.GONE:
+        return _answer_gone(export, event)
+    if export.state is PState.CLOSED:
+        return export, [Send(export.consumer, Committed(export.key))]
+    whole = export.wants and export.packed == export.num_tokens
+    if export.state is PState.COMPUTING or not whole or any(not o.sent for o in export.out):
+        return end(export, GoneReason.PROTOCOL, now, policy, answered=True)
+    export, actions = free_sent(export)
+    actions.append(Send(export.consumer, Committed(export.key)))
+    if not export.engine_holds:
+        actions.append(Tell(Released(export.key)))
+    closed = _replace(
+        export,
+        state=PState.CLOSED,
+        wants=False,
+        deadline=Millis(now + policy.tombstone_ms),
+    )
+    return closed, actions
+
+
+def _answer_gone(export: Export | None, event: Event) -> Result:
+    assert isinstance(event, Asked)
+    if export is None:
+        return None, [Send(event.source, Gone(event.key, GoneReason.UNKNOWN))]
+    export, actions = free_sent(export)
+    actions.append(Send(event.source, Gone(event.key, export.reason)))
+    return export, actions
+
+
+def _on_done_abandon(
+    export: Export | None, event: Event, now: Millis, policy: ProducerPolicy
+) -> Result:
+    if export is None or export.state is PState.GONE:
+        return _answer_gone(export, event)
+    if export.state is PState.CLOSED:
+        return export, []
+    if export.state is PState.EXPECTED:
+        return answered_tombstone(export, GoneReason.ABANDONED, now, policy)
+    return end(export, GoneReason.ABANDONED, now, policy, answered=True)
+
+
+def _on_link_lost(export: Export, _event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    if export.state is PState.EXPECTED:
+        return None, []
+    if export.state is PState.CLOSED:
+        return export, []
+    if export.state is PState.GONE:
+        return free_sent(export)
+    return end(export, GoneReason.PEER_LOST, now, policy, answered=True)
+
+
+def _on_revoke(export: Export, _event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    if export.state in (PState.EXPECTED, *ENDED):
+        return export, []
+    return end(export, GoneReason.REVOKED, now, policy, answered=False)
+
+
+def _on_timeout(export: Export, _event: Event, now: Millis, policy: ProducerPolicy) -> Result:
+    if export.state is PState.EXPECTED:
+        return answered_tombstone(export, GoneReason.UNKNOWN, now, policy)
+    if export.state not in ENDED:
+        return end(export, GoneReason.EXPIRED, now, policy, answered=False)
+    if export.engine_holds or export.out:
+        later = Millis(now + policy.tombstone_ms)
+        return _replace(export, deadline=later), [Count("p:tombstone held")]
+    return None, []
+
+
+_HANDLERS: dict[PEvent, Callable[..., Result]] = {
+    PEvent.ADMIT: _on_admit,
+    PEvent.REFUSE: _on_refuse,
+    PEvent.LAUNCHED: _on_launched,
+    PEvent.FENCED: _on_fenced,
+    PEvent.FIRST: _on_first,
+    PEvent.FINISHED: _on_finished,
+    PEvent.CANCEL: _on_cancel,
+    PEvent.OPEN: _on_open,
+    PEvent.WANT: _on_want,
+    PEvent.SLOT: _on_slot,
+    PEvent.PACKED: _on_packed,
+    PEvent.TAKEN: _on_taken,
+    PEvent.DONE_OK: _on_done_ok,
+    PEvent.DONE_ABANDON: _on_done_abandon,
+    PEvent.LINK_LOST: _on_link_lost,
+    PEvent.REVOKE: _on_revoke,
+    PEvent.TIMEOUT: _on_timeout,
+}

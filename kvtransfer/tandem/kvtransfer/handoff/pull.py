@@ -1,0 +1,172 @@
+"""What D knows of one key, and everything that can happen to it: the values of D's machine."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.messages import Committed, Final, Gone, Part, Ready
+from tandem.kvtransfer.handoff.tables import DEvent, DState
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation, RequestKey
+
+_MESSAGE_EVENT = {
+    Ready: DEvent.READY,
+    Part: DEvent.PART,
+    Final: DEvent.FINAL,
+    Committed: DEvent.COMMITTED,
+    Gone: DEvent.GONE,
+}
+
+
+class ConsumerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes and times that hold for every pull."""
+
+    block_size: int
+    """Tokens per block."""
+    blocks_per_part: int
+    """Blocks that fit a receive slot behind the header."""
+    block_bytes: int
+    header_bytes: int
+    credits: int
+    transfer_ms: int
+    commit_ms: int
+    tombstone_ms: int
+    wait_ms: int
+
+
+class Flight(msgspec.Struct, frozen=True):
+    """A part from its PART to its unpacking."""
+
+    index: int
+    start: int
+    stop: int
+    remote_slot: int
+    nbytes: int
+    slot: int | None = None
+    """Receive slot, once there is one."""
+
+
+class Pull(msgspec.Struct, frozen=True, kw_only=True):
+    """All that D knows of one key."""
+
+    key: RequestKey
+    state: DState
+    producer: Incarnation
+    budget: Millis
+    """When the request's own deadline ends it."""
+    deadline: Millis
+    """The nearest of the state's deadlines."""
+    num_tokens: int | None = None
+    """Known from the first READY."""
+    upto: int = 0
+    generation: int = 0
+    final: Final | None = None
+    block_ids: tuple[int, ...] = ()
+    start: int | None = None
+    """First token wanted; None before ``begin_load``."""
+    cut: int = 0
+    """Tokens up to which parts have been announced."""
+    next_index: int = 0
+    queued: tuple[Flight, ...] = ()
+    """Parts without a receive slot, oldest first."""
+    reading: tuple[Flight, ...] = ()
+    unpacking: tuple[Flight, ...] = ()
+    unpacked: int = 0
+    """Tokens whose KV lies in D's blocks."""
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The engine accepted the request."""
+
+    key: RequestKey
+    producer: Incarnation
+    budget_ms: int | None
+    link_up: bool
+    kind = DEvent.OPEN
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Blocks are reserved; ``[from_token, to_token)`` is wanted."""
+
+    key: RequestKey
+    block_ids: tuple[int, ...]
+    from_token: int
+    to_token: int
+    kind = DEvent.LOAD
+
+
+class Told(msgspec.Struct, frozen=True):
+    """A message of P."""
+
+    key: RequestKey
+    source: Incarnation
+    message: Ready | Part | Final | Committed | Gone
+
+    @property
+    def kind(self) -> DEvent:
+        """The row of the table."""
+        return _MESSAGE_EVENT[type(self.message)]
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A free receive slot, for the oldest queued part."""
+
+    key: RequestKey
+    slot: int
+    kind = DEvent.SLOT
+
+
+class ReadDone(msgspec.Struct, frozen=True):
+    """All bytes of a part lie in its receive slot."""
+
+    key: RequestKey
+    index: int
+    kind = DEvent.READ_DONE
+
+
+class ReadFailed(msgspec.Struct, frozen=True):
+    """The transport gave up, terminally: nothing lands any more."""
+
+    key: RequestKey
+    index: int
+    message: str
+    cause: FailCause = FailCause.PEER
+    kind = DEvent.READ_FAILED
+
+
+class Unpacked(msgspec.Struct, frozen=True):
+    """A part was verified and copied, as the host has seen; or ``fault`` says what was wrong."""
+
+    key: RequestKey
+    index: int
+    fault: FailCause | None = None
+    message: str = ""
+    kind = DEvent.UNPACKED
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """The router or the engine wants no more of it."""
+
+    key: RequestKey
+    kind = DEvent.CANCEL
+
+
+class LinkLost(msgspec.Struct, frozen=True):
+    """The link to the producer broke."""
+
+    key: RequestKey
+    reason: str
+    kind = DEvent.LINK_LOST
+
+
+class Timeout(msgspec.Struct, frozen=True):
+    """``deadline`` has passed."""
+
+    key: RequestKey
+    kind = DEvent.TIMEOUT
+
+
+Event = (
+    Opened | Load | Told | Granted | ReadDone | ReadFailed | Unpacked | Cancel | LinkLost | Timeout
+)

@@ -1,0 +1,110 @@
+"""A ring of slots, as bookkeeping: who holds which, and which must not be used. Pure.
+
+Owned by an export table (send slots) or an import table (receive slots). A quarantined slot is
+one whose read was given up before it was terminal: the bytes may still land (releasing a
+transfer's handle is no fence), so it is never handed out until the transport says terminal.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from tandem.protocol.ids import Incarnation, RequestKey
+
+
+class SlotState(Enum):
+    """Of one slot."""
+
+    FREE = "free"
+    HELD = "held"
+    QUARANTINED = "quarantined"
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One slot and for whom it is used."""
+
+    state: SlotState = SlotState.FREE
+    peer: Incarnation | None = None
+    key: RequestKey | None = None
+    index: int = 0
+    """Of the part within its hand-off."""
+
+
+FREE = Slot()
+
+
+class SlotRing:
+    """``count`` slots, of which one peer may hold ``per_peer``, quarantined ones included."""
+
+    def __init__(self, count: int, per_peer: int) -> None:
+        self._slots = [FREE] * count
+        self._free = list(range(count - 1, -1, -1))
+        self._held: dict[Incarnation, int] = {}
+        self._quarantined = 0
+        self.per_peer = min(per_peer, count)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, slot: int) -> Slot:
+        return self._slots[slot]
+
+    @property
+    def free(self) -> int:
+        """Slots that may be handed out."""
+        return len(self._free)
+
+    @property
+    def quarantined(self) -> int:
+        """Slots that wait for a transfer nobody wants any more."""
+        return self._quarantined
+
+    def has_room(self, peer: Incarnation) -> bool:
+        """Whether ``take`` would give this peer a slot."""
+        return bool(self._free) and self._held.get(peer, 0) < self.per_peer
+
+    def take(self, peer: Incarnation, key: RequestKey, index: int) -> int:
+        """Hand out a free slot; ask ``has_room`` first."""
+        assert self.has_room(peer), "no slot to take"
+        slot = self._free.pop()
+        self._slots[slot] = Slot(SlotState.HELD, peer, key, index)
+        self._held[peer] = self._held.get(peer, 0) + 1
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Take back a held slot, or a quarantined one whose transfer is terminal."""
+        was = self._slots[slot]
+        assert was.state is not SlotState.FREE, f"slot {slot} is given back twice"
+        assert was.peer is not None
+        if was.state is SlotState.QUARANTINED:
+            self._quarantined -= 1
+        self._slots[slot] = FREE
+        self._free.append(slot)
+        left = self._held[was.peer] - 1
+        if left:
+            self._held[was.peer] = left
+        else:
+            del self._held[was.peer]
+
+    def quarantine(self, slot: int) -> None:
+        """Withhold a held slot until its transfer is terminal."""
+        was = self._slots[slot]
+        assert was.state is SlotState.HELD, f"slot {slot} is {was.state.value}, not held"
+        self._slots[slot] = msgspec.structs.replace(was, state=SlotState.QUARANTINED)
+        self._quarantined += 1
+
+    def copy(self) -> SlotRing:
+        """An independent ring in the same state."""
+        other = SlotRing(0, 0)
+        other._slots = list(self._slots)
+        other._free = list(self._free)
+        other._held = dict(self._held)
+        other._quarantined = self._quarantined
+        other.per_peer = self.per_peer
+        return other
+
+    def snapshot(self) -> tuple[object, ...]:
+        """A hashable value, equal for rings that behave alike."""
+        return (*self._slots, *self._free)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
@@ -12,8 +12,9 @@ from tandem.protocol.names import ROUTER_PORT
 _Value = TypeVar("_Value")
 
 
-def _setting(default: _Value, text: str, **metadata: Any) -> _Value:
-    value: _Value = field(default=default, metadata={"help": text, **metadata})
+def _setting(default: _Value, text: str, *, unit: str = "") -> _Value:
+    """A field that cli/ can show: (help, choices, unit) under the key it looks for."""
+    value: _Value = field(default=default, metadata={"setting": (text, (), unit)})
     return value
 
 
@@ -30,8 +31,8 @@ class RouterConfig:
     served_model_name: tuple[str, ...] = _setting(
         (), "Names that clients may ask for; without one, the name that the workers serve."
     )
-    chat_template: str | None = _setting(
-        None, "File with a chat template that replaces the model's own."
+    trust_request_chat_template: bool = _setting(
+        False, "Allow requests to bring a chat template of their own."
     )
     api_key: tuple[str, ...] = _setting(
         (), "Bearer token that /v1 asks for; may be given more than once. None: no check."

@@ -79,14 +79,14 @@ class RouterMetrics:
         """Time between two outputs of one choice."""
         self._itl.observe(seconds)
 
-    def choice_finished(self, reason: FinishReason, num_tokens: int) -> None:
+    def choice_finished(self, reason: FinishReason) -> None:
         """One choice came to its end."""
         self._success.labels(self._model_name, str(reason)).inc()
-        self._request_generation.observe(num_tokens)
 
     def request_ended(self, *, seconds: float, num_tokens: int, decode_seconds: float) -> None:
         """A request was answered wholly, or its client left."""
         self._generation_tokens.inc(num_tokens)
+        self._request_generation.observe(num_tokens)
         self._e2e.observe(seconds)
         if num_tokens > 1:
             self._tpot.observe(decode_seconds / (num_tokens - 1))

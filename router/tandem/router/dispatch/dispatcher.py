@@ -29,6 +29,7 @@ from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
+from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
@@ -124,6 +125,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         job = self._open(request, loop)
         timer = loop.call_at(job.deadline, job.expire)
+        watch = Stopwatch(self._metrics, request, loop.time())
         admitted = False
         try:
             await self._enter(job, loop)
@@ -140,21 +142,17 @@ class Dispatcher:
                     elif isinstance(item[1], EngineCoreOutput):
                         output, failure = self._write(job, attempt, item[0], item[1])
                         if output is not None:
+                            watch.output(output, loop.time())
                             yield output
                     else:
                         failure = attempt.judge(item[0], item[1])
                 self._end(job, failure, loop.time())
-        except GeneratorExit:
-            self._metrics.request_cancelled()
-            raise
-        except asyncio.CancelledError:
-            self._metrics.request_cancelled()
-            raise
         except RequestFailed as error:
             self._metrics.request_failed(str(error.cause))
             raise
         finally:
             timer.cancel()
+            watch.end(loop.time())
             if job.attempt is not None:
                 job.attempt.end(job.name, finished=False)
             if admitted:

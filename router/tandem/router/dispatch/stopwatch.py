@@ -1,0 +1,52 @@
+"""Times of one request as its client sees them: first token, between tokens, in all.
+
+Runs from the dispatch on: parsing and tokenizing come before it.
+"""
+
+from __future__ import annotations
+
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.router.metrics import RouterMetrics
+
+
+class Stopwatch:
+    """``output`` per output, ``end`` once; times are seconds on the loop's clock."""
+
+    __slots__ = ("_first", "_last", "_metrics", "_num_tokens", "_started")
+
+    def __init__(self, metrics: RouterMetrics, request: EngineCoreRequest, now: float) -> None:
+        self._metrics = metrics
+        self._started = now
+        self._first: float | None = None
+        self._last: dict[int, float] = {}
+        self._num_tokens = 0
+        metrics.request_started(
+            num_prompt=len(request.prompt_token_ids),
+            num_choices=request.params.n,
+            max_tokens=request.params.max_tokens,
+        )
+
+    def output(self, output: EngineCoreOutput, now: float) -> None:
+        """Tokens went to the client."""
+        if self._first is None:
+            self._first = now
+            self._metrics.first_token(now - self._started)
+        last = self._last.get(output.choice)
+        if last is not None:
+            self._metrics.next_token(now - last)
+        self._last[output.choice] = now
+        self._num_tokens += len(output.token_ids)
+        if output.num_cached_tokens:
+            self._metrics.cached_tokens(output.num_cached_tokens)
+
+    def end(self, now: float) -> None:
+        """The request is over, answered or not."""
+        if self._first is None:
+            return
+        last = max(self._last.values())
+        self._metrics.request_ended(
+            seconds=now - self._started,
+            num_tokens=self._num_tokens,
+            decode_seconds=last - self._first,
+        )

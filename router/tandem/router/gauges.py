@@ -1,0 +1,59 @@
+"""Gauges of the router, each read from the part that knows when ``/metrics`` is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from tandem.router.admission.queue import AdmissionQueue
+from tandem.router.dispatch.fleet import Fleet
+from tandem.router.metrics import RouterMetrics, only
+
+_Reading = Mapping[tuple[str, ...], float]
+
+
+def register_gauges(metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQueue) -> None:
+    """Register all of them."""
+
+    def workers() -> _Reading:
+        return Counter(
+            (str(worker.role), "draining" if worker.draining else "up")
+            for worker in fleet.pool.workers.values()
+        )
+
+    def links() -> _Reading:
+        return Counter((str(state),) for state in fleet.pool.links().values())
+
+    def handoff_links() -> _Reading:
+        up = sum(
+            state.up for worker in fleet.pool.workers.values() for state in worker.peers.values()
+        )
+        return {("up",): up, ("quarantined",): len(fleet.links.quarantined())}
+
+    gauge = metrics.gauge
+    gauge(
+        "vllm:num_requests_running",
+        "Requests dispatched and not finished.",
+        (),
+        lambda: only(admission.num_running),
+    )
+    gauge(
+        "vllm:num_requests_waiting",
+        "Requests in the router's queue.",
+        (),
+        lambda: only(admission.num_waiting),
+    )
+    gauge("tandem:router_workers", "Workers by role and state.", ("role", "state"), workers)
+    gauge("tandem:router_links", "Worker addresses by state of the link.", ("state",), links)
+    gauge(
+        "tandem:router_handoff_links",
+        "Links between prefill and decode workers, as the latter say.",
+        ("state",),
+        handoff_links,
+    )
+    gauge(
+        "tandem:router_prefix_index_blocks",
+        "Block hashes known of all workers.",
+        (),
+        lambda: only(len(fleet.index)),
+    )

@@ -1,0 +1,53 @@
+"""Gives every request an id, echoes it, counts the answer, and logs a line if that is wanted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tandem.router.metrics import RouterMetrics
+
+logger = logging.getLogger("tandem.access")
+
+
+class Trace:
+    """The outermost layer: sees what every other layer answers."""
+
+    def __init__(self, app: ASGIApp, metrics: RouterMetrics, *, log: bool = False) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = os.urandom(16).hex()
+        started = time.monotonic()
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
+                message = {**message, "headers": headers}
+                self._answered(scope, message["status"], started)
+            await send(message)
+
+        await self._app(scope, receive, answered)
+
+    def _answered(self, scope: Scope, status: int, started: float) -> None:
+        route = scope.get("route")
+        path = getattr(route, "path", "none")  # never the client's own words: labels are bounded
+        self._metrics.http_answered(path, status)
+        if self._log:
+            logger.info(
+                "%s %s %d %.1f ms",
+                scope["method"],
+                scope["path"],
+                status,
+                (time.monotonic() - started) * 1000,
+            )

@@ -1,0 +1,181 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import OutputKind
+from tandem.router.openai.chunks import DONE, ChunkWriter, chat_writer, usage
+from tandem.router.openai.generate import Answer, Held, begin, run
+from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
+from tandem.router.openai.schemas import ChatBody, StreamOptions, parse
+from tandem.router.openai.service import (
+    Service,
+    documented,
+    input_options,
+    request_id_of,
+    service_of,
+)
+from tandem.router.openai.sse import EventStream, while_connected
+from tandem.text.chat_template import ChatOptions
+
+routes = APIRouter(tags=["OpenAI"])
+
+
+@routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+async def create_chat_completion(request: Request) -> Response:
+    """The model's answer to a chat."""
+    body = parse(ChatBody, await request.body())
+    body.check()
+    service = service_of(request)
+    answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
+    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    async with while_connected(request.receive):
+        prepared = await service.llm.prepare_chat(
+            body.messages,
+            {**body.sampling(), "output_kind": kind},
+            request.scope["state"]["request_id"],
+            options=input_options(body, request),
+            chat=_chat_options(body, service),
+        )
+        held = Held(run(service.llm, [prepared], service.metrics))
+        await held.hold()
+        if not body.stream:
+            return await _whole(held, body, answer)
+    events = _events(held, body, answer)
+    return EventStream(events, held, gone=service.metrics.request_cancelled)
+
+
+def _chat_options(body: ChatBody, service: Service) -> ChatOptions:
+    if body.chat_template is not None and not service.trust_request_chat_template:
+        raise InvalidParameter(
+            "chat_template", body.chat_template, "leave it out: this server allows only the model's"
+        )
+    opens_turn = body.add_generation_prompt
+    return ChatOptions(
+        add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template,
+        template_kwargs=body.chat_template_kwargs or {},
+        documents=body.documents,
+    )
+
+
+def _echoed(body: ChatBody) -> str:
+    """With echo: the text of a last message that the answer goes on with."""
+    last = body.messages[-1]
+    content = last.get("content")
+    if body.echo and last.get("role") == "assistant" and isinstance(content, str):
+        return content
+    return ""
+
+
+async def _whole(held: Held, body: ChatBody, answer: Answer) -> Response:
+    """One JSON object."""
+    last: RequestOutput | None = None
+    async with aclosing(held.all()) as outputs:
+        async for _, output in outputs:
+            last = output
+    assert last is not None, "a stream that ends without an error has said something"
+    echoed = _echoed(body)
+    content: dict[str, Any] = {
+        "id": answer.id,
+        "object": "chat.completion",
+        "created": answer.created,
+        "model": answer.model,
+        "choices": [_choice(each, echoed, body) for each in last.outputs],
+        "usage": usage(
+            len(last.prompt_token_ids), last.num_generated_tokens, last.num_cached_tokens
+        ),
+        "system_fingerprint": None,
+    }
+    if body.prompt_logprobs is not None:
+        content["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
+    if body.return_token_ids:
+        content["prompt_token_ids"] = list(last.prompt_token_ids)
+    return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _choice(choice: CompletionOutput, echoed: str, body: ChatBody) -> dict[str, Any]:
+    message = {"role": "assistant", "content": echoed + choice.text, "refusal": None}
+    content = {
+        "index": choice.index,
+        "message": message,
+        "logprobs": chat_logprobs(choice.logprobs),
+        "finish_reason": choice.finish_reason,
+        "stop_reason": choice.stop_reason,
+    }
+    if body.return_token_ids:
+        content["token_ids"] = list(choice.token_ids)
+    return content
+
+
+async def _events(held: Held, body: ChatBody, answer: Answer) -> AsyncGenerator[bytes, None]:
+    """Chunks, the usage if it is wanted, and the end."""
+    options = body.stream_options or StreamOptions()
+    running = bool(options.continuous_usage_stats)
+    writer = chat_writer(
+        stream_id=answer.id,
+        created=answer.created,
+        model=answer.model,
+        says_usage=bool(options.include_usage),
+    )
+    plain = not (body.logprobs or body.return_token_ids or running)
+    last: RequestOutput | None = None
+    async with aclosing(held.all()) as outputs:
+        async for _, output in outputs:
+            if last is None:
+                yield _first(writer, output, body, running=running)
+            last = output
+            for choice in output.outputs:
+                if plain and choice.finish_reason is None:
+                    if choice.text:
+                        yield writer.text(choice.index, choice.text)
+                else:
+                    yield _chunk(writer, choice, output, body, running=running)
+    if options.include_usage and last is not None:
+        yield writer.last_usage(_usage(last))
+    yield DONE
+
+
+def _usage(output: RequestOutput) -> dict[str, Any]:
+    return usage(
+        len(output.prompt_token_ids), output.num_generated_tokens, output.num_cached_tokens
+    )
+
+
+def _first(writer: ChunkWriter, output: RequestOutput, body: ChatBody, *, running: bool) -> bytes:
+    """The role of every choice, and what is echoed."""
+    said = usage(len(output.prompt_token_ids), 0, output.num_cached_tokens) if running else None
+    delta = {"role": "assistant", "content": _echoed(body)}
+    content = b'"delta":' + msgspec.json.encode(delta)
+    if body.return_token_ids:
+        ids = list(output.prompt_token_ids)
+        content += b',"prompt_token_ids":' + msgspec.json.encode(ids)
+    return b"".join(writer.raw(index, content, said) for index in range(body.n or 1))
+
+
+def _chunk(
+    writer: ChunkWriter,
+    choice: CompletionOutput,
+    output: RequestOutput,
+    body: ChatBody,
+    *,
+    running: bool,
+) -> bytes:
+    return writer.full(
+        choice.index,
+        choice.text,
+        logprobs=chat_logprobs(choice.logprobs),
+        finish=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+        extras={"token_ids": list(choice.token_ids)} if body.return_token_ids else None,
+        usage=_usage(output) if running else None,
+    )

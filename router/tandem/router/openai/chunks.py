@@ -1,0 +1,125 @@
+"""Server-sent events of a stream as bytes. The hot path of the router: once per token.
+
+What is the same in all chunks of a stream is encoded once; of a usual chunk only the text is. No
+pydantic, no dicts, unless log-probabilities or other extras were asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tandem.protocol.finish import FinishReason
+
+_encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
+
+
+def usage(num_prompt: int, num_generated: int, num_cached: int | None) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+        "prompt_tokens_details": {"cached_tokens": num_cached or 0},
+    }
+
+
+def event(content: object) -> bytes:
+    """One event with any content."""
+    return b"data: " + _encode(content) + b"\n\n"
+
+
+class ChunkWriter:
+    """Chunks of one stream. ``kind`` is the object's name, ``opening`` and ``closing`` are what
+    stands around a choice's text: ``"delta":{"content":`` and ``}``, or ``"text":`` and nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream_id: str,
+        kind: str,
+        created: int,
+        model: str,
+        opening: bytes,
+        closing: bytes,
+        says_usage: bool,
+    ) -> None:
+        head = {"id": stream_id, "object": kind, "created": created, "model": model}
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self._index = b'{"index":'
+        self._opening = b"," + opening
+        self._closing = closing
+        self._usual = closing + b',"logprobs":null,"finish_reason":null}]'
+        self._end = b',"usage":null}\n\n' if says_usage else b"}\n\n"
+        self._tail = self._usual + self._end
+        self._begin = [self._head + self._index + b"%d" % n + self._opening for n in range(8)]
+
+    def text(self, index: int, text: str) -> bytes:
+        """A chunk of text and nothing else."""
+        begin = self._begin
+        head = begin[index] if index < 8 else self._start(index)
+        return head + _encode(text) + self._tail
+
+    def full(
+        self,
+        index: int,
+        text: str,
+        *,
+        logprobs: object = None,
+        finish: FinishReason | None = None,
+        stop_reason: int | str | None = None,
+        extras: dict[str, Any] | None = None,
+        usage: object = None,
+    ) -> bytes:
+        """A chunk with whatever else belongs to it."""
+        parts = [self._start(index), _encode(text), self._closing, b',"logprobs":']
+        parts += [_encode(logprobs), b',"finish_reason":', _encode(finish)]
+        if finish is not None:
+            parts += [b',"stop_reason":', _encode(stop_reason)]
+        for name, value in (extras or {}).items():
+            parts += [b",", _encode(name), b":", _encode(value)]
+        return b"".join([*parts, b"}]", self._close(usage)])
+
+    def raw(self, index: int, content: bytes, usage: object = None) -> bytes:
+        """A chunk whose choice says ``content``, a member or several of a JSON object."""
+        end = b',"logprobs":null,"finish_reason":null}]'
+        return b"".join((self._head, self._index, b"%d," % index, content, end, self._close(usage)))
+
+    def last_usage(self, usage: object) -> bytes:
+        """The chunk without choices that ends a stream with ``include_usage``."""
+        return self._head + b'],"usage":' + _encode(usage) + b"}\n\n"
+
+    def _start(self, index: int) -> bytes:
+        return self._head + self._index + b"%d" % index + self._opening
+
+    def _close(self, usage: object) -> bytes:
+        return self._end if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
+
+
+def chat_writer(*, stream_id: str, created: int, model: str, says_usage: bool) -> ChunkWriter:
+    """For ``chat.completion.chunk``."""
+    return ChunkWriter(
+        stream_id=stream_id,
+        kind="chat.completion.chunk",
+        created=created,
+        model=model,
+        opening=b'"delta":{"content":',
+        closing=b"}",
+        says_usage=says_usage,
+    )
+
+
+def completion_writer(*, stream_id: str, created: int, model: str, says_usage: bool) -> ChunkWriter:
+    """For ``text_completion``."""
+    return ChunkWriter(
+        stream_id=stream_id,
+        kind="text_completion",
+        created=created,
+        model=model,
+        opening=b'"text":',
+        closing=b"",
+        says_usage=says_usage,
+    )

@@ -1,0 +1,194 @@
+"""OpenAI's error body, and what each of our exceptions becomes in it.
+
+InvalidParameter, ContextLengthExceeded      400, with the field
+RequestRefused   invalid, never_fits, …      400
+                 capacity, draining, …       503, with Retry-After
+AdmissionRefused queue full                  429; waited too long 503; with Retry-After
+RequestFailed    deadline                    504
+                 failed closed, internal     500
+                 every other                 503, with Retry-After
+HttpProblem      as it says                  404, 401, 413, …
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from tandem.protocol.errors import (
+    FailCause,
+    InvalidParameter,
+    RefusalCode,
+    RequestFailed,
+    RequestRefused,
+    TandemError,
+)
+from tandem.router.admission.queue import AdmissionRefused, RejectReason
+from tandem.text.errors import ContextLengthExceeded
+
+RETRY_AFTER = 2
+"""Seconds: a worker is back or found in about this time."""
+
+_BAD_REQUEST = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorAnswer:
+    """A status and the body that goes with it."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    @property
+    def body(self) -> bytes:
+        """The same as JSON."""
+        return msgspec.json.encode(self.content)
+
+
+class HttpProblem(TandemError):
+    """A request that is answered with a status of its own."""
+
+    def __init__(self, answer: ErrorAnswer) -> None:
+        self.answer = answer
+        super().__init__(answer.message)
+
+
+def unknown_model(name: str) -> HttpProblem:
+    """404 for a model that is not served here."""
+    return HttpProblem(
+        ErrorAnswer(
+            status=404,
+            message=f"The model `{name}` does not exist",
+            type="invalid_request_error",
+            param="model",
+            code="model_not_found",
+        )
+    )
+
+
+def body_too_large(limit: int) -> ErrorAnswer:
+    """413."""
+    return ErrorAnswer(
+        status=413,
+        message=f"The body is larger than {limit} bytes",
+        type="invalid_request_error",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def not_authorized() -> ErrorAnswer:
+    """401."""
+    return ErrorAnswer(
+        status=401,
+        message="No or wrong API key: send one as `Authorization: Bearer KEY`",
+        type="invalid_request_error",
+        code="invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def answer_of(error: Exception) -> ErrorAnswer:
+    """What the client is told of an exception."""
+    if isinstance(error, HttpProblem):
+        return error.answer
+    if isinstance(error, InvalidParameter):
+        code = "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else None
+        return _bad_request(str(error), error.param, code)
+    if isinstance(error, AdmissionRefused):
+        return _overloaded(error)
+    if isinstance(error, RequestRefused):
+        return _refused(error)
+    if isinstance(error, RequestFailed):
+        return _failed(error)
+    return ErrorAnswer(status=500, message="Internal error of the router", type="server_error")
+
+
+def _bad_request(message: str, param: str | None, code: str | None = None) -> ErrorAnswer:
+    return ErrorAnswer(
+        status=400, message=message, type="invalid_request_error", param=param, code=code
+    )
+
+
+def _overloaded(error: AdmissionRefused) -> ErrorAnswer:
+    aged = error.reason is RejectReason.AGE
+    return ErrorAnswer(
+        status=503 if aged else 429,
+        message=str(error),
+        type="server_error" if aged else "rate_limit_error",
+        code="overloaded" if aged else "rate_limit_exceeded",
+        headers={"Retry-After": str(math.ceil(error.retry_after))},
+    )
+
+
+def _refused(error: RequestRefused) -> ErrorAnswer:
+    refusal = error.refusal
+    if refusal.code in _BAD_REQUEST:
+        return _bad_request(refusal.message, refusal.param, str(refusal.code))
+    return _unavailable(refusal.message, str(refusal.code))
+
+
+def _failed(error: RequestFailed) -> ErrorAnswer:
+    message = str(error)
+    if error.reasons:
+        message = f"{message} [{'; '.join(error.reasons)}]"
+    if error.cause is FailCause.IDENTITY:
+        return ErrorAnswer(status=500, message=message, type="server_error", code="failed_closed")
+    if error.cause is FailCause.TIMEOUT:
+        return ErrorAnswer(status=504, message=message, type="server_error", code="timeout")
+    return _unavailable(message, str(error.cause))
+
+
+def _unavailable(message: str, code: str) -> ErrorAnswer:
+    return ErrorAnswer(
+        status=503,
+        message=message,
+        type="server_error",
+        code=code,
+        headers={"Retry-After": str(RETRY_AFTER)},
+    )
+
+
+def of_validation(error: ValidationError, body: bytes, model: type[BaseModel]) -> HttpProblem:
+    """400 for a body that is not JSON, or not of the shape: names the field and the value."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    if first["type"] == "json_invalid":
+        return HttpProblem(_bad_request(f"The body is not JSON: {first['msg']}", None))
+    value = msgspec.json.decode(body)
+    param = ""
+    for step in first["loc"]:
+        if isinstance(step, int) and isinstance(value, list) and step < len(value):
+            param, value = f"{param}[{step}]", value[step]
+        elif isinstance(step, str) and isinstance(value, dict):
+            param = f"{param}.{step}" if param else step
+            value = value.get(step)
+            if step not in model.model_fields and value is None:
+                break
+        else:
+            break  # the rest names members of a union, not keys of the body
+    shown = repr(first["input"])
+    if first["type"] == "missing":
+        return HttpProblem(_bad_request(f"{param}: is required", param))
+    shown = shown if len(shown) <= 120 else shown[:117] + "..."
+    return HttpProblem(
+        _bad_request(f"{param or 'body'}: {shown} is not allowed; {first['msg']}", param or None)
+    )

@@ -1,0 +1,148 @@
+"""What chat and completions share: from prepared requests to a held first output, to the rest.
+
+The status is decided before headers are sent, so each answer waits for its first output. Several
+prompts of one call run side by side; their outputs come as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.protocol.finish import FinishReason
+from tandem.router.metrics import RouterMetrics
+
+Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
+"""(index of the prompt, output)."""
+
+_QUEUE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What stands around every answer."""
+
+    id: str
+    model: str
+    created: int
+
+
+def begin(prefix: str, request_id: str, model: str) -> Answer:
+    """The frame of an answer that begins now."""
+    return Answer(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
+
+
+async def run(
+    llm: AsyncLLM, prepared: Sequence[PreparedRequest], metrics: RouterMetrics
+) -> Outputs:
+    """Outputs of all prompts. Closing it aborts them all."""
+    if len(prepared) == 1:
+        async with aclosing(llm.stream(prepared[0])) as outputs:
+            async for output in outputs:
+                _count(metrics, output)
+                yield 0, output
+        return
+    async with aclosing(_merged(llm, prepared)) as merged:
+        async for index, output in merged:
+            _count(metrics, output)
+            yield index, output
+
+
+async def _merged(llm: AsyncLLM, prepared: Sequence[PreparedRequest]) -> Outputs:
+    """Side by side through one bounded queue; the first error ends all."""
+    queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(_QUEUE)
+
+    async def pump(index: int) -> None:
+        try:
+            async with aclosing(llm.stream(prepared[index])) as outputs:
+                async for output in outputs:
+                    await queue.put((index, output))
+        except Exception as error:
+            await queue.put((index, error))
+        else:
+            await queue.put((index, None))
+
+    tasks = [asyncio.create_task(pump(index)) for index in range(len(prepared))]
+    try:
+        open_streams = len(tasks)
+        while open_streams:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                open_streams -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _count(metrics: RouterMetrics, output: RequestOutput) -> None:
+    for choice in output.outputs:
+        if choice.finish_reason is not None:
+            metrics.choice_finished(choice.finish_reason)
+
+
+class Held:
+    """A stream whose first output was waited for: errors up to it decide the status."""
+
+    def __init__(self, outputs: Outputs) -> None:
+        self._outputs = outputs
+        self._first: tuple[int, RequestOutput] | None = None
+
+    async def hold(self) -> None:
+        """Wait for the first output. Raises what the stream raises; it is closed then."""
+        try:
+            with suppress(StopAsyncIteration):
+                self._first = await anext(self._outputs)
+        except BaseException:
+            await self._outputs.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Abort what still runs."""
+        await self._outputs.aclose()
+
+    async def all(self) -> Outputs:
+        """The first output and all others."""
+        async with aclosing(self._outputs) as outputs:
+            if self._first is not None:
+                yield self._first
+            async for item in outputs:
+                yield item
+
+
+@dataclass(slots=True)
+class Totals:
+    """Usage over all prompts of a call."""
+
+    num_prompt: int = 0
+    num_generated: int = 0
+    num_cached: int = 0
+
+    @classmethod
+    def of(cls, last: Sequence[RequestOutput]) -> Totals:
+        """From the last output of each prompt."""
+        return cls(
+            sum(len(each.prompt_token_ids) for each in last),
+            sum(each.num_generated_tokens for each in last),
+            sum(each.num_cached_tokens or 0 for each in last),
+        )
+
+
+def without_tokens(choice: CompletionOutput) -> CompletionOutput:
+    """A choice of which the client wants nothing but the prompt before it."""
+    return CompletionOutput(
+        index=choice.index,
+        text="",
+        token_ids=(),
+        logprobs=None if choice.logprobs is None else (),
+        finish_reason=FinishReason.LENGTH,
+    )

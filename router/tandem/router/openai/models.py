@@ -1,0 +1,62 @@
+"""``GET /v1/models`` and ``GET /v1/models/{id}``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from tandem.protocol.errors import RequestFailed
+from tandem.router.openai.errors import unknown_model
+from tandem.router.openai.service import Service, service_of
+
+routes = APIRouter(tags=["OpenAI"])
+
+_started = int(time.time())
+
+
+@routes.get("/v1/models")
+async def list_models(request: Request) -> Response:
+    """Every name under which the model is served."""
+    service = service_of(request)
+    names = service.names()
+    length = await _max_model_len(service)
+    data = [_model(name, names[0], length) for name in names]
+    return _json({"object": "list", "data": data})
+
+
+@routes.get("/v1/models/{model_id:path}")
+async def retrieve_model(request: Request, model_id: str) -> Response:
+    """One of them."""
+    service = service_of(request)
+    if model_id not in service.names():
+        raise unknown_model(model_id)
+    return _json(_model(model_id, service.names()[0], await _max_model_len(service)))
+
+
+async def _max_model_len(service: Service) -> int | None:
+    """Of the workers that are up; None while none is."""
+    if not service.is_served():
+        return None
+    try:
+        return (await service.llm.card()).max_model_len
+    except RequestFailed:
+        return None
+
+
+def _model(name: str, root: str, max_model_len: int | None) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": _started,
+        "owned_by": "tandem",
+        "root": root,
+        "parent": None,
+        "max_model_len": max_model_len,
+    }
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,107 @@
+"""Answers whose client may leave: a watch on the connection, and the stream response.
+
+Both end the work at once when the client disconnects: the task is cancelled, the generators close,
+and CANCEL goes to the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.protocol.errors import TandemError
+from tandem.router.openai.chunks import DONE, event
+from tandem.router.openai.errors import answer_of
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGone(TandemError):
+    """The client left before its answer was complete; nobody reads what we say."""
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body of the block when the client disconnects, and raise ClientGone then."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch(), name="client-watch")
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if gone:
+            task.uncancel()
+            raise ClientGone("the client left") from error
+        raise
+    finally:
+        watcher.cancel()
+
+
+class Closable(Protocol):
+    """What feeds a stream."""
+
+    async def aclose(self) -> None:
+        """Abort what still runs. May be called twice."""
+        ...
+
+
+class EventStream(Response):
+    """Sends the bytes of ``events`` as they come. The headers go out with the first.
+
+    An error in mid-stream becomes an event with OpenAI's error object, then the end: the status
+    was decided before.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: Closable,
+        *,
+        gone: Callable[[], None],
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._source = source
+        """Closed in the end, also when ``events`` never began."""
+        self._gone = gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        async with aclosing(self._source), aclosing(self._events) as events:
+            try:
+                async with while_connected(receive):
+                    await self._send_all(events, send)
+            except ClientGone:
+                self._gone()
+
+    async def _send_all(self, events: AsyncIterator[bytes], send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        try:
+            async for chunk in events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except Exception as error:  # the last place where the client can be told
+            answer = answer_of(error)
+            if answer.status == 500:
+                logger.exception("a stream failed")
+            body = event(answer.content) + DONE
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,7 @@
+"""Attention over a paged KV cache: `prefill` (chunks over cached context) and `decode`."""
+
+from __future__ import annotations
+
+from .batch import PagedBatch
+
+__all__ = ["PagedBatch"]

@@ -1,0 +1,71 @@
+"""Whose queries attend to which blocks in one step: the value that every attention op takes.
+
+Made once a step and handed to each layer's call. A backend keeps in `memo` what it worked out from
+the tensors (gather rows, masks, split counts), so that the layers after the first find it there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tandem.kernels import checks
+from tandem.kernels.errors import BadTensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Sequences of one attention call, their queries laid end to end."""
+
+    query_start: Tensor
+    """int32 [sequences + 1]: queries of sequence s are rows query_start[s] : query_start[s + 1]."""
+    seq_lens: Tensor
+    """int32 [sequences]: keys of sequence s, cached context and this call's tokens together."""
+    block_tables: Tensor
+    """int32 [sequences, max_blocks]: its blocks in token order; what lies beyond is never read."""
+    max_query_len: int
+    """Queries of the longest sequence; 1 in a decode batch."""
+    max_seq_len: int
+    """Keys of the longest sequence."""
+    memo: dict[Hashable, object] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in the batch."""
+        return self.seq_lens.shape[0]
+
+    def check(self) -> PagedBatch:
+        """Return self, or raise BadTensor for the first field that does not fit the others."""
+        n = self.num_sequences
+        checks.shape("query_start", self.query_start, n + 1)
+        checks.shape("block_tables", self.block_tables, n, None)
+        for name in ("query_start", "seq_lens", "block_tables"):
+            checks.kind(name, getattr(self, name), torch.int32)
+        if not 0 <= self.max_query_len <= self.max_seq_len:
+            raise BadTensor(
+                f"max_query_len {self.max_query_len} exceeds max_seq_len {self.max_seq_len}"
+            )
+        return self
+
+
+def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
+    """The queries [tokens, heads, head_dim] and pages of one layer fit each other."""
+    checks.shape("kv", kv, None, 2, None, None, q.shape[-1])
+    checks.same("kv", kv, "q", q)
+    checks.shape("q", q, None, None, kv.shape[4])
+    checks.dense_last("q", q)
+    if q.shape[1] % kv.shape[2]:
+        raise BadTensor(f"q has {q.shape[1]} heads, not a multiple of the {kv.shape[2]} KV heads")
+    page = kv.shape[3] * kv.shape[4]
+    if kv.stride(4) != 1 or kv.stride(3) != kv.shape[4]:
+        raise BadTensor(f"kv has strides {kv.stride()}, expected dense [token][head_dim] pages")
+    if any(kv.stride(d) % page for d in (0, 1, 2)):
+        raise BadTensor(f"kv has strides {kv.stride()}, expected multiples of a page of {page}")
+    if batch.max_seq_len > batch.block_tables.shape[1] * kv.shape[3]:
+        raise BadTensor(
+            f"block_tables hold {batch.block_tables.shape[1]} blocks of {kv.shape[3]} tokens, "
+            f"fewer than max_seq_len {batch.max_seq_len} needs"
+        )

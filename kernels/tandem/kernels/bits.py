@@ -1,0 +1,45 @@
+"""64-bit integer arithmetic on tensors: wrap-around int64 that a GPU kernel repeats bit for bit.
+
+SplitMix64 (Steele, Lea, Flood, 2014; constants of Stafford's variant 13) in two forms that agree:
+on Python integers for the few values made on the host, on int64 tensors for the many.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+GAMMA = 0x9E3779B97F4A7C15
+"""Odd increment of the SplitMix64 sequence, 2^64 over the golden ratio."""
+_MULTIPLY_1 = 0xBF58476D1CE4E5B9
+_MULTIPLY_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def signed(value: int) -> int:
+    """The int64 that has the bits of `value` mod 2^64."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def mix_int(value: int) -> int:
+    """The finaliser of SplitMix64, a bijection of 64-bit integers; result in 0 .. 2^64 - 1."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _MULTIPLY_1) & _MASK
+    value = ((value ^ (value >> 27)) * _MULTIPLY_2) & _MASK
+    return value ^ (value >> 31)
+
+
+def mix(values: Tensor) -> Tensor:
+    """`mix_int` of each element of an int64 tensor, in place where that is free; returns it new."""
+    values = _fold(values, 30).mul_(signed(_MULTIPLY_1))
+    values = _fold(values, 27).mul_(signed(_MULTIPLY_2))
+    return _fold(values, 31)
+
+
+def logical_shift(values: Tensor, by: int) -> Tensor:
+    """int64 `values` shifted right by 1 to 63 bits with zeros from the left."""
+    return (values >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _fold(values: Tensor, by: int) -> Tensor:
+    return logical_shift(values, by).bitwise_xor_(values)

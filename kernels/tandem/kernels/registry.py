@@ -1,0 +1,92 @@
+"""Which implementation of an op runs: op × backend, chosen by name or by device.
+
+An op is a name and, for each backend, where its function lives ("module:function"). Nothing is
+imported until it is chosen, so that a machine without Triton never imports it. The typed wrappers
+of each op folder call `Op.on`; engine code never sees a backend unless it wants to choose one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Generic, TypeVar, cast
+
+import torch
+
+from .errors import NoBackend
+
+
+class Backend(StrEnum):
+    """Who implements an op: plain torch (also the reference), Triton, or Gluon."""
+
+    TORCH = "torch"
+    TRITON = "triton"
+    GLUON = "gluon"
+
+
+PREFERENCE: Mapping[str, tuple[Backend, ...]] = {
+    "cuda": (Backend.GLUON, Backend.TRITON, Backend.TORCH),
+    "cpu": (Backend.TORCH,),
+}
+"""For each device type, the backends in the order in which they are tried."""
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_OPS: dict[str, Op[Callable[..., object]]] = {}
+
+
+class Op(Generic[F]):
+    """One op and its implementations, all with the signature `F`."""
+
+    def __init__(self, name: str, implementations: Mapping[Backend, str]) -> None:
+        assert name not in _OPS, f"op {name} is defined twice"
+        self.name = name
+        self._where = dict(implementations)
+        self._loaded: dict[Backend, F] = {}
+        self._by_device: dict[str, F] = {}
+        _OPS[name] = cast("Op[Callable[..., object]]", self)
+
+    @property
+    def backends(self) -> tuple[Backend, ...]:
+        """The backends that implement this op."""
+        return tuple(self._where)
+
+    def on(self, device: torch.device, backend: Backend | None = None) -> F:
+        """The function to call for tensors on `device`: `backend`'s, or the device's first choice.
+
+        Raises NoBackend when there is none.
+        """
+        if backend is not None:
+            return self.load(backend)
+        chosen = self._by_device.get(device.type)
+        if chosen is None:
+            chosen = self._by_device[device.type] = self.load(self._prefer(device.type))
+        return chosen
+
+    def load(self, backend: Backend) -> F:
+        """The function of one backend, imported at its first use."""
+        if backend not in self._loaded:
+            where = self._where.get(backend)
+            if where is None:
+                raise NoBackend(
+                    f"op {self.name} has no backend {backend.value!r}; it has {_names(self._where)}"
+                )
+            module, _, function = where.partition(":")
+            self._loaded[backend] = getattr(importlib.import_module(module), function)
+        return self._loaded[backend]
+
+    def _prefer(self, device_type: str) -> Backend:
+        for backend in PREFERENCE.get(device_type, (Backend.TORCH,)):
+            if backend in self._where:
+                return backend
+        raise NoBackend(f"op {self.name} runs on no {device_type}; it has {_names(self._where)}")
+
+
+def ops() -> Mapping[str, Op[Callable[..., object]]]:
+    """Every op that has been imported, by name."""
+    return dict(_OPS)
+
+
+def _names(backends: Mapping[Backend, str]) -> str:
+    return ", ".join(sorted(b.value for b in backends))

@@ -1,0 +1,88 @@
+"""What lies between the qkv projection and attention, in one op: qk-norm, RoPE, KV write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tandem.kernels import checks
+from tandem.kernels.errors import BadTensor
+from tandem.kernels.registry import Backend, Op
+
+
+class Rotation(NamedTuple):
+    """Angles of this step's tokens, gathered from the model's table once for all layers."""
+
+    cos: Tensor
+    """[tokens, head_dim]: cos of the dim/2 frequencies, twice."""
+    sin: Tensor
+    """[tokens, head_dim]: -sin of the frequencies, then +sin (half-rotation layout)."""
+
+
+class Slots(NamedTuple):
+    """Where this step's tokens go in the cache. Every token is written."""
+
+    blocks: Tensor
+    """int64 [tokens]."""
+    offsets: Tensor
+    """int64 [tokens], position within the block."""
+
+
+class QKNorm(NamedTuple):
+    """RMSNorm over each head of q and of k, before the rotation."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
+RotaryKV = Callable[[Tensor, Tensor, Rotation, Slots, QKNorm | None], Tensor]
+
+ROTARY_KV: Op[RotaryKV] = Op(
+    "rotary_kv", {Backend.TORCH: "tandem.kernels.rotary_kv.reference:rotary_kv"}
+)
+
+
+def rotary_kv(
+    qkv: Tensor,
+    kv: Tensor,
+    rotation: Rotation,
+    slots: Slots,
+    qk_norm: QKNorm | None = None,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Norm and rotate q and k, write k and v to their slots, return q.
+
+    x' = x * cos + (x rolled by half) * sin (Su et al., 2021, in the half-rotation layout of the
+    Llama checkpoints).
+
+    Args:
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], dense; q and k are overwritten.
+        kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the slab.
+        rotation: of each token's position.
+        slots: distinct destinations.
+        qk_norm: for models that have it (Qwen3).
+        backend: an explicit choice; by device otherwise.
+
+    Returns:
+        [tokens, heads, head_dim], a view of `qkv`.
+    """
+    checks.shape("kv", kv, None, 2, None, None, None)
+    checks.shape("qkv", qkv, None, None, kv.shape[4])
+    checks.same("kv", kv, "qkv", qkv)
+    if not qkv.is_contiguous() or qkv.shape[1] <= 2 * kv.shape[2]:
+        raise BadTensor(
+            f"qkv has shape {tuple(qkv.shape)} and strides {qkv.stride()}, expected dense rows of "
+            f"more than {2 * kv.shape[2]} heads"
+        )
+    for name, angle in (("cos", rotation.cos), ("sin", rotation.sin)):
+        checks.shape(name, angle, qkv.shape[0], kv.shape[4])
+    checks.shape("slots.blocks", slots.blocks, qkv.shape[0])
+    checks.shape("slots.offsets", slots.offsets, qkv.shape[0])
+    checks.kind("slots.blocks", slots.blocks, torch.int64)
+    checks.kind("slots.offsets", slots.offsets, torch.int64)
+    return ROTARY_KV.on(qkv.device, backend)(qkv, kv, rotation, slots, qk_norm)

@@ -1,0 +1,32 @@
+"""qk-norm, RoPE and KV write in plain torch, q and k rotated as one tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from . import QKNorm, Rotation, Slots
+
+
+def rotary_kv(
+    qkv: Tensor, kv: Tensor, rotation: Rotation, slots: Slots, qk_norm: QKNorm | None
+) -> Tensor:
+    """See the wrapper."""
+    tokens, all_heads, dim = qkv.shape
+    kv_heads = kv.shape[2]
+    heads = all_heads - 2 * kv_heads
+    rotated = qkv[:, : heads + kv_heads]
+    normed = rotated if qk_norm is None else _norm(rotated, heads, qk_norm)
+    cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
+    turned = torch.addcmul(normed * cos, normed.roll(dim // 2, -1), sin)
+    rotated.copy_(turned)
+    kv[slots.blocks, :, :, slots.offsets] = qkv[:, heads:].view(tokens, 2, kv_heads, dim)
+    return qkv[:, :heads]
+
+
+def _norm(qk: Tensor, heads: int, norm: QKNorm) -> Tensor:
+    dim = qk.shape[-1:]
+    q = rms_norm(qk[:, :heads], dim, norm.q_weight, norm.eps)
+    k = rms_norm(qk[:, heads:], dim, norm.k_weight, norm.eps)
+    return torch.cat((q, k), dim=1)

@@ -1,0 +1,53 @@
+"""Thresholds of min-p, top-k and top-p in plain torch, without sorting the vocabulary.
+
+Top-p needs the best tokens in order only until their probability is reached: a partial top-k of
+growing size finds them, and a full sort is the last resort of nearly flat distributions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .types import Filters
+
+_PREFIXES = (256, 4096)
+"""How many of the best tokens are looked at before the whole vocabulary is sorted."""
+
+
+def thresholds(logits: Tensor, filters: Filters) -> Tensor:
+    """See the wrapper."""
+    floors = [
+        _row_floor(row, min_p, top_k, top_p)
+        for row, min_p, top_k, top_p in zip(
+            logits,
+            filters.min_p.tolist(),
+            filters.top_k.tolist(),
+            filters.top_p.tolist(),
+            strict=True,
+        )
+    ]
+    return torch.tensor(floors, dtype=logits.dtype, device=logits.device)
+
+
+def _row_floor(row: Tensor, min_p: float, top_k: int, top_p: float) -> float:
+    floor = -math.inf
+    if min_p > 0:
+        floor = float((row.max() + math.log(min_p)).clamp(max=row.max()))
+    if 0 < top_k < row.numel():
+        floor = max(floor, float(row.topk(top_k).values[-1]))
+    return max(floor, _nucleus(row, floor, top_p)) if top_p < 1 else floor
+
+
+def _nucleus(row: Tensor, floor: float, top_p: float) -> float:
+    """The lowest logit of the smallest set of best tokens whose probability reaches `top_p`."""
+    kept = row if floor == -math.inf else row.masked_fill(row < floor, -math.inf)
+    total = kept.logsumexp(-1)
+    for size in (*_PREFIXES, row.numel()):
+        best = kept.topk(min(size, row.numel())).values
+        reached = (best - total).exp_().cumsum(-1) >= top_p
+        if bool(reached[-1]):
+            return float(best[int(reached.byte().argmax())])
+    return floor

@@ -1,0 +1,51 @@
+"""Random bits by counter: what a draw gets depends on what it is for, never on what ran before.
+
+A row's key is a SplitMix64 chain over (seed, choice, output position, purpose); its noise for a
+token is the SplitMix64 output at that token's place in the sequence that starts at the key. All
+integer arithmetic, so any device and any version gives the same bits.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from torch import Tensor, float32
+
+from tandem.kernels.bits import GAMMA, logical_shift, mix, signed
+
+
+class Purpose(IntEnum):
+    """What a draw decides; draws of different purpose at one position are independent."""
+
+    TOKEN = 0
+    """The next token."""
+    ACCEPT = 1
+    """Whether a speculative token is accepted."""
+    RESIDUAL = 2
+    """The token in place of a speculative one that was not."""
+
+
+def row_keys(seeds: Tensor, choices: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
+    """Keys of one draw a row: int64 [rows].
+
+    `seeds`, `choices` and `positions` (in the output, from 0) are int64 [rows].
+    """
+    step = signed(GAMMA)
+    keys = mix(seeds + step)
+    keys = mix(keys + (choices + 1) * step)
+    keys = mix(keys + (positions + 1) * step)
+    return mix(keys + signed((int(purpose) + 1) * GAMMA))
+
+
+def uniforms(keys: Tensor, tokens: Tensor) -> Tensor:
+    """float32 in (0, 1), shaped as `keys` and `tokens` broadcast; 32 random bits each.
+
+    The top 32 bits plus a half, over 2^32, rounded to float32 and kept under 1.
+    """
+    bits = mix(keys + (tokens + 1) * signed(GAMMA))
+    return logical_shift(bits, 32).to(float32).add_(0.5).mul_(2.0**-32).clamp_(max=1 - 2.0**-24)
+
+
+def exponentials(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Noise of the standard exponential distribution, float32 above 0."""
+    return uniforms(keys, tokens).neg_().log1p_().neg_()

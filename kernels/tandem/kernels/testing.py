@@ -1,0 +1,78 @@
+"""Holding a kernel to its reference: the same arguments through two backends, then compared.
+
+For tests of other backends (Triton, Gluon) and of future tables; used by tests/kernels alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .registry import Backend, Op
+
+TOLERANCE = {
+    torch.float32: (1e-5, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-2),
+    torch.float16: (2e-3, 1e-3),
+}
+"""(relative, absolute) by dtype: a few roundings of the output type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a backend's result was from the reference's."""
+
+    worst: float
+    """Largest absolute difference over every tensor."""
+    where: str
+
+
+def hold(op: Op[Callable[..., object]], backend: Backend, *args: object) -> Difference:
+    """Run `op` on copies of `args` through the reference and `backend`; both must agree.
+
+    Results and arguments (an op may write into one) are compared, integers exactly, floats within
+    TOLERANCE. Raises AssertionError with the place of the worst difference.
+    """
+    wanted_args, got_args = copy.deepcopy(args), copy.deepcopy(args)
+    wanted = op.load(Backend.TORCH)(*wanted_args)
+    got = op.load(backend)(*got_args)
+    worst = Difference(0.0, "nowhere")
+    pairs = [("result", wanted, got)]
+    pairs += [(f"argument {i}", w, g) for i, (w, g) in enumerate(_zip(wanted_args, got_args))]
+    for name, expected, actual in pairs:
+        for place, a, b in _tensors(name, expected, actual):
+            difference = _compare(f"{op.name} on {backend.value}, {place}", a, b)
+            if difference > worst.worst:
+                worst = Difference(difference, place)
+    return worst
+
+
+def _zip(a: tuple[object, ...], b: tuple[object, ...]) -> list[tuple[object, object]]:
+    return list(zip(a, b, strict=True))
+
+
+def _tensors(name: str, a: object, b: object) -> list[tuple[str, Tensor, Tensor]]:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return [(name, a, b)]
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return [t for i, (x, y) in enumerate(_zip(a, b)) for t in _tensors(f"{name}[{i}]", x, y)]
+    return []
+
+
+def _compare(place: str, expected: Tensor, actual: Tensor) -> float:
+    assert actual.shape == expected.shape, f"{place}: {actual.shape} is not {expected.shape}"
+    assert actual.dtype == expected.dtype, f"{place}: {actual.dtype} is not {expected.dtype}"
+    if not expected.is_floating_point():
+        assert torch.equal(actual, expected), f"{place}: integers differ"
+        return 0.0
+    rtol, atol = TOLERANCE.get(expected.dtype, (1e-5, 1e-5))
+    torch.testing.assert_close(
+        actual, expected, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{place}: {m}"
+    )
+    finite = torch.isfinite(expected)
+    gap = (actual[finite].double() - expected[finite].double()).abs()
+    return float(gap.max()) if gap.numel() else 0.0

@@ -1,0 +1,111 @@
+"""Norms, activation, and the op between projection and attention."""
+
+import pytest
+import torch
+from torch.nn.functional import silu
+
+from tandem.kernels import BadTensor
+from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.norm import add_rms_norm, rms_norm
+from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
+
+
+def normed(x, weight, eps):
+    """RMSNorm in float64."""
+    x = x.double()
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 17])
+def test_rms_norm_is_its_formula(rows):
+    """Rows are normed one by one."""
+    x, weight = torch.randn(rows, 48), torch.randn(48)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5).float())
+
+
+def test_add_rms_norm_updates_the_stream():
+    """The residual holds the sum afterwards, the result is its norm, x is left alone."""
+    x, residual, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
+    kept, total = x.clone(), x + residual
+    out = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, total)
+    assert torch.equal(x, kept)
+    torch.testing.assert_close(out, normed(total, weight, 1e-5).float())
+
+
+def test_norms_refuse_what_does_not_fit():
+    """Weights of another width or type are named."""
+    with pytest.raises(BadTensor, match="weight has shape"):
+        rms_norm(torch.randn(2, 8), torch.ones(4), 1e-5)
+    with pytest.raises(BadTensor, match="weight is"):
+        rms_norm(torch.randn(2, 8), torch.ones(8).half(), 1e-5)
+    with pytest.raises(BadTensor, match="residual has shape"):
+        add_rms_norm(torch.randn(2, 8), torch.randn(3, 8), torch.ones(8), 1e-5)
+
+
+def test_silu_and_mul_takes_the_gate_first():
+    """silu(first half) * second half, and the input is left alone."""
+    x = torch.randn(7, 32)
+    kept = x.clone()
+    torch.testing.assert_close(silu_and_mul(x), silu(kept[:, :16]) * kept[:, 16:])
+    assert torch.equal(x, kept)
+    with pytest.raises(BadTensor, match="even"):
+        silu_and_mul(torch.randn(7, 33))
+
+
+def rotation_of(positions, dim, theta=10000.0):
+    """Angles in the layout of the op."""
+    angles = positions[:, None] * theta ** (-torch.arange(0, dim, 2) / dim)
+    return Rotation(
+        cos=torch.cat((angles.cos(), angles.cos()), -1),
+        sin=torch.cat((-angles.sin(), angles.sin()), -1),
+    )
+
+
+def rotated(x, positions, theta=10000.0):
+    """Pairs (i, i + dim/2) turned by their angle as complex numbers."""
+    dim = x.shape[-1]
+    angles = positions[:, None] * theta ** (-torch.arange(0, dim, 2) / dim)
+    turn = torch.polar(torch.ones_like(angles), angles)[:, None]
+    pairs = torch.complex(x[..., : dim // 2], x[..., dim // 2 :]) * turn
+    return torch.cat((pairs.real, pairs.imag), -1)
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size):
+    """q comes back rotated; K (rotated) and V are in their slots and nowhere else."""
+    heads, kv_heads, dim = 6, 2, 16
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
+    slab = torch.zeros(5, 3, 2, kv_heads, block_size, dim)
+    places = torch.randperm(5 * block_size)[:tokens]
+    slots = Slots(places // block_size, places % block_size)
+    positions = torch.randint(0, 1000, (tokens,)).float()
+    q, k, v = (t.clone() for t in qkv.split([heads, kv_heads, kv_heads], 1))
+    norm = None
+    if with_norm:
+        norm = QKNorm(torch.randn(dim), torch.randn(dim), 1e-6)
+        q = normed(q, norm.q_weight, 1e-6).float()
+        k = normed(k, norm.k_weight, 1e-6).float()
+    got = rotary_kv(qkv, slab[:, 1], rotation_of(positions, dim), slots, norm)
+    torch.testing.assert_close(got, rotated(q, positions), atol=2e-5, rtol=1e-4)
+    want = torch.zeros_like(slab)
+    want[slots.blocks, 1, 0, :, slots.offsets] = rotated(k, positions)
+    want[slots.blocks, 1, 1, :, slots.offsets] = v
+    torch.testing.assert_close(slab, want, atol=2e-5, rtol=1e-4)
+
+
+def test_rotary_kv_refuses_what_does_not_fit():
+    """Strided rows, missing heads and slots of another length are named."""
+    kv = torch.zeros(2, 2, 2, 16, 8)
+    rotation = Rotation(torch.ones(3, 8), torch.zeros(3, 8))
+    slots = Slots(torch.zeros(3, dtype=torch.int64), torch.arange(3))
+    with pytest.raises(BadTensor, match="dense rows"):
+        rotary_kv(torch.randn(3, 4, 8), kv, rotation, slots)
+    with pytest.raises(BadTensor, match="cos has shape"):
+        rotary_kv(torch.randn(2, 6, 8), kv, rotation, slots)
+    with pytest.raises(BadTensor, match=r"slots\.offsets"):
+        rotary_kv(torch.randn(3, 6, 8), kv, rotation, slots._replace(offsets=torch.arange(2)))
+    with pytest.raises(BadTensor, match=r"slots\.blocks is"):
+        rotary_kv(torch.randn(3, 6, 8), kv, rotation, slots._replace(blocks=torch.zeros(3)))

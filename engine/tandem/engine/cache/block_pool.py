@@ -1,0 +1,140 @@
+"""Who holds which KV block: reference counts, the free list, and which block has which hash.
+
+Blocks are plain numbers; what is in them is the ranks' business. A block whose last holder let
+go stays cached under its hash until it is evicted: blocks without a hash are reused first (the
+one freed last at first), then cached ones, the least recently released first.
+
+Called by ``KVCacheManager`` alone.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from tandem.engine.cache.events import BlockEventLog
+from tandem.protocol.errors import TandemError
+from tandem.protocol.ids import BlockHash
+
+
+class IntegrityError(TandemError):
+    """Blocks were lost, shared by accident or freed twice: the engine must not go on."""
+
+
+class BlockPool:
+    """``num_blocks`` blocks, numbered from 0, each free or held by at least one sequence."""
+
+    def __init__(self, num_blocks: int, log: BlockEventLog) -> None:
+        assert num_blocks > 0, "a pool without blocks"
+        self.num_blocks = num_blocks
+        self._log = log
+        self._references = [0] * num_blocks
+        self._hash_of: list[BlockHash | None] = [None] * num_blocks
+        self._block_of: dict[BlockHash, int] = {}
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        """Free blocks without a hash; the next one to use is last."""
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        """Free blocks that are cached; the next one to evict is first."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds, cached or not."""
+        return len(self._empty) + len(self._evictable)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that can be found by hash."""
+        return len(self._block_of)
+
+    def find(self, digest: BlockHash) -> int | None:
+        """The block cached under ``digest``. It may be evicted unless held."""
+        return self._block_of.get(digest)
+
+    def is_free(self, block: int) -> bool:
+        """Whether nobody holds the block."""
+        return self._references[block] == 0
+
+    def is_shared(self, block: int) -> bool:
+        """Whether more than one sequence holds the block."""
+        return self._references[block] > 1
+
+    def take(self, count: int) -> list[int]:
+        """``count`` blocks for one new holder, evicting cached ones if need be."""
+        assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
+        taken = []
+        for _ in range(count):
+            block = self._empty.pop() if self._empty else self._evict()
+            self._references[block] = 1
+            taken.append(block)
+        return taken
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add a holder to cached or held blocks."""
+        for block in blocks:
+            if self._references[block] == 0:
+                del self._evictable[block]
+            self._references[block] += 1
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Take one holder away from each; of those freed, the first is evicted first."""
+        for block in blocks:
+            count = self._references[block] - 1
+            if count < 0:
+                raise IntegrityError(f"block {block} was freed twice")
+            self._references[block] = count
+            if count == 0:
+                if self._hash_of[block] is None:
+                    self._empty.append(block)
+                else:
+                    self._evictable[block] = None
+
+    def cache(self, block: int, digest: BlockHash) -> None:
+        """Make a held block findable. A second block of equal content stays without a hash."""
+        assert self._references[block] > 0, f"block {block} is cached while free"
+        if self._hash_of[block] is None and digest not in self._block_of:
+            self._hash_of[block] = digest
+            self._block_of[digest] = block
+            self._log.stored(digest)
+
+    def forget_free(self) -> int:
+        """Drop every cached block that nobody holds; how many they were."""
+        count = len(self._evictable)
+        if count == len(self._block_of):
+            self._block_of.clear()
+            self._log.cleared()
+        for block in self._evictable:
+            digest = self._hash_of[block]
+            assert digest is not None, f"block {block} is evictable without a hash"
+            if self._block_of.pop(digest, None) is not None:
+                self._log.removed(digest)
+            self._hash_of[block] = None
+            self._empty.append(block)
+        self._evictable.clear()
+        return count
+
+    def check(self, holders: Mapping[int, int]) -> None:
+        """Raise IntegrityError unless each block has exactly the ``holders`` given (0 if absent),
+        and free list and hashes agree with that."""
+        free = set(self._empty) | set(self._evictable)
+        if len(free) != self.num_free:
+            raise IntegrityError("a block is in the free list twice")
+        for block, count in enumerate(self._references):
+            expected = holders.get(block, 0)
+            if count != expected:
+                raise IntegrityError(f"block {block}: {count} references, {expected} holders")
+            if (count == 0) != (block in free):
+                raise IntegrityError(f"block {block} with {count} references is in the wrong list")
+            if count == 0 and (self._hash_of[block] is not None) != (block in self._evictable):
+                raise IntegrityError(f"free block {block} is in the wrong free list")
+        for digest, block in self._block_of.items():
+            if self._hash_of[block] != digest:
+                raise IntegrityError(f"block {block} is cached under a hash that it does not have")
+        if len(self._block_of) != sum(digest is not None for digest in self._hash_of):
+            raise IntegrityError("a block has a hash under which it cannot be found")
+
+    def _evict(self) -> int:
+        block, _ = self._evictable.popitem(last=False)
+        digest = self._hash_of[block]
+        assert digest is not None, f"block {block} is evictable without a hash"
+        del self._block_of[digest]
+        self._hash_of[block] = None
+        self._log.removed(digest)
+        return block

@@ -1,0 +1,185 @@
+"""Block tables of sequences: prefix hits, allocation, sharing between choices, freeing.
+
+The only writer of ``Request.block_ids`` and of the fields that follow from it. Decides nothing:
+the scheduler asks ``can_start``, then acts. No tensor is touched here; copies of blocks are
+collected and travel with the next plan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tandem.engine.cache.block_pool import BlockPool
+from tandem.engine.cache.events import BlockEventLog
+from tandem.protocol.layout import blocks_for
+
+if TYPE_CHECKING:
+    from tandem.engine.request import Request
+
+NEVER = sys.maxsize
+"""``Request.cache_due`` of a sequence whose blocks are not cached."""
+
+
+class KVCacheManager:
+    """KV blocks of one engine."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_caching: bool = True,
+        watermark: float = 0.0,
+    ) -> None:
+        self.log = BlockEventLog()
+        self.pool = BlockPool(num_blocks, self.log)
+        self.block_size = block_size
+        self.enable_caching = enable_caching
+        self.spare = int(watermark * num_blocks)
+        """Blocks that a start leaves free while others run, so that they seldom preempt."""
+        self._copies: dict[int, int] = {}
+        """Destination to source, not yet in a plan; each source is held until it is."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that could be allocated now."""
+        return self.pool.num_free
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that are held, 0 to 1."""
+        return 1.0 - self.pool.num_free / self.pool.num_blocks
+
+    def find_cached_prefix(self, request: Request, max_tokens: int) -> list[int]:
+        """Cached blocks of the request's first tokens, at most ``max_tokens`` of them. Not held."""
+        if not self.enable_caching:
+            return []
+        hits = []
+        find = self.pool.find
+        for digest in request.hashes_upto(max_tokens // self.block_size):
+            block = find(digest)
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def can_start(
+        self, hits: Sequence[int], num_tokens: int, *, extra: int = 0, keep_spare: bool = False
+    ) -> bool:
+        """Whether ``num_tokens`` tokens and ``extra`` blocks can be had, ``hits`` among them."""
+        pool = self.pool
+        need = blocks_for(num_tokens, self.block_size) + extra - len(hits)
+        need += sum(1 for block in hits if pool.is_free(block))
+        return need + (self.spare if keep_spare else 0) <= pool.num_free
+
+    def start(
+        self, request: Request, hits: Sequence[int], num_tokens: int, *, extra: int = 0
+    ) -> None:
+        """Pin ``hits``, then allocate the rest: the table of a sequence that holds nothing yet."""
+        assert not request.block_ids, f"sequence {request.seq} starts twice"
+        self.pool.hold(hits)
+        count = blocks_for(num_tokens, self.block_size) + extra - len(hits)
+        request.block_ids = [*hits, *self.pool.take(max(0, count))]
+        self._note_table(request, num_cached=len(hits))
+
+    def grow(self, request: Request, num_tokens: int) -> tuple[int, ...] | None:
+        """Blocks appended so that ``num_tokens`` fit, or None when there are not enough."""
+        need = blocks_for(num_tokens, self.block_size) - len(request.block_ids)
+        if need > self.pool.num_free:
+            return None
+        taken = self.pool.take(need)
+        request.block_ids += taken
+        request.capacity = len(request.block_ids) * self.block_size
+        return tuple(taken)
+
+    def cache_full(self, request: Request) -> None:
+        """Make the full blocks findable whose tokens are known and computed."""
+        if not self.enable_caching:
+            return
+        known = min(request.num_computed, len(request.token_ids))
+        full = known // self.block_size
+        start = request.num_cached_blocks
+        if full > start:
+            hashes = request.hashes_upto(full)
+            for index in range(start, full):
+                self.pool.cache(request.block_ids[index], hashes[index])
+            request.num_cached_blocks = full
+            request.cache_due = (full + 1) * self.block_size
+
+    def truncate(self, request: Request, num_tokens: int) -> None:
+        """Give back the blocks beyond ``num_tokens`` tokens."""
+        keep = blocks_for(num_tokens, self.block_size)
+        self._release(request.block_ids[keep:])
+        request.block_ids = request.block_ids[:keep]
+        self._note_table(request, num_cached=min(request.num_cached_blocks, keep))
+
+    def fork(self, parent: Request, child: Request) -> bool:
+        """Give ``child`` the parent's computed tokens: full blocks shared, a partial one copied.
+
+        False, and nothing done, when no block is free for the copy.
+        """
+        full, rest = divmod(parent.num_computed, self.block_size)
+        if rest and not self.pool.num_free:
+            return False
+        shared = parent.block_ids[:full]
+        self.pool.hold(shared)
+        child.block_ids = list(shared)
+        if rest:
+            source = parent.block_ids[full]
+            (copy,) = self.pool.take(1)
+            self.pool.hold([source])
+            self._copies[copy] = source
+            child.block_ids.append(copy)
+        child.num_computed = parent.num_computed
+        self._note_table(child, num_cached=min(parent.num_cached_blocks, full))
+        return True
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """(source, destination) of the copies that the next plan must carry."""
+        if not self._copies:
+            return ()
+        pairs = tuple((source, copy) for copy, source in self._copies.items())
+        self._copies.clear()
+        self.pool.release(source for source, _ in pairs)
+        return pairs
+
+    def free(self, request: Request) -> None:
+        """Let go of all blocks, the last first, so that tails are evicted before heads."""
+        self._release(request.block_ids)
+        request.block_ids = []
+        self._note_table(request, num_cached=0)
+
+    def hand_out(self, request: Request) -> list[int]:
+        """The request's blocks, held on for somebody else until ``take_back``."""
+        blocks, request.block_ids = request.block_ids, []
+        self._note_table(request, num_cached=0)
+        return blocks
+
+    def take_back(self, blocks: Sequence[int]) -> None:
+        """Free blocks that were handed out."""
+        self._release(blocks)
+
+    def reset_prefix_cache(self) -> int:
+        """Forget all cached blocks that nobody holds; how many they were."""
+        return self.pool.forget_free()
+
+    def check(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raise IntegrityError unless ``tables`` and pending copies are all that holds blocks."""
+        holders = Counter(block for table in tables for block in table)
+        holders.update(self._copies.values())
+        self.pool.check(holders)
+
+    def _release(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if block in self._copies:  # nobody will read the copy
+                self.pool.release([self._copies.pop(block)])
+        self.pool.release(reversed(blocks))
+
+    def _note_table(self, request: Request, *, num_cached: int) -> None:
+        request.capacity = len(request.block_ids) * self.block_size
+        request.num_cached_blocks = num_cached
+        due = (num_cached + 1) * self.block_size
+        request.cache_due = due if self.enable_caching else NEVER

@@ -1,0 +1,296 @@
+"""The engine: receive → plan → execute → settle, one step at a call.
+
+No sockets and no threads: a shell (``EngineCoreProc``, ``InprocClient``, a simulator) calls
+``add``, ``abort`` and ``step`` from one thread and carries away what a step gives. With
+``async_scheduling`` two steps are in flight: the next one is planned and launched before the
+results of the last are read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tandem.engine.cache.groups import only_group
+from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.base import Capacity, Executor, SlabAllocator
+from tandem.engine.metrics import EngineMetrics
+from tandem.engine.scheduler.admission import Limits
+from tandem.engine.scheduler.connector import KVConnector
+from tandem.engine.scheduler.gates import Gate
+from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.seeds import SeedSource
+from tandem.protocol.card import ModelCard, WorkerRole
+from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.errors import Refusal, RefusalCode
+from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.messages import LoadReport
+from tandem.protocol.outputs import BlockEvents, EngineCoreOutput, Failed
+from tandem.protocol.requests import EngineCoreRequest, Produce
+
+logger = logging.getLogger(__name__)
+
+STEP_DEADLINE_S = 600.0
+"""A step that takes longer has hung; the engine ends with it."""
+_RATE_WEIGHT = 0.2
+"""Share of the newest step in the measured prefill rate."""
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What one call of ``step`` has to say."""
+
+    progressed: bool
+    """False: nothing ran and nothing was said; wait for a message before the next call."""
+    outputs: dict[bytes, list[EngineCoreOutput]] = field(default_factory=dict)
+    """By router incarnation."""
+    failed: dict[bytes, list[Failed]] = field(default_factory=dict)
+    blocks: BlockEvents | None = None
+    """For every router."""
+
+    def by_router(
+        self,
+    ) -> Iterator[tuple[Incarnation, tuple[EngineCoreOutput, ...], tuple[Failed, ...]]]:
+        """One frame's worth for each router that has something to hear."""
+        for router in {**self.outputs, **self.failed}:
+            outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())
+            yield Incarnation(router), tuple(outputs), tuple(failed)
+
+
+class EngineCore:
+    """One model's scheduler over one executor that has started."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        capacity: Capacity,
+        *,
+        connector: KVConnector | None = None,
+        gates: Sequence[Gate] = (),
+        metrics: EngineMetrics | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``capacity`` is what ``executor.start`` answered. ``clock``: seconds, monotonic."""
+        group = only_group(capacity.layout)
+        self.config = config
+        self.capacity = capacity
+        self.fingerprint = config.fingerprint(capacity.layout)
+        self.max_model_len = min(config.max_model_len, capacity.num_blocks * group.block_size)
+        if self.max_model_len < config.max_model_len:
+            logger.warning(
+                "the KV cache holds %d tokens, fewer than the model's context of %d",
+                self.max_model_len,
+                config.max_model_len,
+            )
+        self.draining = False
+        self.manager = KVCacheManager(
+            capacity.num_blocks,
+            group.block_size,
+            enable_caching=config.cache.enable_prefix_caching,
+            watermark=config.scheduler.watermark,
+        )
+        limits = Limits(self.max_model_len, config.facts.vocab_size, config.model.max_logprobs)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            self.manager,
+            limits=limits,
+            fingerprint=self.fingerprint.digest,
+            connector=connector,
+            gates=gates,
+            clock=clock,
+        )
+        self._executor = executor
+        self._connector = connector
+        self._clock = clock
+        self._seeds = SeedSource(config.model.seed)
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
+        self._depth = 2 if config.scheduler.async_scheduling else 1
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._was_busy = False
+        self._steps = 0
+        self._prefill_rate = 0.0
+        self._settled_at = 0.0
+
+    @classmethod
+    def launch(
+        cls,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        allocate: SlabAllocator | None = None,
+        connect: Callable[[Capacity], KVConnector] | None = None,
+        metrics: EngineMetrics | None = None,
+    ) -> EngineCore:
+        """Start the executor, then the engine over what it can hold."""
+        capacity = executor.start(config, allocate)
+        connector = None if connect is None else connect(capacity)
+        return cls(config, executor, capacity, connector=connector, metrics=metrics)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything lives here, is in flight, unsaid, or promised by the connector."""
+        scheduler = self.scheduler
+        if self._in_flight or scheduler.roster.groups or scheduler.roster.held:
+            return True
+        if scheduler.outbox.outputs or scheduler.outbox.failed:
+            return True
+        return self._connector is not None and self._connector.has_pending()
+
+    def keys(self) -> list[RequestKey]:
+        """Requests that live here, the oldest first."""
+        return list(self.scheduler.roster.groups)
+
+    def add(self, request: EngineCoreRequest) -> Refusal | None:
+        """Take a request, or say why not; then nothing is held."""
+        if self.draining:
+            return Refusal(code=RefusalCode.DRAINING, message="the worker is on its way out")
+        return self.scheduler.add(self._seeds.seeded(request))
+
+    def abort(self, key: RequestKey) -> bool:
+        """Drop a request and free what it holds; False if it is not here."""
+        return self.scheduler.abort(key)
+
+    def abort_router(self, router: bytes) -> int:
+        """Drop all requests of a router that is gone; how many they were."""
+        return sum(self.abort(key) for key in self.keys() if key.router == router)
+
+    def drain(self) -> None:
+        """Take nothing new from now on; what runs is finished."""
+        self.draining = True
+
+    def step(self) -> StepOutputs:
+        """Plan and launch a step, settle the oldest one in flight, and say what came of it.
+
+        Raises what the executor raised (the engine must not go on then), IntegrityError when
+        blocks leaked.
+        """
+        plan = self.scheduler.plan()
+        if plan is not None:
+            self._in_flight.append((plan, self._executor.execute(plan)))
+        settled = bool(self._in_flight) and (plan is None or len(self._in_flight) >= self._depth)
+        if settled:
+            self._settle()
+        outputs, failed = self.scheduler.outbox.take()
+        blocks = self.manager.log.drain()
+        progressed = plan is not None or settled or bool(outputs or failed)
+        self._observe(progressed)
+        self._check_when_idle()
+        return StepOutputs(progressed, outputs, failed, blocks)
+
+    def call(self, command: Command) -> Reply:
+        """Run a command."""
+        if command.name is CommandName.RESET_PREFIX_CACHE:
+            return self._reset_prefix_cache(command)
+        if command.name is CommandName.DRAIN:
+            self.drain()
+            return Reply(id=command.id, ok=True)
+        return Reply(id=command.id, ok=True, values=self.stats())
+
+    def stats(self) -> dict[str, float]:
+        """Gauges and counters, for tests and ``/debug``."""
+        roster = self.scheduler.roster
+        return {
+            "running": len(roster.running),
+            "waiting": len(roster.waiting),
+            "parked": len(roster.parked),
+            "loading": len(roster.loading),
+            "held_requests": len(roster.held),
+            "held_blocks": sum(map(len, roster.held.values())),
+            "free_blocks": self.manager.num_free,
+            "total_blocks": self.manager.pool.num_blocks,
+            "cached_blocks": self.manager.pool.num_cached,
+            "steps": self._steps,
+            "in_flight": len(self._in_flight),
+        }
+
+    def load_report(self) -> LoadReport:
+        """Load, for placement."""
+        roster = self.scheduler.roster
+        return LoadReport(
+            num_running=len(roster.running),
+            num_waiting=self.scheduler.num_waiting,
+            waiting_tokens=self.scheduler.waiting_tokens,
+            free_blocks=self.manager.num_free,
+            total_blocks=self.manager.pool.num_blocks,
+            leased_blocks=sum(map(len, roster.held.values())),
+            prefill_tokens_per_s=self._prefill_rate,
+            draining=self.draining,
+        )
+
+    def card(
+        self,
+        *,
+        role: WorkerRole | None = None,
+        incarnation: Incarnation | None = None,
+        control: str | None = None,
+    ) -> ModelCard:
+        """How this engine introduces itself."""
+        return ModelCard(
+            model=self.config.served_model_name,
+            fingerprint=self.fingerprint,
+            max_model_len=self.max_model_len,
+            block_size=self.manager.block_size,
+            num_blocks=self.manager.pool.num_blocks,
+            vocab_size=self.config.facts.vocab_size,
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+            max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
+            max_logprobs=self.config.model.max_logprobs,
+            role=role,
+            incarnation=incarnation,
+            control=control,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every block is free or held by who is known to hold it."""
+        self.scheduler.check_integrity()
+
+    def close(self) -> None:
+        """End the executor. May be called twice."""
+        self._executor.stop()
+
+    def _settle(self) -> None:
+        plan, future = self._in_flight.popleft()
+        started = self._settled_at if self._in_flight else self._clock()
+        output = future.result(timeout=STEP_DEADLINE_S)
+        self.scheduler.settle(output)
+        self._steps += 1
+        self._settled_at = self._clock()
+        self._note_rate(plan, self._settled_at - started)
+
+    def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
+        """Prompt tokens a second, over steps that are mostly prompt."""
+        chunked = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+        if seconds > 0 and 2 * chunked > plan.num_tokens:
+            rate = chunked / seconds
+            known = self._prefill_rate or rate
+            self._prefill_rate = known + _RATE_WEIGHT * (rate - known)
+
+    def _observe(self, progressed: bool) -> None:
+        stats = self.scheduler.take_stats()
+        if self._metrics is not None and (progressed or stats.finished):
+            self._metrics.observe(stats, self.scheduler)
+
+    def _check_when_idle(self) -> None:
+        """Once at each end of work: whatever leaked would never come back."""
+        busy = bool(self._in_flight or self.scheduler.roster.groups)
+        if self._was_busy and not busy:
+            self.check_integrity()
+        self._was_busy = busy
+
+    def _reset_prefix_cache(self, command: Command) -> Reply:
+        roster = self.scheduler.roster
+        exporting = any(isinstance(each.source.kv, Produce) for each in roster.groups.values())
+        if roster.held or roster.loading or exporting:
+            message = "KV is promised to a peer or on its way from one; try again later"
+            return Reply(id=command.id, ok=False, message=message)
+        dropped = self.manager.reset_prefix_cache()
+        return Reply(id=command.id, ok=True, values={"dropped_blocks": dropped})

@@ -1,0 +1,233 @@
+"""An executor without a model, whose tokens depend on all that a model's would depend on.
+
+Each KV slot holds a digest of the token written there and of the slot before it, read back
+through the block table; the next token is drawn from the last digest. So a wrong block table, a
+stale block, a lost copy or a token out of order changes what comes out, and any order of steps
+that is right gives the same tokens as computing each request alone (``SimModel.generate``).
+
+For tests of the scheduler and for simulations of whole fleets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.base import Capacity, SlabAllocator
+from tandem.engine.scheduler.output import (
+    Fence,
+    FenceDone,
+    ModelRunnerOutput,
+    NewSequence,
+    Sampled,
+    SchedulerOutput,
+    SeqId,
+    StepRow,
+)
+from tandem.protocol.finish import Finish, finish_of
+from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.sampling import SamplingParams
+
+_MASK = (1 << 61) - 1
+_PRIME = 0x1D8E4E27C47D124F
+_ROOT = 0x5851F42D4C957F2D
+
+
+def _mix(state: int, value: int) -> int:
+    """One round of a multiplicative hash modulo 2**61 - 1."""
+    return ((state ^ (value + 0x9E3779B9)) * _PRIME + value) % _MASK
+
+
+@dataclass(frozen=True, slots=True)
+class SimModel:
+    """The pretended model: a hash chain over tokens."""
+
+    vocab_size: int
+
+    def write(self, before: int | None, token: int) -> int:
+        """What the KV slot of ``token`` holds, after the slot ``before`` it."""
+        return _mix(_ROOT if before is None else before, token)
+
+    def draw(
+        self, state: int, params: SamplingParams, choice: int, position: int, ends: Sequence[int]
+    ) -> int:
+        """The token after ``state`` at output ``position``; greedy ones ignore seed and choice."""
+        mixed = state
+        if not params.greedy:
+            mixed = _mix(_mix(mixed, params.seed or 0), choice)
+        token = mixed % self.vocab_size
+        masked = (*(() if params.ignore_eos else ends), *params.stop_token_ids)
+        if position + 1 < params.min_tokens:
+            while token in masked:
+                token = (token + 1) % self.vocab_size
+        return token
+
+    def logprobs(self, state: int, token: int, count: int) -> TokenLogprobs:
+        """Log-probabilities that depend on the state alone."""
+        best = tuple((state + index) % self.vocab_size for index in range(count))
+        chances = tuple(-float(index + 1) for index in range(count))
+        return TokenLogprobs(token, -float(state % 97), 1, best, chances)
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        choice: int = 0,
+        eos: Sequence[int] = (),
+        max_model_len: int,
+        forced: Sequence[int] = (),
+    ) -> tuple[list[int], Finish]:
+        """The output of one request computed alone, ``forced`` tokens first: what must come out
+        of any order of steps."""
+        state: int | None = None
+        for token in (*prompt, *forced):
+            state = self.write(state, token)
+        assert state is not None, "an empty prompt"
+        output = list(forced)
+        while True:
+            token = self.draw(state, params, choice, len(output), eos)
+            output.append(token)
+            finish = finish_of(
+                params,
+                eos,
+                token,
+                num_emitted=len(output),
+                num_prompt=len(prompt),
+                max_model_len=max_model_len,
+            )
+            if finish is not None:
+                return output, finish
+            state = self.write(state, token)
+
+
+@dataclass(slots=True)
+class _Row:
+    """What a rank remembers of a sequence."""
+
+    new: NewSequence
+    token_ids: list[int]
+    block_ids: list[int] = field(default_factory=list)
+
+
+class SimExecutor:
+    """Runs plans at once, in order, on a slab of digests."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        verify: bool = False,
+        make_fence: Callable[[SchedulerOutput], Fence] | None = None,
+    ) -> None:
+        """``verify`` re-reads the whole context of each row, as attention would, and holds it to
+        the tokens. ``make_fence`` gives the fence of each step (by default it is done)."""
+        self._num_blocks = num_blocks
+        self._verify = verify
+        self._make_fence = make_fence
+        self._rows: dict[SeqId, _Row] = {}
+        self._slab: list[list[int | None]] = []
+        self._block_size = 0
+        self.model = SimModel(0)
+        self.num_steps = 0
+
+    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
+        """An empty slab of the config's block size."""
+        self._block_size = config.cache.block_size
+        self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+        self.model = SimModel(config.facts.vocab_size)
+        return Capacity(self._num_blocks, config.layout)
+
+    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """Run a step; the future is done when this returns."""
+        self.num_steps += 1
+        for seq in plan.dropped:
+            del self._rows[seq]
+        for new in plan.new:
+            assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
+            self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
+        for source, destination in plan.block_copies:
+            self._slab[destination] = self._slab[source].copy()
+        sampled = []
+        prompt_logprobs = {}
+        for each in plan.rows:
+            row = self._rows[each.seq]
+            row.block_ids += each.new_block_ids
+            states = self._write(row, each)
+            if row.new.params.prompt_logprobs is not None:
+                prompt_logprobs[each.seq] = self._prompt_logprobs(row, each, states)
+            if each.sample_choices:
+                sampled.append(self._sample(row, each, states[-1]))
+        fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
+        future: Future[ModelRunnerOutput] = Future()
+        future.set_result(ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs))
+        return future
+
+    def collective(self, method: str, *args: object) -> list[Any]:
+        """There is no worker to call."""
+        raise NotImplementedError(method)
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def read(self, block_ids: Sequence[int], tokens: range) -> list[int | None]:
+        """What the slots of ``tokens`` hold, as a peer would fetch them."""
+        size = self._block_size
+        return [self._slab[block_ids[at // size]][at % size] for at in tokens]
+
+    def fill(self, block_ids: Sequence[int], tokens: range, content: Sequence[int | None]) -> None:
+        """Write slots from outside, as a transport would."""
+        for at, value in zip(tokens, content, strict=True):
+            self._slab[block_ids[at // self._block_size]][at % self._block_size] = value
+
+    def _write(self, row: _Row, each: StepRow) -> list[int]:
+        """Write the row's tokens; the digests, first to last."""
+        start, end = each.num_computed, each.num_computed + each.num_tokens
+        before = self.read(row.block_ids, range(start - 1, start))[0] if start else None
+        assert not start or before is not None, f"sequence {each.seq} reads an unwritten slot"
+        if self._verify:
+            self._check_context(row, each)
+        states = []
+        for token in row.token_ids[start:end]:
+            before = self.model.write(before, token)
+            states.append(before)
+        self.fill(row.block_ids, range(start, end), states)
+        return states
+
+    def _check_context(self, row: _Row, each: StepRow) -> None:
+        expected: list[int | None] = []
+        state: int | None = None
+        for token in row.token_ids[: each.num_computed]:
+            state = self.model.write(state, token)
+            expected.append(state)
+        found = self.read(row.block_ids, range(each.num_computed))
+        assert found == expected, f"sequence {each.seq} reads KV of other tokens"
+
+    def _sample(self, row: _Row, each: StepRow, state: int) -> Sampled:
+        new = row.new
+        assert each.num_computed + each.num_tokens == len(row.token_ids), "sampled in mid-prompt"
+        position = len(row.token_ids) - new.num_prompt
+        tokens = tuple(
+            self.model.draw(state, new.params, choice, position, new.eos_token_ids)
+            for choice in each.sample_choices
+        )
+        row.token_ids.append(tokens[each.sample_choices.index(new.choice)])
+        count = new.params.logprobs
+        told = None
+        if count is not None:
+            told = tuple((self.model.logprobs(state, token, count),) for token in tokens)
+        return Sampled(each.seq, each.sample_choices, tuple((token,) for token in tokens), told)
+
+    def _prompt_logprobs(
+        self, row: _Row, each: StepRow, states: Sequence[int]
+    ) -> tuple[TokenLogprobs, ...]:
+        count = row.new.params.prompt_logprobs or 0
+        first = each.num_computed + 1
+        predicted = row.token_ids[first : min(first + each.num_tokens, row.new.num_prompt)]
+        return tuple(
+            self.model.logprobs(state, token, count)
+            for state, token in zip(states, predicted, strict=False)
+        )

@@ -1,0 +1,229 @@
+"""What an engine counts, under vLLM's names where the meaning is the same, else ``tandem:``.
+
+Observed once a step from ``StepStats``: no label is looked up and nothing is observed per token.
+Histograms are one series each, so that a step's equal gaps are one observation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from tandem.engine.config import CacheConfig
+from tandem.engine.histogram import WeightedHistogram
+from tandem.engine.scheduler.stats import FinishedRecord, StepStats
+
+if TYPE_CHECKING:
+    from tandem.engine.scheduler.scheduler import Scheduler
+
+_TTFT = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_GAPS = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+_SPANS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_ITERATION = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_REASONS = ("stop", "length", "abort", "error", "handed_over")
+_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+
+
+def token_buckets(longest: int) -> list[float]:
+    """1, 2, 5, 10, 20, 50, … up to ``longest``."""
+    buckets: list[float] = []
+    scale = 1
+    while scale <= longest:
+        buckets += [scale * step for step in (1, 2, 5) if scale * step <= longest]
+        scale *= 10
+    return buckets
+
+
+class EngineMetrics:
+    """Series of one engine on one registry. Make it once; ``observe`` after each step."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        model_name: str,
+        max_model_len: int,
+        engine: str = "0",
+    ) -> None:
+        """``max_model_len`` bounds the buckets of token counts."""
+        self._registry = registry
+        self._labels = {"model_name": model_name, "engine": engine}
+        self._running = self._gauge("vllm:num_requests_running", "Sequences in the batch.")
+        self._waiting = self._gauge("vllm:num_requests_waiting", "Sequences that wait.")
+        by_reason = "Sequences that wait, by what for."
+        name = "vllm:num_requests_waiting_by_reason"
+        self._by_reason = self._gauges(name, by_reason, "reason", ("capacity", "deferred"))
+        self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1.")
+        self._held = self._gauge("tandem:kv_blocks_held", "Blocks promised to peers.")
+        self._free = self._gauge("tandem:kv_blocks_free", "Blocks that nobody holds.")
+        self._make_counters()
+        self._make_histograms(token_buckets(max_model_len))
+
+    def set_cache_info(self, config: CacheConfig, num_blocks: int, block_size: int) -> None:
+        """The cache's settings, as labels of a series that is always 1."""
+        facts = {
+            **dataclasses.asdict(config),
+            "block_size": block_size,
+            "num_gpu_blocks": num_blocks,
+            "kv_cache_size_tokens": num_blocks * block_size,
+        }
+        labels = {**{name: str(value) for name, value in facts.items()}, **self._labels}
+        labels.pop("model_name")
+        info = Gauge(
+            "vllm:cache_config_info",
+            "Settings of the KV cache.",
+            tuple(labels),
+            registry=self._registry,
+        )
+        info.labels(**labels).set(1)
+
+    def observe(self, stats: StepStats, scheduler: Scheduler) -> None:
+        """Add what happened since the last call."""
+        self._observe_gauges(scheduler)
+        self._observe_tokens(stats)
+        for seconds in stats.first_token_times:
+            self._ttft.observe(seconds)
+        for gap, count in stats.token_gaps.items():
+            self._gap.observe(gap, count)
+        for record in stats.finished:
+            self._observe_finished(record)
+
+    def _observe_gauges(self, scheduler: Scheduler) -> None:
+        roster = scheduler.roster
+        deferred = len(roster.parked) + len(roster.loading)
+        self._running.set(len(roster.running))
+        self._waiting.set(len(roster.waiting) + deferred)
+        self._by_reason["capacity"].set(len(roster.waiting))
+        self._by_reason["deferred"].set(deferred)
+        self._usage.set(scheduler.manager.usage)
+        self._free.set(scheduler.manager.num_free)
+        self._held.set(sum(map(len, roster.held.values())))
+
+    def _observe_tokens(self, stats: StepStats) -> None:
+        if stats.queried_tokens:
+            self._queries.inc(stats.queried_tokens)
+            self._hits.inc(stats.hit_tokens)
+            self._prompt.inc(stats.prompt_tokens)
+            self._cached.inc(stats.hit_tokens + stats.external_tokens)
+            sources = (stats.computed_tokens, stats.hit_tokens, stats.external_tokens)
+            for source, tokens in zip(_SOURCES, sources, strict=True):
+                self._by_source[source].inc(tokens)
+        if stats.generated_tokens:
+            self._generated.inc(stats.generated_tokens)
+        if stats.planned_tokens:
+            self._iteration.observe(stats.planned_tokens)
+        if stats.preemptions:
+            self._preemptions.inc(stats.preemptions)
+        if stats.discarded_tokens:
+            self._discarded.inc(stats.discarded_tokens)
+        if stats.late_events:
+            self._late.inc(stats.late_events)
+        for reason, count in (
+            ("max_num_queued_reqs", stats.refused_queue_reqs),
+            ("max_num_queued_tokens", stats.refused_queue_tokens),
+        ):
+            if count:
+                self._rejections[reason].inc(count)
+
+    def _observe_finished(self, record: FinishedRecord) -> None:
+        self._success[record.reason].inc()
+        self._e2e.observe(record.end_to_end)
+        for histogram, seconds in (
+            (self._queue, record.queue),
+            (self._prefill, record.prefill),
+            (self._decode, record.decode),
+        ):
+            if seconds is not None:
+                histogram.observe(seconds)
+        if record.queue is not None:
+            self._inference.observe(record.end_to_end - record.queue)
+        if record.decode is not None and record.num_generated > record.n:
+            steps = record.num_generated / record.n - 1
+            self._per_token.observe(record.decode / steps)
+        self._prompt_sizes.observe(record.num_prompt)
+        self._output_sizes.observe(record.num_generated)
+        self._computed_sizes.observe(record.num_computed_prompt)
+        self._n.observe(record.n)
+        self._request_preemptions.observe(record.num_preemptions)
+        if record.max_tokens is not None:
+            self._max_tokens.observe(record.max_tokens)
+
+    def _make_counters(self) -> None:
+        counter, counters = self._counter, self._counters
+        self._queries = counter("vllm:prefix_cache_queries", "Tokens looked for in the cache.")
+        self._hits = counter("vllm:prefix_cache_hits", "Tokens found in the cache.")
+        self._preemptions = counter("vllm:num_preemptions", "Sequences preempted.")
+        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens of requests that began.")
+        text = "Prompt tokens, by where their KV came from."
+        name = "vllm:prompt_tokens_by_source"
+        self._by_source = counters(name, text, "source", _SOURCES)
+        self._cached = counter("vllm:prompt_tokens_cached", "Prompt tokens not computed here.")
+        self._generated = counter("vllm:generation_tokens", "Tokens generated.")
+        text = "Requests that ended, by why."
+        self._success = counters("vllm:request_success", text, "finished_reason", _REASONS)
+        reasons = ("max_num_queued_reqs", "max_num_queued_tokens")
+        text = "Requests refused at the queue."
+        self._rejections = counters("vllm:admission_rejections", text, "reason", reasons)
+        text = "Tokens drawn a step late, for sequences that had ended."
+        self._discarded = counter("tandem:discarded_tokens", text)
+        text = "Events of the hand-off for requests that are gone."
+        self._late = counter("tandem:late_connector_events", text)
+
+    def _make_histograms(self, sizes: list[float]) -> None:
+        make = self._histogram
+        self._ttft = make("vllm:time_to_first_token_seconds", "To the first token.", _TTFT)
+        self._gap = make("vllm:inter_token_latency_seconds", "Between two tokens.", _GAPS)
+        name = "vllm:request_time_per_output_token_seconds"
+        self._per_token = make(name, "Mean gap of a request.", _GAPS)
+        self._e2e = make("vllm:e2e_request_latency_seconds", "Arrival to end.", _SPANS)
+        self._queue = make("vllm:request_queue_time_seconds", "Arrival to first step.", _SPANS)
+        name = "vllm:request_inference_time_seconds"
+        self._inference = make(name, "First step to end.", _SPANS)
+        name = "vllm:request_prefill_time_seconds"
+        self._prefill = make(name, "First step to first token.", _SPANS)
+        self._decode = make("vllm:request_decode_time_seconds", "First token to end.", _SPANS)
+        self._iteration = make("vllm:iteration_tokens_total", "Tokens in a step.", _ITERATION)
+        self._prompt_sizes = make("vllm:request_prompt_tokens", "Prompt tokens.", sizes)
+        self._output_sizes = make("vllm:request_generation_tokens", "Output tokens.", sizes)
+        name = "vllm:request_prefill_kv_computed_tokens"
+        self._computed_sizes = make(name, "Prompt tokens computed.", sizes)
+        self._max_tokens = make("vllm:request_params_max_tokens", "max_tokens.", sizes)
+        self._n = make("vllm:request_params_n", "Choices asked for.", (1, 2, 5, 10, 20))
+        buckets = (1, 2, 3, 4, 5, 10, 20)
+        name = "vllm:request_num_preemptions"
+        self._request_preemptions = make(name, "Preemptions of a request.", buckets)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        gauge = Gauge(name, text, tuple(self._labels), registry=self._registry)
+        return gauge.labels(**self._labels)
+
+    def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Gauge]:
+        gauge = Gauge(name, text, (*self._labels, label), registry=self._registry)
+        return {value: gauge.labels(**self._labels, **{label: value}) for value in values}
+
+    def _counter(self, name: str, text: str) -> Counter:
+        counter = Counter(name, text, tuple(self._labels), registry=self._registry)
+        return counter.labels(**self._labels)
+
+    def _counters(
+        self, name: str, text: str, label: str, values: Sequence[str]
+    ) -> dict[str, Counter]:
+        counter = Counter(name, text, (*self._labels, label), registry=self._registry)
+        return {value: counter.labels(**self._labels, **{label: value}) for value in values}
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> WeightedHistogram:
+        return WeightedHistogram(
+            name, text, labels=self._labels, buckets=buckets, registry=self._registry
+        )

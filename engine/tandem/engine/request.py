@@ -1,0 +1,246 @@
+"""A request as the scheduler sees it: one ``Request`` per choice, one ``RequestGroup`` per key.
+
+A prompt with n choices starts as one Request that draws n first tokens and is then forked; a
+resumed one starts as a Request for each choice that has not ended. Fields are written by their
+owners only: blocks by ``KVCacheManager``, progress by ``Scheduler`` and ``Settler``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tandem.engine.scheduler.output import NewSequence, SeqId
+from tandem.protocol.hashing import extend_hashes
+from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.sampling import SamplingParams
+
+Order = tuple[int, int, int]
+"""(priority, arrival, choice); smaller goes first. Unique in one engine."""
+
+
+class RequestState(Enum):
+    """Where a Request is; each has one owner."""
+
+    WAITING = "waiting"
+    """In the queue, never computed."""
+    REMOTE = "remote"
+    """Parked: its KV comes from elsewhere, nothing is reserved."""
+    LOADING = "loading"
+    """Blocks are reserved and being written by the connector."""
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    """Back in the queue without blocks, to be computed again."""
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class RequestGroup:
+    """One EngineCoreRequest while any of its choices lives."""
+
+    source: EngineCoreRequest
+    root: BlockHash
+    """Parent of the first block's hash."""
+    block_size: int
+    arrival: float
+    """Seconds on the engine's clock."""
+    number: int
+    """Counts arrivals."""
+    deadline: float | None
+    """Seconds on the engine's clock."""
+    live: dict[int, Request] = field(default_factory=dict)
+    """By choice; a fork's choices appear when it happens."""
+    scheduled: float | None = None
+    """When its first tokens were planned."""
+    first_token: float | None = None
+    num_generated: int = 0
+    num_preemptions: int = 0
+    num_hit: int = 0
+    """Tokens found in the prefix cache at the first start, for the first choice."""
+    num_computed_prompt: int = 0
+    """Prompt tokens planned to be computed here, again after a preemption not counted."""
+
+    @property
+    def key(self) -> RequestKey:
+        """Identity of the attempt."""
+        return self.source.key
+
+    def left_ms(self, now: float) -> int | None:
+        """What is left of the budget, at least 0; None without one."""
+        return None if self.deadline is None else max(0, int((self.deadline - now) * 1000))
+
+
+class Request:
+    """One sequence: the prompt and the tokens of one choice."""
+
+    __slots__ = (
+        "attempt",
+        "block_hashes",
+        "block_ids",
+        "cache_due",
+        "capacity",
+        "choice",
+        "choices",
+        "enders",
+        "group",
+        "last_token_at",
+        "max_len",
+        "num_announced",
+        "num_cached_blocks",
+        "num_computed",
+        "num_generated",
+        "num_pending",
+        "num_preemptions",
+        "num_prefill",
+        "num_prompt",
+        "on_rank",
+        "order",
+        "own_choice",
+        "params",
+        "plan_limit",
+        "prompt_logprobs",
+        "remote_done",
+        "request_id",
+        "router",
+        "seq",
+        "state",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        seq: SeqId,
+        group: RequestGroup,
+        choices: tuple[int, ...],
+        *,
+        token_ids: list[int],
+        num_prompt: int,
+        order: Order,
+        max_len: int,
+        block_hashes: list[BlockHash],
+    ) -> None:
+        """``choices`` are drawn at the end of the prefill, the first stays with this Request."""
+        params = group.source.params
+        eos = () if params.ignore_eos else group.source.eos_token_ids
+        key = group.source.key
+        self.seq = seq
+        self.group = group
+        self.request_id, self.attempt, self.router = key.request, key.attempt, key.router
+        self.choice = choices[0]
+        self.choices = choices
+        self.own_choice = (choices[0],)
+        self.order = order
+        self.params: SamplingParams = params
+        self.num_prompt = num_prompt
+        self.token_ids = token_ids
+        """Prompt, forced and generated tokens, as far as the host knows them."""
+        self.num_prefill = len(token_ids)
+        """Tokens known when it came: prompt and forced ones."""
+        self.num_generated = 0
+        self.num_computed = 0
+        """Tokens whose KV is written once all planned steps are done."""
+        self.num_pending = 0
+        """Tokens that planned steps will draw, not yet known here."""
+        self.max_len = max_len
+        """Prompt and output end here: by max_tokens or by the context."""
+        ends_with_first = len(choices) > 1 or isinstance(group.source.kv, Produce)
+        self.plan_limit = self.num_prefill + 1 if ends_with_first else max_len
+        """No step is planned when known and pending tokens are this many."""
+        self.enders = frozenset(eos) | frozenset(params.stop_token_ids)
+        """Tokens that may end it; the verdict is ``finish_of``'s."""
+        self.block_ids: list[int] = []
+        self.block_hashes = block_hashes
+        self.capacity = 0
+        """Tokens that the blocks hold."""
+        self.num_cached_blocks = 0
+        """Blocks that are hits or have been offered to the prefix cache."""
+        self.cache_due = sys.maxsize
+        """Tokens at which one more block can be cached."""
+        self.num_announced = 0
+        """Prompt tokens told to the connector."""
+        self.num_preemptions = 0
+        self.state = RequestState.WAITING
+        self.on_rank = False
+        """Whether the ranks hold a row of it."""
+        self.remote_done = False
+        """Whether the connector has said all it has to say about where the KV comes from."""
+        untold = self.num_prefill == num_prompt and not isinstance(group.source.kv, Consume)
+        wanted = params.prompt_logprobs is not None and untold
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
+        """What is joined so far; None when not asked for, or already told."""
+        self.last_token_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"Request({self.seq}, {self.key}, choice={self.choice}, {self.state.value})"
+
+    @property
+    def key(self) -> RequestKey:
+        """Identity of the attempt it belongs to."""
+        return self.group.source.key
+
+    @property
+    def source(self) -> EngineCoreRequest:
+        """The message that brought it."""
+        return self.group.source
+
+    @property
+    def kv(self) -> Produce | Consume | None:
+        """Which half of a hand-off it is, if any."""
+        return self.group.source.kv
+
+    @property
+    def preemptible(self) -> bool:
+        """A producer's blocks are promised to a peer: never taken away."""
+        return not isinstance(self.group.source.kv, Produce)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that exist: known ones and those that steps in flight will draw."""
+        return len(self.token_ids) + self.num_pending
+
+    @property
+    def num_output(self) -> int:
+        """Known tokens after the prompt, forced ones included."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Tokens that no step has computed or will."""
+        return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def finished(self) -> bool:
+        """Whether the scheduler has let go of it."""
+        return self.state is RequestState.FINISHED
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """Tokens that may come from the prefix cache: at least one is computed for its logits,
+        and prompt logprobs need the logits of each position that is still missing."""
+        limit = len(self.token_ids) - 1
+        if self.prompt_logprobs is not None:
+            return min(limit, len(self.prompt_logprobs) - 1)
+        return limit
+
+    def hashes_upto(self, num_blocks: int) -> list[BlockHash]:
+        """Hashes of the first ``num_blocks`` full blocks, extended as far as tokens are known."""
+        if len(self.block_hashes) < num_blocks:
+            size = self.group.block_size
+            known = self.token_ids[: num_blocks * size]
+            extend_hashes(self.block_hashes, self.group.root, known, size)
+        return self.block_hashes[:num_blocks]
+
+    def as_new(self) -> NewSequence:
+        """All that a rank must know of it."""
+        return NewSequence(
+            seq=self.seq,
+            token_ids=self.token_ids.copy(),
+            num_prompt=self.num_prompt,
+            params=self.params,
+            choice=self.choice,
+            eos_token_ids=self.group.source.eos_token_ids,
+            block_ids=self.block_ids.copy(),
+        )

@@ -1,0 +1,137 @@
+"""What is refused before any work is done, and how a message becomes Requests.
+
+Pure: nothing is queued or held here. Messages name both lengths where a length is the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.engine.request import Order, Request, RequestGroup
+from tandem.engine.scheduler.output import SeqId
+from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
+from tandem.protocol.finish import Finish, finish_of
+from tandem.protocol.ids import BlockHash
+from tandem.protocol.requests import EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What this engine can take."""
+
+    max_model_len: int
+    """Prompt and output tokens of one sequence: the model's context or all of the KV cache."""
+    vocab_size: int
+    max_logprobs: int
+
+
+def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
+    """Why this engine will never run ``request``, or None."""
+    try:
+        request.params.verify().verify_vocabulary(limits.vocab_size, limits.max_logprobs)
+        _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
+        _check_choices(request, limits.vocab_size)
+    except InvalidParameter as error:
+        return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
+    if request.adapter is not None:
+        message = f"adapter {request.adapter!r} is not loaded here"
+        return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="adapter")
+    if request.kv is not None and not _shares_prefix(request):
+        message = "choices that go on from different tokens are not handed over"
+        return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="emitted")
+    return _length_refusal(len(request.prompt_token_ids), limits.max_model_len)
+
+
+def _length_refusal(num_prompt: int, max_model_len: int) -> Refusal | None:
+    if num_prompt < max_model_len:
+        return None
+    message = (
+        f"the prompt has {num_prompt} tokens, and with at least one token of output "
+        f"at most {max_model_len} fit here"
+    )
+    return Refusal(code=RefusalCode.NEVER_FITS, message=message, param="prompt_token_ids")
+
+
+def _check_tokens(param: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
+    if not ids:
+        raise InvalidParameter(param, [], "at least one token id")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise InvalidParameter(param, wrong, f"token ids from 0 to {vocab_size - 1}")
+
+
+def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
+    n = request.params.n
+    if len(request.emitted) > n:
+        raise InvalidParameter("emitted", len(request.emitted), f"at most n={n} choices")
+    for tokens in request.emitted:
+        if tokens:
+            _check_tokens("emitted", tokens, vocab_size)
+    finished = set(request.finished_choices)
+    if not finished <= set(range(n)):
+        raise InvalidParameter("finished_choices", request.finished_choices, f"choices under {n}")
+    if len(finished) == n:
+        raise InvalidParameter("finished_choices", request.finished_choices, "one choice left")
+
+
+def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
+    """Choices that are to be continued."""
+    return tuple(each for each in range(request.params.n) if each not in request.finished_choices)
+
+
+def _shares_prefix(request: EngineCoreRequest) -> bool:
+    """Whether all open choices go on from the same tokens (usually: from the prompt's end)."""
+    choices = open_choices(request)
+    return len(choices) == 1 or not any(request.emitted_of(choice) for choice in choices)
+
+
+def requests_of(
+    group: RequestGroup,
+    *,
+    priority: int,
+    max_model_len: int,
+    hashes: list[BlockHash],
+    next_seq: Callable[[], SeqId],
+) -> list[Request]:
+    """One Request that will fork where all choices start alike, else one for each open choice."""
+    source = group.source
+    choices = open_choices(source)
+    bundles = [choices] if _shares_prefix(source) else [(choice,) for choice in choices]
+    num_prompt = len(source.prompt_token_ids)
+    made = []
+    for bundle in bundles:
+        order: Order = (priority, group.number, bundle[0])
+        request = Request(
+            next_seq(),
+            group,
+            bundle,
+            token_ids=[*source.prompt_token_ids, *source.emitted_of(bundle[0])],
+            num_prompt=num_prompt,
+            order=order,
+            max_len=longest(source, num_prompt, max_model_len),
+            block_hashes=hashes.copy(),
+        )
+        made.append(request)
+    return made
+
+
+def longest(source: EngineCoreRequest, num_prompt: int, max_model_len: int) -> int:
+    """Tokens of prompt and output at which a choice ends by length."""
+    if source.params.max_tokens is None:
+        return max_model_len
+    return min(max_model_len, num_prompt + source.params.max_tokens)
+
+
+def ended_before(request: Request, max_model_len: int) -> Finish | None:
+    """The verdict on a forced prefix: an earlier attempt may have ended it unheard."""
+    if request.num_output == 0:
+        return None
+    return finish_of(
+        request.params,
+        request.group.source.eos_token_ids,
+        request.token_ids[-1],
+        num_emitted=request.num_output,
+        num_prompt=request.num_prompt,
+        max_model_len=max_model_len,
+    )

@@ -1,0 +1,208 @@
+"""Drafts one step: decodes, then prompt chunks of running requests, then new ones.
+
+All blocks that a sequence's known tokens need are taken when it starts, so only decodes ask for
+more; when there is none left, the running sequence that goes last is preempted. A row that was
+drafted is never taken back. Features are seen as ``Gate`` and ``KVConnector`` alone.
+"""
+
+from __future__ import annotations
+
+from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.request import Request
+from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, StepRow
+from tandem.engine.scheduler.preemption import choose_victim
+from tandem.engine.scheduler.remote import RemoteKV
+from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.settle import Chunk
+
+
+class Draft:
+    """A step while it is being planned."""
+
+    __slots__ = ("budget", "chunks", "decodes", "due", "new", "prompts")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        """Tokens that still fit."""
+        self.decodes: list[StepRow] = []
+        self.prompts: list[StepRow] = []
+        self.new: list[NewSequence] = []
+        self.chunks: list[Chunk] = []
+        self.due: list[Request] = []
+        """Sequences with one more full block to cache once the plan stands."""
+
+
+class Planner:
+    """Fills drafts from the roster; ``num_computed`` advances as rows are drafted."""
+
+    def __init__(
+        self, config: SchedulerConfig, roster: Roster, remote: RemoteKV | None = None
+    ) -> None:
+        self._roster = roster
+        self._manager = roster.manager
+        self._gates = roster.gates
+        self._remote = remote
+        self._budget = config.max_num_batched_tokens
+        self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._max_num_seqs = config.max_num_seqs
+
+    def draft(self, now: float) -> Draft:
+        """The rows of the next step."""
+        draft = Draft(self._budget)
+        prompts, preempted = self._draft_decodes(draft)
+        for request in prompts:
+            self._draft_prompt(draft, request)
+        if not preempted:
+            self._draft_waiting(draft, now)
+        return draft
+
+    def seal(self, draft: Draft, step: int) -> SchedulerOutput | None:
+        """The finished plan, or None when there is nothing to compute."""
+        if not draft.decodes and not draft.prompts:
+            return None
+        for request in draft.due:
+            self._manager.cache_full(request)
+        dropped, self._roster.dropped = self._roster.dropped, []
+        self._roster.stats.planned_tokens += self._budget - draft.budget
+        return SchedulerOutput(
+            step=step,
+            rows=(*draft.decodes, *draft.prompts),
+            new=tuple(draft.new),
+            dropped=tuple(dropped),
+            block_copies=self._manager.take_copies(),
+        )
+
+    def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
+        """One token for each running sequence that has one to compute; who has more, and whether
+        anybody was preempted."""
+        running, gates = self._roster.running, self._gates
+        prompts: list[Request] = []
+        preempted = False
+        budget = draft.budget
+        index = -1
+        while (index := index + 1) < len(running):
+            request = running[index]
+            computed = request.num_computed
+            known = len(request.token_ids) + request.num_pending
+            if known - computed != 1:
+                prompts.append(request)
+                continue
+            if budget == 0 or known >= request.plan_limit:
+                continue
+            if gates and not self._pass(request, 1):
+                continue
+            added: tuple[int, ...] = ()
+            if known > request.capacity:
+                room = self._manager.grow(request, known)
+                if room is None:
+                    preempted = True
+                    room = self._make_room(running, index)
+                if room is None:
+                    index -= 1
+                    continue
+                added = room
+            if not request.on_rank:
+                added = self._introduce(draft, request)
+            draft.decodes.append(StepRow(request.seq, computed, 1, added, request.choices))
+            if computed < request.num_prefill:
+                draft.chunks.append((request, computed, known, request.num_preemptions))
+            request.num_computed = known
+            request.num_pending += 1
+            if known >= request.cache_due:
+                draft.due.append(request)
+            budget -= 1
+        draft.budget = budget
+        return prompts, preempted
+
+    def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
+        """Blocks for ``running[index]``, taken from those after it; None if it had to go itself."""
+        request = running[index]
+        while True:
+            victim = choose_victim(running, index)
+            self._roster.preempt(running.pop(victim))
+            if victim == index:
+                return None
+            room = self._manager.grow(request, request.num_tokens)
+            if room is not None:
+                return room
+
+    def _draft_prompt(self, draft: Draft, request: Request) -> None:
+        """The next chunk of a sequence with several tokens to compute."""
+        remaining = request.num_uncomputed
+        count = min(remaining, draft.budget, self._chunk)
+        if count == 0 or (self._gates and not self._pass(request, count)):
+            return
+        if not request.on_rank:
+            self._introduce(draft, request)
+        start = request.num_computed
+        end = start + count
+        last = count == remaining
+        choices = request.choices if last else ()
+        draft.prompts.append(StepRow(request.seq, start, count, (), choices))
+        draft.chunks.append((request, start, end, request.num_preemptions))
+        request.num_computed = end
+        request.num_pending += last
+        if end >= request.cache_due:
+            draft.due.append(request)
+        draft.budget -= count
+
+    def _draft_waiting(self, draft: Draft, now: float) -> None:
+        """Start requests from the queue while tokens, seats and blocks last."""
+        roster, remote = self._roster, self._remote
+        aside = []
+        while draft.budget and len(roster.running) + len(roster.loading) < self._max_num_seqs:
+            request = roster.waiting.peek()
+            if request is None:
+                break
+            unknown = request.num_pending > 0
+            if unknown or not all(gate.ready(request) for gate in self._gates):
+                aside.append(roster.waiting.pop())
+            elif remote is not None and remote.comes_from_elsewhere(request):
+                remote.park(roster.waiting.pop())
+            elif self._start(request, now):
+                self._draft_prompt(draft, request)
+            else:
+                break
+        for request in aside:
+            roster.waiting.push(request)
+
+    def _start(self, request: Request, now: float) -> bool:
+        """Blocks for all known tokens of the first in the queue, or False."""
+        roster, manager = self._roster, self._manager
+        hits = manager.find_cached_prefix(request, request.max_cached_tokens)
+        count = len(request.token_ids)
+        if not manager.can_start(hits, count, keep_spare=bool(roster.running)):
+            return False
+        roster.waiting.pop()
+        manager.start(request, hits, count)
+        request.num_computed = len(hits) * manager.block_size
+        if request.group.scheduled is None:
+            request.group.scheduled = now
+        if request.num_preemptions == 0:
+            self._count_start(request)
+        roster.join(request)
+        return True
+
+    def _count_start(self, request: Request) -> None:
+        stats, group = self._roster.stats, request.group
+        group.num_hit = request.num_computed
+        group.num_computed_prompt += request.num_prefill - request.num_computed
+        stats.queried_tokens += request.num_prefill
+        stats.hit_tokens += request.num_computed
+        stats.prompt_tokens += request.num_prefill
+        stats.computed_tokens += request.num_prefill - request.num_computed
+
+    def _introduce(self, draft: Draft, request: Request) -> tuple[int, ...]:
+        """Tell the ranks all about a sequence; its row then adds no blocks."""
+        draft.new.append(request.as_new())
+        request.on_rank = True
+        return ()
+
+    def _pass(self, request: Request, num_tokens: int) -> bool:
+        """Whether every gate lets ``num_tokens`` run now; if so, they are reserved."""
+        gates = self._gates
+        if not all(each.ready(request) and each.can_reserve(request, num_tokens) for each in gates):
+            return False
+        for gate in gates:
+            gate.reserve(request, num_tokens)
+        return True

@@ -1,0 +1,168 @@
+"""Requests whose KV comes from elsewhere: parked, then reserved and loading, then running.
+
+They live outside the waiting queue, so that one whose KV is late, or for which blocks are short,
+holds up nobody. Talks to the ``KVConnector``; engines without one have none of this.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tandem.engine.request import Request, RequestState
+from tandem.engine.scheduler.connector import (
+    KVConnector,
+    Loaded,
+    LoadFailed,
+    Lookup,
+    Released,
+    Remote,
+)
+from tandem.engine.scheduler.output import Fence
+from tandem.engine.scheduler.roster import FAILED, Roster
+from tandem.engine.scheduler.settle import Settler
+from tandem.protocol.errors import FailCause
+from tandem.protocol.layout import blocks_for
+
+
+class RemoteKV:
+    """The scheduler's dealings with its connector."""
+
+    def __init__(
+        self, connector: KVConnector, roster: Roster, settler: Settler, *, max_num_seqs: int
+    ) -> None:
+        self._connector = connector
+        self._roster = roster
+        self._manager = roster.manager
+        self._settler = settler
+        self._max_num_seqs = max_num_seqs
+        self._to_load: deque[tuple[int, Request, range]] = deque()
+        """Reserved while that step was the last one planned; begun once it is through, because
+        its rows may still write blocks that were freed before."""
+
+    def park(self, request: Request) -> None:
+        """Keep a request aside until its KV comes."""
+        hits = self._manager.find_cached_prefix(request, request.num_prefill)
+        request.group.num_hit = len(hits) * self._manager.block_size
+        request.state = RequestState.REMOTE
+        self._roster.parked[request.seq] = request
+
+    def poll(self, now: float) -> None:
+        """Act on what the connector has to say."""
+        for event in self._connector.poll():
+            if isinstance(event, Released):
+                known = self._roster.released(event.key)
+            elif isinstance(event, Loaded):
+                known = self._loaded(event, now)
+            else:
+                known = self._failed(event, now)
+            if not known:
+                self._roster.stats.late_events += 1
+
+    def ask(self, planned: int) -> None:
+        """Look up every parked request; reserve for those that are ready. ``planned`` is the last
+        step that was planned."""
+        for request in sorted(self._roster.parked.values(), key=lambda each: each.order):
+            remote = self._connector.lookup(request, request.group.num_hit)
+            if remote.lookup is Lookup.NOTHING:
+                self._compute_here(request)
+            elif remote.lookup is Lookup.READY:
+                self._reserve(request, remote, planned)
+
+    def begin_loads(self, settled: int, fence: Fence) -> None:
+        """Begin loads whose blocks no step in flight can write any more."""
+        while self._to_load and self._to_load[0][0] <= settled and fence.done():
+            _, request, tokens = self._to_load.popleft()
+            if request.state is RequestState.LOADING:
+                self._connector.begin_load(request, tuple(request.block_ids), tokens)
+
+    def comes_from_elsewhere(self, request: Request) -> bool:
+        """Whether a request at the head of the queue is to be parked instead of computed."""
+        if request.remote_done or request.num_preemptions:
+            return False
+        if request.kv is None and request.prompt_logprobs is not None:
+            return False  # the logits of every position are wanted here
+        hits = self._manager.find_cached_prefix(request, request.max_cached_tokens)
+        num_local = len(hits) * self._manager.block_size
+        return self._connector.lookup(request, num_local).lookup is not Lookup.NOTHING
+
+    def _compute_here(self, request: Request) -> None:
+        del self._roster.parked[request.seq]
+        request.state = RequestState.WAITING
+        self._roster.waiting.push(request)
+
+    def _reserve(self, request: Request, remote: Remote, planned: int) -> None:
+        """Pin local hits and take all other blocks, with one to decode into, or leave it parked."""
+        roster, manager = self._roster, self._manager
+        if len(roster.running) + len(roster.loading) >= self._max_num_seqs:
+            return
+        count = request.num_prefill
+        fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
+        headroom = 1 if fits else 0
+        hits = manager.find_cached_prefix(request, min(count, remote.num_tokens))
+        if not manager.can_start(hits, count, extra=headroom):
+            return
+        manager.start(request, hits, count, extra=headroom)
+        del roster.parked[request.seq]
+        roster.loading[request.seq] = request
+        request.state = RequestState.LOADING
+        local = len(hits) * manager.block_size
+        request.group.num_hit = local
+        tokens = range(local, max(local, remote.num_tokens))
+        request.num_computed = tokens.stop
+        self._to_load.append((planned, request, tokens))
+
+    def _loaded(self, event: Loaded, now: float) -> bool:
+        group = self._roster.groups.get(event.key)
+        if group is None:
+            return False
+        request = next(iter(group.live.values()))
+        if request.state not in (RequestState.LOADING, RequestState.REMOTE):
+            return False
+        choices = tuple(sorted(each.choice for each in event.first))
+        asked = () if event.usable and not event.first else tuple(sorted(request.choices))
+        if choices != asked or (event.usable and request.state is RequestState.REMOTE):
+            message = f"KV came with first tokens for choices {choices}, not {asked}"
+            self._roster.fail(group, FailCause.IDENTITY, message, now)
+        elif event.usable:
+            self._join(request, event, now)
+        else:
+            self._settler.ended_elsewhere(request, event.first, now, keep=not event.blocks_free)
+        return True
+
+    def _join(self, request: Request, event: Loaded, now: float) -> None:
+        """The KV is committed: cache it, emit the first tokens again, run."""
+        manager = self._manager
+        request.remote_done = True
+        self._roster.loading.pop(request.seq)
+        self._count(request)
+        request.group.scheduled = now
+        self._roster.join(request)
+        if event.first:
+            manager.cache_full(request)
+            self._settler.known_first(request, event.first, now)
+            return
+        # The last token's logits are wanted, so its position is computed here, in an own block.
+        known = min(request.num_computed, request.num_prefill - 1)
+        request.num_computed = known // manager.block_size * manager.block_size
+        manager.truncate(request, request.num_computed)
+        manager.cache_full(request)
+        blocks = manager.grow(request, request.num_prefill)
+        if blocks is None:
+            self._roster.running.remove(request)
+            self._roster.preempt(request)
+
+    def _count(self, request: Request) -> None:
+        stats, group = self._roster.stats, request.group
+        stats.queried_tokens += request.num_prefill
+        stats.prompt_tokens += request.num_prefill
+        stats.hit_tokens += group.num_hit
+        stats.external_tokens += request.num_computed - group.num_hit
+
+    def _failed(self, event: LoadFailed, now: float) -> bool:
+        group = self._roster.groups.get(event.key)
+        if group is None:
+            return False
+        for request in list(group.live.values()):
+            self._roster.let_go(request, FAILED, now, keep=not event.blocks_free)
+        self._roster.outbox.fail(event.key, event.cause, event.message)
+        return True

@@ -1,0 +1,186 @@
+"""All requests that live in this engine, by what they are doing, and the one way out for each.
+
+The scheduler, the remote half and the settler move requests between these places through the
+methods below, so that blocks, gates, rows on the ranks and the connector's promises are let go
+of in one place.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from bisect import insort
+from collections.abc import Sequence
+
+from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.request import Request, RequestGroup, RequestState
+from tandem.engine.scheduler.connector import Hold, KVConnector
+from tandem.engine.scheduler.gates import Gate
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.output import SeqId
+from tandem.engine.scheduler.stats import FinishedRecord, StepStats
+from tandem.engine.scheduler.waiting import WaitingQueue
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import RequestKey
+
+ABORT = "abort"
+FAILED = "error"
+HANDED_OVER = "handed_over"
+"""Why a request ended, beside the words of ``FinishReason``."""
+
+
+class Roster:
+    """Places: waiting (queue), parked (remote), loading, running; and blocks handed out."""
+
+    def __init__(
+        self,
+        manager: KVCacheManager,
+        outbox: Outbox,
+        *,
+        connector: KVConnector | None = None,
+        gates: Sequence[Gate] = (),
+    ) -> None:
+        self.manager = manager
+        self.outbox = outbox
+        self.connector = connector
+        self.gates = tuple(gates)
+        self.stats = StepStats()
+        self.groups: dict[RequestKey, RequestGroup] = {}
+        self.by_seq: dict[SeqId, Request] = {}
+        self.waiting = WaitingQueue()
+        self.parked: dict[SeqId, Request] = {}
+        self.loading: dict[SeqId, Request] = {}
+        self.running: list[Request] = []
+        """Best order first."""
+        self.held: dict[RequestKey, list[int]] = {}
+        """Blocks that the connector keeps for requests that are gone."""
+        self.dropped: list[SeqId] = []
+        """Sequences whose rows the ranks must forget."""
+        self._numbers = itertools.count()
+        self._deadlines: list[tuple[float, int, RequestKey]] = []
+        self._left_running = False
+
+    def next_seq(self) -> SeqId:
+        """A number never used before."""
+        return SeqId(next(self._numbers))
+
+    def admit(self, group: RequestGroup) -> None:
+        """A new request is here."""
+        self.groups[group.key] = group
+        if group.deadline is not None:
+            heapq.heappush(self._deadlines, (group.deadline, group.number, group.key))
+
+    def enter(self, request: Request) -> None:
+        """A new sequence of a group that is here; it has no place yet."""
+        self.by_seq[request.seq] = request
+        request.group.live[request.choice] = request
+
+    def join(self, request: Request) -> None:
+        """To the running ones, at the place that its order gives it."""
+        request.state = RequestState.RUNNING
+        running = self.running
+        if running and request.order < running[-1].order:
+            insort(running, request, key=lambda each: each.order)
+        else:
+            running.append(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take the blocks of a sequence that is (no longer) in ``running``; queue it again."""
+        self.manager.cache_full(request)
+        self.manager.free(request)
+        request.state = RequestState.PREEMPTED
+        request.num_computed = 0
+        request.num_announced = 0
+        request.num_preemptions += 1
+        request.group.num_preemptions += 1
+        self.stats.preemptions += 1
+        self._leave_rank(request)
+        for gate in self.gates:
+            gate.release(request)
+        self.waiting.push(request)
+
+    def let_go(self, request: Request, why: str, now: float, *, keep: bool = False) -> None:
+        """End a sequence wherever it is. ``keep``: somebody may still write its blocks."""
+        if request.state is RequestState.RUNNING:
+            self._left_running = True
+            self.manager.cache_full(request)
+        self.waiting.discard(request)
+        self.parked.pop(request.seq, None)
+        self.loading.pop(request.seq, None)
+        request.state = RequestState.FINISHED
+        self._leave_rank(request)
+        for gate in self.gates:
+            gate.release(request)
+        del self.by_seq[request.seq]
+        group = request.group
+        group.num_generated += request.num_generated
+        del group.live[request.choice]
+        if not group.live:
+            keep = self._end_group(request, why, now) or keep
+        if keep:
+            self.held[group.key] = self.manager.hand_out(request)
+        else:
+            self.manager.free(request)
+
+    def fail(self, group: RequestGroup, cause: FailCause, message: str, now: float) -> None:
+        """End all choices of a request and tell the router why."""
+        for request in list(group.live.values()):
+            self.let_go(request, FAILED, now)
+        self.outbox.fail(group.key, cause, message)
+
+    def released(self, key: RequestKey) -> bool:
+        """Blocks that were handed out come back; False if none were."""
+        blocks = self.held.pop(key, None)
+        if blocks is None:
+            return False
+        self.manager.take_back(blocks)
+        return True
+
+    def sweep(self) -> None:
+        """Take those that ended out of ``running``."""
+        if self._left_running:
+            running = RequestState.RUNNING
+            self.running = [each for each in self.running if each.state is running]
+            self._left_running = False
+
+    def expired(self, now: float) -> list[RequestGroup]:
+        """Groups whose budget is spent, each once."""
+        spent = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, number, key = heapq.heappop(self._deadlines)
+            group = self.groups.get(key)
+            if group is not None and group.number == number:
+                spent.append(group)
+        return spent
+
+    def _leave_rank(self, request: Request) -> None:
+        if request.on_rank:
+            self.dropped.append(request.seq)
+            request.on_rank = False
+
+    def _end_group(self, request: Request, why: str, now: float) -> bool:
+        """The last choice ended; whether the connector keeps its blocks."""
+        group = request.group
+        del self.groups[group.key]
+        self.stats.finished.append(record_of(group, request.num_prompt, why, now))
+        return self.connector is not None and self.connector.finished(request, why) is Hold.KEPT
+
+
+def record_of(group: RequestGroup, num_prompt: int, why: str, now: float) -> FinishedRecord:
+    """What metrics want to know of a request that ended at ``now``."""
+    first, scheduled, arrival = group.first_token, group.scheduled, group.arrival
+    params = group.source.params
+    return FinishedRecord(
+        reason=why,
+        num_prompt=num_prompt,
+        num_generated=group.num_generated,
+        max_tokens=params.max_tokens,
+        n=params.n,
+        num_preemptions=group.num_preemptions,
+        num_computed_prompt=group.num_computed_prompt,
+        queue=None if scheduled is None else scheduled - arrival,
+        prefill=None if first is None or scheduled is None else first - scheduled,
+        decode=None if first is None else now - first,
+        time_to_first=None if first is None else first - arrival,
+        end_to_end=now - arrival,
+    )

@@ -1,0 +1,220 @@
+"""The scheduler: takes requests, plans steps, applies their results.
+
+``num_computed`` advances when a step is planned, not when it is through, so that step N+1 can be
+planned while N runs. Blocks may be freed, and given to another sequence, while a step in flight
+still writes them: steps run in order, so the new owner's writes come later. Only a connector's
+writes are out of that order, and wait (``RemoteKV``).
+
+Knows no executor and no socket; ``EngineCore`` calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.request import Request, RequestGroup
+from tandem.engine.scheduler.admission import Limits, ended_before, refusal_of, requests_of
+from tandem.engine.scheduler.connector import KVConnector
+from tandem.engine.scheduler.gates import Gate
+from tandem.engine.scheduler.outbox import Outbox
+from tandem.engine.scheduler.output import Fence, FenceDone, ModelRunnerOutput, SchedulerOutput
+from tandem.engine.scheduler.planner import Planner
+from tandem.engine.scheduler.remote import RemoteKV
+from tandem.engine.scheduler.roster import ABORT, Roster
+from tandem.engine.scheduler.settle import Chunk, Settler
+from tandem.engine.scheduler.stats import StepStats
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.hashing import root_hash
+from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.requests import Consume, EngineCoreRequest
+
+
+class Scheduler:
+    """Plans steps and applies their results. One thread calls it; it never blocks."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        manager: KVCacheManager,
+        *,
+        limits: Limits,
+        fingerprint: str = "",
+        connector: KVConnector | None = None,
+        gates: Sequence[Gate] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``fingerprint`` is the root of block hashes; ``clock`` gives seconds, monotonic."""
+        self.config = config
+        self.limits = limits
+        self.manager = manager
+        self.outbox = Outbox()
+        self.roster = Roster(manager, self.outbox, connector=connector, gates=gates)
+        seats = config.max_num_seqs
+        self._settler = Settler(self.roster, max_model_len=limits.max_model_len, max_num_seqs=seats)
+        self._connector = connector
+        self._remote: RemoteKV | None = None
+        if connector is not None:
+            self._remote = RemoteKV(connector, self.roster, self._settler, max_num_seqs=seats)
+        self._planner = Planner(config, self.roster, self._remote)
+        self._fingerprint = fingerprint
+        self._clock = clock
+        self._arrivals = 0
+        self._planned = 0
+        self._settled = 0
+        self._fence: Fence = FenceDone()
+        self._in_flight: deque[tuple[int, list[Chunk]]] = deque()
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that no step has begun, or that were preempted, or whose KV is to come."""
+        roster = self.roster
+        return len(roster.waiting) + len(roster.parked) + len(roster.loading)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens not yet computed over all requests, those to be brought included."""
+        away = (*self.roster.parked.values(), *self.roster.loading.values())
+        running = self.roster.running
+        begun = sum(max(0, each.num_prefill - each.num_computed) for each in running)
+        return self.roster.waiting.num_tokens + begun + sum(each.num_prefill for each in away)
+
+    def add(self, source: EngineCoreRequest) -> Refusal | None:
+        """Queue a request, or say why not; then nothing is held."""
+        refusal = self._refusal(source)
+        if refusal is not None:
+            return refusal
+        group = self._group_of(source)
+        requests = requests_of(
+            group,
+            priority=source.priority if self.config.policy == "priority" else 0,
+            max_model_len=self.limits.max_model_len,
+            hashes=self._hashes_of(source),
+            next_seq=self.roster.next_seq,
+        )
+        if self._connector is not None:
+            refusal = self._connector.admit(requests[0])
+            if refusal is not None:
+                return refusal
+        self.roster.admit(group)
+        for request in requests:
+            self.roster.enter(request)
+        for request in requests:
+            self._place(request, group.arrival)
+        return None
+
+    def abort(self, key: RequestKey) -> bool:
+        """Drop a request wherever it is; False if it is not here."""
+        group = self.roster.groups.get(key)
+        if group is None:
+            return False
+        now = self._clock()
+        for request in list(group.live.values()):
+            self.roster.let_go(request, ABORT, now)
+        self.roster.sweep()
+        return True
+
+    def plan(self) -> SchedulerOutput | None:
+        """The next step, or None when nothing can be computed now."""
+        now = self._clock()
+        for group in self.roster.expired(now):
+            message = "the request's budget was spent before it was done"
+            self.roster.fail(group, FailCause.TIMEOUT, message, now)
+        if self._remote is not None:
+            self._remote.poll(now)
+            self._remote.ask(self._planned)
+            self._remote.begin_loads(self._settled, self._fence)
+        self.roster.sweep()
+        draft = self._planner.draft(now)
+        plan = self._planner.seal(draft, self._planned + 1)
+        if plan is not None:
+            self._planned = plan.step
+            self._in_flight.append((plan.step, draft.chunks))
+        return plan
+
+    def settle(self, output: ModelRunnerOutput) -> None:
+        """Apply the result of the oldest step in flight."""
+        step, chunks = self._in_flight.popleft()
+        assert step == output.step, f"step {output.step} came back, {step} was expected"
+        self._settled = step
+        self._fence = output.fence
+        self._settler.settle(output, chunks, self._clock())
+        self.roster.sweep()
+        if self._remote is not None:
+            self._remote.begin_loads(step, output.fence)
+
+    def take_stats(self) -> StepStats:
+        """Counters since the last call."""
+        stats, self.roster.stats = self.roster.stats, StepStats()
+        return stats
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every block is free or held by who is known to hold it."""
+        roster = self.roster
+        tables = [request.block_ids for request in roster.by_seq.values()]
+        self.manager.check([*tables, *roster.held.values()])
+
+    def _refusal(self, source: EngineCoreRequest) -> Refusal | None:
+        roster, config = self.roster, self.config
+        if source.key in roster.groups or source.key in roster.held:
+            return Refusal(code=RefusalCode.DUPLICATE, message=f"{source.key} is already here")
+        refusal = refusal_of(source, self.limits)
+        if refusal is not None:
+            return refusal
+        if source.kv is not None and self._connector is None:
+            message = "this worker hands no KV over"
+            return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="kv")
+        if source.budget_ms is not None and source.budget_ms <= 0:
+            return Refusal(code=RefusalCode.EXPIRED, message="the budget is spent already")
+        limit = config.max_num_queued_reqs
+        queued = len(roster.waiting) + len(roster.parked)
+        if limit is not None and queued >= limit:
+            roster.stats.refused_queue_reqs += 1
+            message = f"{queued} requests wait already, at most {limit} may"
+            return Refusal(code=RefusalCode.CAPACITY, message=message)
+        return self._token_refusal(len(source.prompt_token_ids))
+
+    def _token_refusal(self, num_prompt: int) -> Refusal | None:
+        limit = self.config.max_num_queued_tokens
+        queued = self.roster.waiting.num_tokens
+        if limit is None or not queued or queued + num_prompt <= limit:
+            return None
+        self.roster.stats.refused_queue_tokens += 1
+        message = f"{queued} tokens wait already; with {num_prompt} more they pass {limit}"
+        return Refusal(code=RefusalCode.CAPACITY, message=message)
+
+    def _group_of(self, source: EngineCoreRequest) -> RequestGroup:
+        now = self._clock()
+        budget = source.budget_ms
+        self._arrivals += 1
+        root = root_hash(
+            fingerprint=self._fingerprint,
+            block_size=self.manager.block_size,
+            adapter=source.adapter,
+            salt=source.cache_salt,
+        )
+        return RequestGroup(
+            source=source,
+            root=root,
+            block_size=self.manager.block_size,
+            arrival=now,
+            number=self._arrivals,
+            deadline=None if budget is None else now + budget / 1000,
+        )
+
+    def _hashes_of(self, source: EngineCoreRequest) -> list[BlockHash]:
+        """The prompt's hashes as sent, when there is one for each full block."""
+        full = len(source.prompt_token_ids) // self.manager.block_size
+        return list(source.block_hashes) if len(source.block_hashes) == full else []
+
+    def _place(self, request: Request, now: float) -> None:
+        finish = ended_before(request, self.limits.max_model_len)
+        if finish is not None:
+            self._settler.close_forced(request, finish, now)
+        elif self._remote is not None and isinstance(request.kv, Consume):
+            self._remote.park(request)
+        else:
+            self.roster.waiting.push(request)

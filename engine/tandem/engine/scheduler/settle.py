@@ -1,0 +1,260 @@
+"""What came out of a step, applied to the requests: tokens, endings, forks, outputs.
+
+A result may come a step late: a sequence that has ended meanwhile is not found any more and its
+token is discarded; one that was preempted meanwhile keeps its token and is computed again with
+it. Knows no queue policy and plans nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.engine.request import Request, RequestState
+from tandem.engine.scheduler.connector import FirstToken
+from tandem.engine.scheduler.output import Fence, ModelRunnerOutput, Sampled
+from tandem.engine.scheduler.roster import HANDED_OVER, Roster
+from tandem.protocol.errors import FailCause
+from tandem.protocol.finish import Finish, finish_of
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import Consume, Produce
+
+Chunk = tuple[Request, int, int, int]
+"""A row of a step that computed prompt tokens: request, first, end, preemptions so far."""
+
+
+class Settler:
+    """Applies tokens; the only place where sequences grow."""
+
+    def __init__(self, roster: Roster, *, max_model_len: int, max_num_seqs: int) -> None:
+        self._roster = roster
+        self._max_model_len = max_model_len
+        self._max_num_seqs = max_num_seqs
+
+    def settle(self, output: ModelRunnerOutput, chunks: Sequence[Chunk], now: float) -> None:
+        """Apply one step's result. ``chunks`` are its rows over prompt tokens."""
+        for request, start, end, preemptions in chunks:
+            self._note_chunk(request, start, end, preemptions, output)
+        roster = self._roster
+        by_seq, outbox = roster.by_seq, roster.outbox
+        generated = 0
+        gaps = roster.stats.token_gaps
+        for sampled in output.sampled:
+            found = by_seq.get(sampled.seq)
+            if found is None:
+                roster.stats.discarded_tokens += len(sampled.token_ids)
+                continue
+            request = found
+            request.num_pending -= 1
+            if request.num_generated == 0:
+                self._first(request, sampled, now)
+                continue
+            (token,) = sampled.token_ids[0]
+            token_ids = request.token_ids
+            position = len(token_ids) - request.num_prompt
+            token_ids.append(token)
+            request.num_generated += 1
+            generated += 1
+            gaps[now - request.last_token_at] += 1
+            request.last_token_at = now
+            finish = None
+            if token in request.enders or len(token_ids) >= request.max_len:
+                finish = self._verdict(request, token, position + 1)
+            logprobs = sampled.logprobs
+            outbox.emit(
+                request.router,
+                EngineCoreOutput(
+                    request.request_id,
+                    request.attempt,
+                    request.choice,
+                    position,
+                    (token,),
+                    None if finish is None else finish.reason,
+                    None if finish is None else finish.stop_token,
+                    None if logprobs is None else logprobs[0],
+                ),
+            )
+            if finish is not None:
+                roster.let_go(request, finish.reason, now)
+        roster.stats.generated_tokens += generated
+
+    def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
+        """First tokens that the other side of a hand-off drew; the request's KV is here."""
+        self._apply_first(request, _in_order(request, first), now)
+
+    def ended_elsewhere(
+        self, request: Request, first: Sequence[FirstToken], now: float, *, keep: bool
+    ) -> None:
+        """First tokens that end every choice; no KV came with them."""
+        tokens = _in_order(request, first)
+        number = request.num_output + 1
+        verdicts = [self._verdict(request, each.token_id, number) for each in tokens]
+        if any(verdict is None for verdict in verdicts):
+            message = "the first token was said to end the request, and does not"
+            self._roster.fail(request.group, FailCause.IDENTITY, message, now)
+            return
+        self._note_first(request, now)
+        for each, verdict in zip(tokens, verdicts, strict=True):
+            self._emit_first(request, each, verdict)
+        request.num_generated = len(tokens)
+        reason = verdicts[0].reason if verdicts[0] is not None else HANDED_OVER
+        self._roster.let_go(request, reason, now, keep=keep)
+
+    def close_forced(self, request: Request, finish: Finish, now: float) -> None:
+        """An earlier attempt emitted the last token, and nobody heard that it was the last."""
+        position = request.num_output
+        self._roster.outbox.emit(
+            request.router,
+            EngineCoreOutput(
+                request.request_id,
+                request.attempt,
+                request.choice,
+                position,
+                (),
+                finish.reason,
+                finish.stop_token,
+            ),
+        )
+        self._roster.let_go(request, finish.reason, now)
+
+    def _note_chunk(
+        self,
+        request: Request,
+        start: int,
+        end: int,
+        preemptions: int,
+        output: ModelRunnerOutput,
+    ) -> None:
+        told = output.prompt_logprobs.get(request.seq)
+        have = request.prompt_logprobs
+        if told is not None and have is not None and start < len(have):
+            have.extend(told[len(have) - start - 1 :])
+        here = request.state is RequestState.RUNNING and request.num_preemptions == preemptions
+        if here and self._roster.connector is not None:
+            self._announce(request, end, output.fence)
+
+    def _announce(self, request: Request, end: int, fence: Fence) -> None:
+        """Tell the connector what is computed; a cached prefix comes with the first chunk."""
+        assert self._roster.connector is not None
+        upto = min(end, request.num_prefill)
+        if upto > request.num_announced:
+            tokens = range(request.num_announced, upto)
+            request.num_announced = upto
+            self._roster.connector.computed(request, tuple(request.block_ids), tokens, fence)
+
+    def _first(self, request: Request, sampled: Sampled, now: float) -> None:
+        logprobs = sampled.logprobs or ((None,),) * len(sampled.choices)
+        first = [
+            FirstToken(choice, tokens[0], told[0])
+            for choice, tokens, told in zip(
+                sampled.choices, sampled.token_ids, logprobs, strict=True
+            )
+        ]
+        self._roster.stats.generated_tokens += len(first)
+        self._apply_first(request, first, now)
+
+    def _apply_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
+        self._note_first(request, now)
+        if isinstance(request.kv, Produce):
+            self._hand_over(request, first, now)
+            return
+        children = [self._child_of(request, each.choice) for each in first[1:]]
+        request.choices = request.own_choice
+        request.plan_limit = request.max_len
+        self._place(request, children)
+        for each, sequence in zip(first, [request, *children], strict=True):
+            self._take_first(sequence, each, now)
+
+    def _note_first(self, request: Request, now: float) -> None:
+        group = request.group
+        if group.first_token is None:
+            group.first_token = now
+            self._roster.stats.first_token_times.append(now - group.arrival)
+
+    def _take_first(self, request: Request, first: FirstToken, now: float) -> None:
+        finish = self._verdict(request, first.token_id, request.num_output + 1)
+        self._emit_first(request, first, finish)
+        request.token_ids.append(first.token_id)
+        request.num_generated = 1
+        request.last_token_at = now
+        if finish is not None:
+            self._roster.let_go(request, finish.reason, now)
+
+    def _hand_over(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
+        """A producer's end: its first tokens to the router and to the peer."""
+        number = request.num_output + 1
+        verdicts = [self._verdict(request, each.token_id, number) for each in first]
+        for each, verdict in zip(first, verdicts, strict=True):
+            self._emit_first(request, each, verdict)
+        reasons = [verdict.reason for verdict in verdicts if verdict is not None]
+        ended = reasons[0] if len(reasons) == len(first) else None
+        connector = self._roster.connector
+        assert connector is not None, "a producer without a connector"
+        connector.first_tokens(request, first, ended)
+        request.num_generated = len(first)
+        self._roster.let_go(request, ended or HANDED_OVER, now)
+
+    def _child_of(self, parent: Request, choice: int) -> Request:
+        """A further choice of the same prompt, from where the parent is now."""
+        priority, number, _ = parent.order
+        child = Request(
+            self._roster.next_seq(),
+            parent.group,
+            (choice,),
+            token_ids=parent.token_ids.copy(),
+            num_prompt=parent.num_prompt,
+            order=(priority, number, choice),
+            max_len=parent.max_len,
+            block_hashes=parent.block_hashes.copy(),
+        )
+        child.prompt_logprobs = None
+        child.remote_done = True
+        self._roster.enter(child)
+        return child
+
+    def _place(self, parent: Request, children: Sequence[Request]) -> None:
+        """Share the parent's blocks with its children; those that find no room wait."""
+        roster = self._roster
+        for child in children:
+            seats = self._max_num_seqs - len(roster.running) - len(roster.loading)
+            there = parent.state is RequestState.RUNNING
+            if there and seats > 0 and roster.manager.fork(parent, child):
+                roster.join(child)
+            else:
+                roster.preempt(child)
+
+    def _verdict(self, request: Request, token: int, number: int) -> Finish | None:
+        return finish_of(
+            request.params,
+            request.group.source.eos_token_ids,
+            token,
+            num_emitted=number,
+            num_prompt=request.num_prompt,
+            max_model_len=self._max_model_len,
+        )
+
+    def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:
+        """The frame with a choice's first token, and what is told once: see EngineCoreOutput."""
+        told, request.prompt_logprobs = request.prompt_logprobs, None
+        brought = isinstance(request.kv, Consume)
+        num_cached = min(request.group.num_hit, request.num_prompt)
+        self._roster.outbox.emit(
+            request.router,
+            EngineCoreOutput(
+                request.request_id,
+                request.attempt,
+                first.choice,
+                request.num_output,
+                (first.token_id,),
+                None if finish is None else finish.reason,
+                None if finish is None else finish.stop_token,
+                None if first.logprobs is None else (first.logprobs,),
+                None if told is None else tuple(told[: request.num_prompt]),
+                None if brought else num_cached,
+            ),
+        )
+
+
+def _in_order(request: Request, first: Sequence[FirstToken]) -> list[FirstToken]:
+    """First tokens in the order of the request's choices."""
+    by_choice = {each.choice: each for each in first}
+    return [by_choice[choice] for choice in request.choices]

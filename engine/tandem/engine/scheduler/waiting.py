@@ -1,0 +1,68 @@
+"""The queue of requests without blocks: new ones and preempted ones, best order first.
+
+By (priority, arrival, choice); under FCFS every priority is the same. A preempted request comes
+back to the place that its arrival gives it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tandem.engine.request import Order, Request
+    from tandem.engine.scheduler.output import SeqId
+
+
+class WaitingQueue:
+    """A heap with removal: what was discarded is skipped when it comes up."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Order, Request]] = []
+        self._tokens: dict[SeqId, int] = {}
+        """Members, with the tokens that they were counted with."""
+        self._num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def __contains__(self, request: Request) -> bool:
+        return request.seq in self._tokens
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that all members have to compute."""
+        return self._num_tokens
+
+    def push(self, request: Request) -> None:
+        """Add a request at its place."""
+        assert request.seq not in self._tokens, f"{request} waits twice"
+        count = len(request.token_ids)
+        self._tokens[request.seq] = count
+        self._num_tokens += count
+        heapq.heappush(self._heap, (request.order, request))
+
+    def peek(self) -> Request | None:
+        """The request that goes first, or None."""
+        while self._heap:
+            request = self._heap[0][1]
+            if request.seq in self._tokens:
+                return request
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> Request:
+        """Remove and return the request that goes first."""
+        request = self.peek()
+        assert request is not None, "pop from an empty queue"
+        heapq.heappop(self._heap)
+        self._forget(request)
+        return request
+
+    def discard(self, request: Request) -> None:
+        """Remove a member, wherever it is; it never comes back."""
+        if request.seq in self._tokens:
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        self._num_tokens -= self._tokens.pop(request.seq)

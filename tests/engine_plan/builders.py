@@ -1,0 +1,174 @@
+"""Builders for the plan half's tests: small models, requests, and engines over ``SimExecutor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tandem.engine.config import EngineConfig, ModelFacts
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.executor.sim import SimExecutor
+from tandem.protocol.errors import RefusalCode
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SamplingParams
+
+ROUTER = b"r" * 16
+VOCAB = 50
+EOS = (7,)
+
+FACTS = ModelFacts(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    num_layers=1,
+    hidden_size=8,
+    intermediate_size=16,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    vocab_size=VOCAB,
+    max_position_embeddings=4096,
+)
+
+
+class Clock:
+    """Time that moves when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def config_of(**flat: Any) -> EngineConfig:
+    """Settings of a small engine without files."""
+    settings: dict[str, Any] = {"revision": "test", "watermark": 0.0, "max_num_batched_tokens": 64}
+    settings |= flat
+    return EngineConfig.of("sim", facts=FACTS, device="cpu", **settings)
+
+
+def params_of(**fields: Any) -> SamplingParams:
+    """Greedy parameters with a seed, unless said otherwise."""
+    return SamplingParams(**({"temperature": 0.0, "seed": 1, "max_tokens": 8} | fields))
+
+
+def request_of(
+    name: str,
+    prompt: Sequence[int] | int = 20,
+    *,
+    router: bytes = ROUTER,
+    attempt: int = 0,
+    params: SamplingParams | None = None,
+    **fields: Any,
+) -> EngineCoreRequest:
+    """A request; an integer prompt is that many tokens that depend on the name."""
+    if isinstance(prompt, int):
+        prompt = [(ord(name[-1]) * 31 + index * 17) % VOCAB for index in range(prompt)]
+    return EngineCoreRequest(
+        key=RequestKey(router, name, attempt),
+        prompt_token_ids=list(prompt),
+        params=params if params is not None else params_of(),
+        eos_token_ids=EOS,
+        **fields,
+    )
+
+
+class Harness:
+    """An EngineCore over a verifying SimExecutor, with everything it said."""
+
+    def __init__(
+        self, num_blocks: int = 64, *, connector: Any = None, gates: Any = (), **flat: Any
+    ) -> None:
+        self.config = config_of(**flat)
+        self.clock = Clock()
+        self.executor = SimExecutor(num_blocks, verify=True)
+        self.core = EngineCore(
+            self.config,
+            self.executor,
+            self.executor.start(self.config),
+            connector=connector,
+            gates=gates,
+            clock=self.clock,
+        )
+        self.requests: dict[RequestKey, EngineCoreRequest] = {}
+        self.outputs: list[EngineCoreOutput] = []
+        self.failed: list[Failed] = []
+        self.stored: set[bytes] = set()
+        """Hashes that a router would believe to be cached."""
+
+    def add(self, request: EngineCoreRequest) -> RefusalCode | None:
+        """Add a request; the refusal's code."""
+        refusal = self.core.add(request)
+        if refusal is None:
+            self.requests[request.key] = request
+        return None if refusal is None else refusal.code
+
+    def step(self) -> StepOutputs:
+        """One step, its outputs recorded."""
+        result = self.core.step()
+        for _, outputs, failed in result.by_router():
+            self.outputs += outputs
+            self.failed += failed
+        if result.blocks is not None:
+            if result.blocks.cleared:
+                self.stored.clear()
+            self.stored -= set(result.blocks.removed)
+            self.stored |= set(result.blocks.stored)
+        self.clock.now += 0.01
+        return result
+
+    def run(self, limit: int = 2000) -> None:
+        """Steps until nothing is left; each must get on."""
+        for _ in range(limit):
+            if not self.core.has_work:
+                return
+            assert self.step().progressed, "work is left and nothing moves"
+        raise AssertionError(f"not done after {limit} steps: {self.core.stats()}")
+
+    def tokens(self, name: str, choice: int = 0) -> list[int]:
+        """Tokens of one choice, in order; positions must have no gaps and no repeats."""
+        found: list[int] = []
+        start: int | None = None
+        for output in self.outputs:
+            if output.request == name and output.choice == choice:
+                start = output.position if start is None else start
+                assert output.position == start + len(found), "a gap or a repeat"
+                found += output.token_ids
+        return found
+
+    def finish(self, name: str, choice: int = 0) -> str | None:
+        """How one choice ended: said exactly once, with its last output."""
+        mine = [out for out in self.outputs if (out.request, out.choice) == (name, choice)]
+        assert all(output.finish is None for output in mine[:-1])
+        return mine[-1].finish if mine else None
+
+    def oracle(self, request: EngineCoreRequest, choice: int = 0) -> tuple[list[int], str]:
+        """What one choice emits when it is computed alone, after its forced tokens."""
+        forced = request.emitted_of(choice)
+        tokens, finish = self.executor.model.generate(
+            request.prompt_token_ids,
+            request.params,
+            choice=choice,
+            eos=request.eos_token_ids,
+            max_model_len=self.core.max_model_len,
+            forced=forced,
+        )
+        return tokens[len(forced) :], finish.reason
+
+    def check(self, request: EngineCoreRequest) -> None:
+        """Every open choice gave exactly the oracle's tokens and ended as it did."""
+        for choice in range(request.params.n):
+            if choice not in request.finished_choices:
+                name = request.key.request
+                expected, reason = self.oracle(request, choice)
+                assert self.tokens(name, choice) == expected
+                assert self.finish(name, choice) == reason
+
+    def check_empty(self) -> None:
+        """Nothing is held, and the engine's view of its cache is the router's."""
+        stats = self.core.stats()
+        self.core.check_integrity()
+        assert stats["free_blocks"] == stats["total_blocks"]
+        assert stats["cached_blocks"] == len(self.stored)

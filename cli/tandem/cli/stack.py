@@ -35,16 +35,14 @@ def free_ports(count: int) -> list[int]:
             each.close()
 
 
-def worker_child(
-    role: str, index: int, model: str, ports: Ports, extra: list[str], kv: list[str]
-) -> Child:
+def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[str]) -> Child:
     """A prefill or decode worker that listens on the loopback."""
     arguments = [role, "--model", model, "--host", LOOPBACK, "--port", str(ports.worker)]
-    arguments += ["--probe-port", str(ports.probe), "--control-host", LOOPBACK]
-    arguments += ["--control-port", str(ports.control), "--data-port", str(ports.data)]
+    arguments += ["--probe-port", str(ports.probe), "--kv-control-host", LOOPBACK]
+    arguments += ["--kv-control-port", str(ports.control), "--kv-data-port", str(ports.data)]
     return Child(
         name=f"{role}-{index}",
-        arguments=[*arguments, *kv, *extra],
+        arguments=[*arguments, *extra],
         ready_url=f"http://{LOOPBACK}:{ports.probe}/ready",
     )
 
@@ -53,7 +51,7 @@ def router_child(model: str, host: str, port: int, workers: list[int], extra: li
     """The router over the given worker ports."""
     arguments = ["router", "--model", model, "--host", host, "--port", str(port)]
     for worker in workers:
-        arguments += ["--worker", f"{LOOPBACK}:{worker}"]
+        arguments += ["--workers", f"{LOOPBACK}:{worker}"]
     address = LOOPBACK if host in ("0.0.0.0", "::") else host
     return Child(
         name="router", arguments=[*arguments, *extra], ready_url=f"http://{address}:{port}/ready"

@@ -103,7 +103,7 @@ class IOThread(threading.Thread):
         self._stopping = threading.Event()
         self._by_identity: dict[bytes, _Peer] = {}
         self._by_router: dict[Incarnation, _Peer] = {}
-        self._socket = zmq.Context.instance().socket(zmq.ROUTER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -135,7 +135,8 @@ class IOThread(threading.Thread):
         poller.register(self._wake, zmq.POLLIN)
         next_beat = time.monotonic()
         while not self._stopping.is_set():
-            ready = dict(poller.poll(max(0.0, next_beat - time.monotonic()) * 1000))
+            left = max(0.0, next_beat - time.monotonic())
+            ready = dict(poller.poll(round(left * 1000)))
             if self._wake in ready:
                 os.eventfd_read(self._wake)
             if self._socket in ready:

@@ -1,0 +1,274 @@
+"""The shell of a worker: EngineCore's step loop in the main thread, and everything around it.
+
+The same for both roles: I/O thread (routers), probes, signals, drain. The role comes in as a
+``KVConnector`` (inside the EngineCore) and a ``Role``. Nothing here knows what a token is.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FrameType
+
+from prometheus_client import CollectorRegistry
+
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterLost
+from tandem.engine.core.link_metrics import LinkMetrics
+from tandem.engine.core.probes import ProbeServer, ProbeState
+from tandem.engine.core.role import Role
+from tandem.engine.core.server_config import ServerConfig
+from tandem.protocol.card import ModelCard
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.messages import (
+    Beat,
+    Call,
+    Cancel,
+    Draining,
+    Frame,
+    LoadReport,
+    PeerSet,
+    ReplyTo,
+    Submit,
+    WorkerBeat,
+)
+from tandem.protocol.outputs import Accepted, Failed, Refused
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 1.0
+"""How long an idle loop sleeps when nothing wakes it: deadlines are looked at this often."""
+PARKED_SECONDS = 0.05
+"""The same while requests wait for something that may not wake the loop."""
+LOAD_SECONDS = 0.2
+
+
+class EngineCoreProc:
+    """Build, ``run`` until a signal; the exit status is 0 after a clean drain."""
+
+    def __init__(
+        self,
+        *,
+        core: EngineCore,
+        role: Role,
+        card: ModelCard,
+        server: ServerConfig,
+        probes: WorkerProbes,
+        inbox: Inbox,
+        registry: CollectorRegistry,
+    ) -> None:
+        assert card.incarnation is not None
+        self._core = core
+        self._role = role
+        self._inbox = inbox
+        self._server = server
+        self._probes = probes
+        self._load = core.load_report()
+        self._load_at = 0.0
+        self._steps = 0
+        self._draining_until: float | None = None
+        self._signals = 0
+        self._io = IOThread(
+            endpoint=f"tcp://{server.host}:{server.port}",
+            card=card,
+            incarnation=card.incarnation,
+            inbox=inbox,
+            beat=self._beat,
+            metrics=LinkMetrics(registry),
+        )
+        probes.attach(core=core, role=role, draining=lambda: self._draining_until is not None)
+
+    def run(self) -> int:
+        """The step loop."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+        self._io.start()
+        try:
+            self._loop()
+        except Exception:
+            logger.exception("the step loop failed; the worker ends")
+            self._probes.fail("the step loop failed")
+            self._fail_all("the worker's engine failed")
+            return 1
+        finally:
+            self._io.stop()
+            self._role.close()
+            self._core.close()
+        return 0
+
+    def _loop(self) -> None:
+        progressed = True
+        while not self._done():
+            self._receive(block=not progressed)
+            outputs = self._core.step()
+            progressed = outputs.progressed
+            if progressed:
+                self._steps += 1
+                self._probes.note_step()
+            self._send(outputs)
+            self._refresh_load()
+
+    def _receive(self, *, block: bool) -> None:
+        timeout = PARKED_SECONDS if self._core.has_work else IDLE_SECONDS
+        while True:
+            try:
+                item = self._inbox.get(block, timeout) if block else self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            block = False
+            if isinstance(item, FromRouter):
+                self._handle(item)
+            elif isinstance(item, RouterLost):
+                self._core.abort_router(item.router)
+
+    def _handle(self, item: FromRouter) -> None:
+        message, router = item.message, item.router
+        if isinstance(message, Submit):
+            self._submit(router, message)
+        elif isinstance(message, Cancel):
+            self._core.abort(RequestKey(router, message.request, message.attempt))
+        elif isinstance(message, PeerSet):
+            self._role.set_peers(message.controls)
+        elif isinstance(message, Call):
+            self._io.send(router, ReplyTo(self._core.call(message.command)))
+            self._io.flush()
+
+    def _submit(self, router: Incarnation, message: Submit) -> None:
+        key = message.request.key
+        if key.router != router:
+            logger.warning("request %s came over the link of another router", key)
+            return
+        refusal = self._core.add(message.request)
+        if refusal is None:
+            frame = Frame(step=self._steps, accepted=(Accepted(key.request, key.attempt),))
+        else:
+            refused = Refused(key.request, key.attempt, refusal)
+            frame = Frame(step=self._steps, refused=(refused,))
+        self._io.send(router, frame)
+        self._io.flush()
+
+    def _send(self, outputs: StepOutputs) -> None:
+        sent = False
+        for router, tokens, failed in outputs.by_router():
+            self._io.send(router, Frame(step=self._steps, outputs=tokens, failed=failed))
+            sent = True
+        if outputs.blocks is not None:
+            self._io.send(None, Frame(step=self._steps, blocks=outputs.blocks))
+            sent = True
+        if sent:
+            self._io.flush()
+
+    def _refresh_load(self) -> None:
+        now = time.monotonic()
+        if now - self._load_at >= LOAD_SECONDS:
+            self._load_at = now
+            self._load = self._core.load_report()
+            self._role.note_progress(self._steps, self._core.has_work)
+
+    def _beat(self) -> WorkerBeat:
+        """Called by the I/O thread; reads what the loop left."""
+        load = self._load
+        report = LoadReport(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            waiting_tokens=load.waiting_tokens,
+            free_blocks=load.free_blocks,
+            total_blocks=load.total_blocks,
+            leased_blocks=self._role.leased_blocks(),
+            prefill_tokens_per_s=load.prefill_tokens_per_s,
+            draining=self._draining_until is not None,
+        )
+        progress = self._role.transfer_progress()
+        beat = Beat(self._steps, progress, load.num_running + load.num_waiting > 0)
+        return WorkerBeat(beat, report, self._role.peer_health())
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+        grace = self._server.drain_seconds if self._signals == 1 else 0.0
+        logger.info("signal %d: draining for up to %g s", number, grace)
+        self._draining_until = time.monotonic() + grace
+        self._core.drain()
+        self._io.send(None, Draining(round(grace * 1000)))
+        self._io.flush()
+        self._inbox.put(None)
+
+    def _done(self) -> bool:
+        if self._draining_until is None:
+            return False
+        if not self._core.has_work:
+            return True
+        if time.monotonic() < self._draining_until:
+            return False
+        self._fail_all("the worker is shutting down")
+        return True
+
+    def _fail_all(self, reason: str) -> None:
+        """Tell routers about every request that ends here, so that they can go on elsewhere."""
+        for key in self._core.keys():
+            failed = Failed(key.request, key.attempt, FailCause.DRAINING, reason)
+            self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))
+        self._io.flush()
+
+
+@dataclass(slots=True)
+class _Attached:
+    core: EngineCore
+    role: Role
+    draining: Callable[[], bool]
+
+
+class WorkerProbes:
+    """The worker's probes from the first moment: loading, then serving, then draining."""
+
+    def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:
+        self._attached: _Attached | None = None
+        self._failed: str | None = None
+        self._stepped = time.monotonic()
+        self._main = threading.main_thread()
+        state = ProbeState(self._health, self._ready, self._debug, registry)
+        self._http = ProbeServer(server.host, server.probe_port, state)
+        self._http.start()
+
+    def attach(self, *, core: EngineCore, role: Role, draining: Callable[[], bool]) -> None:
+        """The engine is up: answer for it from now on."""
+        self._attached = _Attached(core, role, draining)
+
+    def fail(self, reason: str) -> None:
+        """The engine is broken for good."""
+        self._failed = reason
+
+    def note_step(self) -> None:
+        """The loop went round."""
+        self._stepped = time.monotonic()
+
+    def _health(self) -> str | None:
+        return self._failed or (None if self._main.is_alive() else "the step loop ended")
+
+    def _ready(self) -> str | None:
+        attached = self._attached
+        if self._failed is not None or attached is None:
+            return self._failed or "loading"
+        if attached.draining():
+            return "draining"
+        return attached.role.problem()
+
+    def _debug(self) -> dict[str, object]:
+        attached = self._attached
+        if attached is None:
+            return {"state": "loading"}
+        return {
+            "state": "draining" if attached.draining() else "serving",
+            "seconds_since_step": round(time.monotonic() - self._stepped, 3),
+            "transfer_progress": attached.role.transfer_progress(),
+            "leased_blocks": attached.role.leased_blocks(),
+            "peers": [
+                {"peer": each.peer.hex(), "up": each.up, "reason": each.reason}
+                for each in attached.role.peer_health()
+            ],
+        }

@@ -1,0 +1,114 @@
+"""From settings to a running worker, the same steps for both roles.
+
+Probes answer first (a kubelet sees "loading", not a refused connection), then weights are
+loaded, then the role makes its connector for what the executor can hold, and only then routers
+are let in.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.engine_proc import EngineCoreProc, WorkerProbes
+from tandem.engine.core.io import Inbox
+from tandem.engine.core.role import Role
+from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.executor.base import Capacity, Executor
+from tandem.engine.metrics import EngineMetrics
+from tandem.engine.scheduler.connector import KVConnector
+from tandem.protocol.card import Fingerprint, WorkerRole
+from tandem.protocol.ids import Incarnation, new_incarnation
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """What a role needs to make its connector."""
+
+    config: EngineConfig
+    capacity: Capacity
+    fingerprint: Fingerprint
+    incarnation: Incarnation
+    executor: Executor
+    registry: CollectorRegistry
+    notify: Callable[[], None]
+    """Wakes the step loop; from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoleParts:
+    """What a role makes of it."""
+
+    role: Role
+    connector: KVConnector | None
+    control: str | None = None
+    """Where peers reach this worker's control socket."""
+
+
+MakeRole = Callable[[RoleContext], RoleParts]
+
+
+def run_worker(
+    config: EngineConfig,
+    server: ServerConfig,
+    kind: WorkerRole,
+    *,
+    executor: Executor,
+    make_role: MakeRole,
+) -> int:
+    """Serve until a signal; the exit status."""
+    registry = CollectorRegistry()
+    for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
+        registry.register(collector)
+    probes = WorkerProbes(server, registry)
+    incarnation = new_incarnation()
+    inbox: Inbox = SimpleQueue()
+    parts: list[RoleParts] = []
+
+    def connect(capacity: Capacity) -> KVConnector | None:
+        fingerprint = config.fingerprint(capacity.layout)
+        parts.append(
+            make_role(
+                RoleContext(
+                    config=config,
+                    capacity=capacity,
+                    fingerprint=fingerprint,
+                    incarnation=incarnation,
+                    executor=executor,
+                    registry=registry,
+                    notify=lambda: inbox.put(None),
+                )
+            )
+        )
+        return parts[0].connector
+
+    metrics = EngineMetrics(
+        registry, model_name=config.served_model_name, max_model_len=config.max_model_len
+    )
+    core = EngineCore.launch(config, executor, connect=connect, metrics=metrics)
+    proc = EngineCoreProc(
+        core=core,
+        role=parts[0].role,
+        card=core.card(role=kind, incarnation=incarnation, control=parts[0].control),
+        server=server,
+        probes=probes,
+        inbox=inbox,
+        registry=registry,
+    )
+    logger.info(
+        "%s worker %s serves %s: %d blocks of %d tokens",
+        kind.value,
+        incarnation.hex()[:8],
+        config.served_model_name,
+        core.manager.pool.num_blocks,
+        core.manager.block_size,
+    )
+    return proc.run()

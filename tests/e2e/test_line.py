@@ -1,0 +1,117 @@
+"""The line as a user meets it: an answer, tokens over NIXL, everything free afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+import httpx
+import openai
+import pytest
+from client import Answer, complete, events, stream
+from reference import rows
+from stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
+    """The openai package gets Paris, and the KV crossed NIXL."""
+    before = pair.total("decode-0", "tandem:handoff_bytes_total")
+    async with openai.AsyncOpenAI(base_url=f"{pair.url}/v1", api_key="none") as client:
+        chat = await client.chat.completions.create(
+            model="smol",
+            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            temperature=0,
+        )
+
+    assert "Paris" in (chat.choices[0].message.content or "")
+    assert pair.total("decode-0", "tandem:handoff_bytes_total") > before
+    sample = 'tandem:kv_transport_in_use{transport="nixl"}'
+    assert pair.metrics("decode-0")[sample] == 1
+
+
+async def test_a_stream_gives_what_the_whole_answer_gives(pair: Stack) -> None:
+    """Streamed and not, the tokens and the text are the same."""
+    async with httpx.AsyncClient(base_url=pair.url, timeout=60) as client:
+        whole = await complete(client, rows()[12].prompt, max_tokens=20)
+        streamed = await stream(client, rows()[12].prompt, max_tokens=20)
+
+    assert streamed.tokens == whole.tokens
+    assert streamed.text == whole.text
+    assert streamed.finish == whole.finish == "length"
+
+
+async def one_of_many(client: httpx.AsyncClient, draw: random.Random) -> str:
+    """A request that ends, is cancelled, or is dropped at a random moment."""
+    prompt = rows()[draw.randrange(30)].prompt
+    params = {"max_tokens": draw.randint(1, 12), "n": draw.choice([1, 1, 1, 2])}
+    end = draw.choice(["whole", "stream", "drop", "cancel"])
+    if end == "whole":
+        await complete(client, prompt, **params)
+    elif end == "stream":
+        await stream(client, prompt, **params)
+    elif end == "drop":
+        limit, answer = draw.randint(0, 4), Answer()
+        async for grown in events(client, prompt, answer, **params):
+            if len(grown.tokens) >= limit:
+                break
+    else:
+        task = asyncio.create_task(complete(client, prompt, **params))
+        await asyncio.sleep(draw.random())
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return end
+
+
+def held(stack: Stack) -> dict[str, float]:
+    """What workers hold for requests: blocks in use, slots, leases, requests."""
+    found = {}
+    for name in stack.workers:
+        samples = stack.metrics(name)
+        for sample, value in samples.items():
+            bare = sample.partition("{")[0]
+            busy_slot = bare == "tandem:kv_slots" and 'state="free"' not in sample
+            if busy_slot or bare in HELD:
+                found[f"{name} {sample}"] = value
+    return {name: value for name, value in found.items() if value}
+
+
+HELD = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "tandem:kv_leases",
+    "tandem:kv_leased_blocks",
+)
+
+
+async def storm(stack: Stack, count: int) -> None:
+    """Random requests, then everything free within a second of the last."""
+    draw = random.Random(count)
+    gate = asyncio.Semaphore(12)
+    async with httpx.AsyncClient(base_url=stack.url, timeout=300) as client:
+
+        async def bounded(seed: int) -> str:
+            async with gate:
+                return await one_of_many(client, random.Random(seed))
+
+        ends = await asyncio.gather(*(bounded(draw.randrange(2**32)) for _ in range(count)))
+    deadline = time.monotonic() + 1.0
+    while (left := held(stack)) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    assert not left, left
+    assert len(set(ends)) == 4
+
+
+async def test_everything_is_free_after_a_small_storm(pair: Stack) -> None:
+    """Sixty requests that end, are cancelled or disconnect leave nothing behind."""
+    await storm(pair, 60)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+async def test_everything_is_free_after_five_hundred(pair: Stack) -> None:
+    """Five hundred of them do not either."""
+    await storm(pair, 500)

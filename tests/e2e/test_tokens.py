@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from client import gather
 from conftest import StackMaker
@@ -12,8 +14,8 @@ SOME = (0, 9, 18, 26, 33, 40, 46)
 """Rows of up to 690 tokens: of every kind, a shared prefix among them."""
 ALL = tuple(range(64))
 
-AGGREGATED = {"prefill": 0}
-LAYOUTS = {
+AGGREGATED: dict[str, Any] = {"prefill": 0}
+LAYOUTS: dict[str, dict[str, Any]] = {
     "aggregated": AGGREGATED,
     "aggregated, chunks of 64": {**AGGREGATED, "worker_flags": ["--max-num-batched-tokens", "64"]},
     "aggregated, preempted": {
@@ -71,7 +73,7 @@ async def test_all_prompts_equal_transformers(layout: str, start_stack: StackMak
 async def test_sampled_tokens_are_the_same_in_every_layout(start_stack: StackMaker) -> None:
     """A seed draws the same tokens aggregated, handed over, and from the prefix cache."""
     prompts = [rows()[index].prompt for index in SOME[:5]]
-    settings = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 24}
+    settings: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 24}
     drawn = []
     for layout in ("aggregated", "pair, chunks of 64"):
         with start_stack(**LAYOUTS[layout]) as stack:

@@ -210,7 +210,8 @@ class EngineCoreProc:
 
     def _fail_all(self, reason: str) -> None:
         """Tell routers about every request that ends here, so that they can go on elsewhere."""
-        for key in self._core.keys():
+        ended = self._core.keys()
+        for key in ended:
             failed = Failed(key.request, key.attempt, FailCause.DRAINING, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))
         self._io.flush()

@@ -1,0 +1,361 @@
+"""A small worker that really speaks the protocol over ZMQ, with behaviours that tests script.
+
+Its "model" answers every prompt with a fixed list of tokens, by position, so that a second attempt
+goes on where the first one stopped. A behaviour is a generator: it says things through its ``Turn``
+and yields the seconds to wait before its next step.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import zmq
+
+from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.commands import Reply
+from tandem.protocol.errors import FailCause, Refusal
+from tandem.protocol.finish import finish_of
+from tandem.protocol.ids import Incarnation, new_incarnation
+from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.link import Link, Verdict, read_header
+from tandem.protocol.messages import (
+    Beat,
+    Call,
+    Cancel,
+    Frame,
+    Hello,
+    LoadReport,
+    PeerHealth,
+    PeerSet,
+    ReplyTo,
+    Reset,
+    Submit,
+    ToRouter,
+    Welcome,
+    WorkerBeat,
+    decode_to_worker,
+    encode,
+)
+from tandem.protocol.outputs import (
+    Accepted,
+    BlockEvents,
+    EngineCoreOutput,
+    Failed,
+    Refused,
+    TokenLogprobs,
+)
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+
+_IDLE = LoadReport(
+    num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=1000, total_blocks=1000
+)
+_GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+
+
+def fake_card(
+    role: WorkerRole,
+    incarnation: Incarnation,
+    *,
+    revision: str = "r1",
+    vocab_size: int = 50_000,
+    max_model_len: int = 2048,
+    control: str | None = None,
+) -> ModelCard:
+    """The card of a worker that has no model."""
+    fingerprint = Fingerprint(revision=revision, dtype="float32", layout=KVLayout((_GROUP,)))
+    return ModelCard(
+        model="fake",
+        fingerprint=fingerprint,
+        max_model_len=max_model_len,
+        block_size=16,
+        num_blocks=1000,
+        vocab_size=vocab_size,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        max_logprobs=20,
+        role=role,
+        incarnation=incarnation,
+        control=control,
+    )
+
+
+class Turn:
+    """What a behaviour may say about one request."""
+
+    def __init__(self, worker: FakeWorker, router: Incarnation, request: EngineCoreRequest) -> None:
+        self.worker = worker
+        self.router = router
+        self.request = request
+        self.key = (request.key.request, request.key.attempt)
+
+    def say(self, **frame: object) -> None:
+        """Send a frame."""
+        self.worker.send(self.router, Frame(step=1, **frame))  # type: ignore[arg-type]
+
+    def accept(self) -> None:
+        """ACCEPTED."""
+        self.say(accepted=(Accepted(*self.key),))
+
+    def refuse(self, refusal: Refusal) -> None:
+        """REFUSED."""
+        self.say(refused=(Refused(*self.key, refusal),))
+
+    def fail(self, cause: FailCause) -> None:
+        """FAILED."""
+        self.say(failed=(Failed(*self.key, cause, "scripted"),))
+
+    def token(self, position: int, *, choice: int = 0, token: int | None = None) -> bool:
+        """The answer's token at ``position`` (or another); whether it ends the choice."""
+        request = self.request
+        chosen = self.worker.token_at(position, choice) if token is None else token
+        end = finish_of(
+            request.params,
+            request.eos_token_ids,
+            chosen,
+            num_emitted=position + 1,
+            num_prompt=len(request.prompt_token_ids),
+            max_model_len=2048,
+        )
+        first = position == len(request.emitted_of(choice))
+        self.say(outputs=(self._output(position, choice, chosen, end, first),))
+        return end is not None
+
+    def _output(
+        self, position: int, choice: int, token: int, end: object, first: bool
+    ) -> EngineCoreOutput:
+        request = self.request
+        logprobs = None
+        if request.params.logprobs is not None:
+            logprobs = (_logprobs(token, request.params.logprobs),)
+        prompt_logprobs = None
+        if first and choice == 0 and request.params.prompt_logprobs is not None:
+            count = request.params.prompt_logprobs
+            ids = request.prompt_token_ids
+            prompt_logprobs = (None, *(_logprobs(each, count) for each in ids[1:]))
+        return EngineCoreOutput(
+            *self.key,
+            choice,
+            position,
+            (token,),
+            finish=getattr(end, "reason", None),
+            stop_token=getattr(end, "stop_token", None),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            num_cached_tokens=self.worker.num_cached if first else None,
+        )
+
+
+def _logprobs(token: int, count: int) -> TokenLogprobs:
+    others = tuple(range(token, token + count))
+    return TokenLogprobs(token, -0.5, 1, others, tuple(-0.5 - n for n in range(count)))
+
+
+Behaviour = Callable[[Turn], Iterator[float]]
+
+
+def serve_well(turn: Turn) -> Iterator[float]:
+    """As a real worker of either role would."""
+    request, worker = turn.request, turn.worker
+    turn.accept()
+    choices = [c for c in range(request.params.n) if c not in request.finished_choices]
+    if isinstance(request.kv, Produce):
+        yield worker.step
+        for choice in choices:
+            turn.token(len(request.emitted_of(choice)), choice=choice)
+        return
+    if isinstance(request.kv, Consume):
+        yield worker.step  # token 1 comes from the prefill worker first
+    at = {choice: len(request.emitted_of(choice)) for choice in choices}
+    while at:
+        yield worker.step
+        for choice in list(at):
+            if turn.token(at[choice], choice=choice):
+                del at[choice]
+            else:
+                at[choice] += 1
+
+
+@dataclass
+class _Router:
+    identity: bytes
+    link: Link
+
+
+@dataclass
+class FakeWorker:
+    """Runs in a thread from ``start`` to ``stop``."""
+
+    role: WorkerRole
+    port: int = 0
+    revision: str = "r1"
+    behaviour: Behaviour = serve_well
+    answer: list[int] = field(default_factory=lambda: list(range(100, 140)))
+    step: float = 0.002
+    """Seconds between two tokens."""
+    num_cached: int = 0
+    links_up: bool = True
+    """Whether a decode worker calls its links to the prefill workers it was told of up."""
+    vocab_size: int = 50_000
+    beat_seconds: float = 0.05
+    has_work: bool = False
+    load: LoadReport = _IDLE
+
+    def __post_init__(self) -> None:
+        self.incarnation = new_incarnation()
+        self.submitted: list[EngineCoreRequest] = []
+        self.cancelled: list[tuple[str, int]] = []
+        self.cancelled_at: list[float] = []
+        self.peers: dict[str, Incarnation] = {}
+        self.resets: list[str] = []
+        self.silent = False
+        self._routers: dict[bytes, _Router] = {}
+        self._turns: list[tuple[float, Turn, Iterator[float]]] = []
+        self._todo: deque[Callable[[], None]] = deque()
+        self._stop = threading.Event()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if self.port:
+            self._socket.bind(f"tcp://127.0.0.1:{self.port}")
+        else:
+            self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        self.card = fake_card(
+            self.role,
+            self.incarnation,
+            revision=self.revision,
+            vocab_size=self.vocab_size,
+            control=f"10.0.0.1:{self.port}" if self.role is WorkerRole.PREFILL else None,
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    @property
+    def endpoint(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def token_at(self, position: int, choice: int) -> int:
+        """The model: the answer, then end-of-sequence for ever (0 in these tests' requests)."""
+        return self.answer[position] + choice if position < len(self.answer) else 0
+
+    def stop(self) -> None:
+        """End as a killed process does: sockets closed, nothing said."""
+        self._stop.set()
+        self._thread.join(5)
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Run something on the worker's thread soon."""
+        self._todo.append(action)
+
+    def send_raw(self, parts: list[bytes]) -> None:
+        """Send bytes that no worker would, to every router."""
+
+        def write() -> None:
+            for router in self._routers.values():
+                self._write(router.identity, parts)
+
+        self.do(write)
+
+    def send_now(self, message: ToRouter) -> None:
+        """Send a message to every router."""
+
+        def send() -> None:
+            for router in list(self._routers.values()):
+                self.send(router.link.peer, message)
+
+        self.do(send)
+
+    def skip_sequence(self) -> None:
+        """Lose a frame: the next one has a gap before it."""
+
+        def lose() -> None:
+            for router in self._routers.values():
+                router.link.seal()
+
+        self.do(lose)
+
+    def tell_blocks(self, events: BlockEvents) -> None:
+        """Report prefix cache changes."""
+        self.send_now(Frame(step=1, blocks=events))
+
+    def send(self, router: Incarnation, message: ToRouter) -> None:
+        """On the worker's thread: one message for one router."""
+        for known in self._routers.values():
+            if known.link.peer == router:
+                self._write(known.identity, [known.link.seal(), encode(message)])
+
+    def _write(self, identity: bytes, parts: list[bytes]) -> None:
+        if not self.silent:
+            self._socket.send_multipart([identity, *parts])
+
+    def _run(self) -> None:
+        next_beat = 0.0
+        while not self._stop.is_set():
+            if self._socket.poll(1):
+                parts = self._socket.recv_multipart()
+                if not self.silent:
+                    self._receive(parts)
+            while self._todo:
+                self._todo.popleft()()
+            now = time.monotonic()
+            self._advance(now)
+            if now >= next_beat:
+                next_beat = now + self.beat_seconds
+                self._beat()
+        self._socket.close(0)
+        self._context.term()
+
+    def _advance(self, now: float) -> None:
+        for entry in list(self._turns):
+            due, turn, steps = entry
+            if due > now or entry not in self._turns:
+                continue
+            self._turns.remove(entry)
+            wait = next(steps, None)
+            if wait is not None:
+                self._turns.append((now + wait, turn, steps))
+
+    def _beat(self) -> None:
+        peers = tuple(PeerHealth(peer, self.links_up) for peer in self.peers.values())
+        for router in list(self._routers.values()):
+            beat = WorkerBeat(Beat(has_work=self.has_work), self.load, peers)
+            self.send(router.link.peer, beat)
+
+    def _receive(self, parts: list[bytes]) -> None:
+        identity, head, payload = parts
+        header, message = read_header(head), decode_to_worker(payload)
+        router = self._routers.get(identity)
+        if isinstance(message, Hello):
+            router = self._routers[identity] = _Router(identity, Link(self.incarnation))
+        if router is None or router.link.accept(header) is Verdict.RESET:
+            link = Link(self.incarnation, header.source)
+            self._write(identity, [link.seal(), encode(Reset("unknown"))])
+            self._routers.pop(identity, None)
+            return
+        self._obey(router.link.peer, message)
+
+    def _obey(self, router: Incarnation, message: object) -> None:
+        if isinstance(message, Hello):
+            self.send(router, Welcome(self.card))
+        elif isinstance(message, Submit):
+            self.submitted.append(message.request)
+            turn = Turn(self, router, message.request)
+            self._turns.append((0.0, turn, self.behaviour(turn)))
+        elif isinstance(message, Cancel):
+            key = (message.request, message.attempt)
+            self.cancelled.append(key)
+            self.cancelled_at.append(time.monotonic())
+            self._turns = [entry for entry in self._turns if entry[1].key != key]
+        elif isinstance(message, PeerSet):
+            self.peers = message.controls
+            self._beat()
+        elif isinstance(message, Call):
+            reply = Reply(id=message.command.id, ok=True, values={"num_running": 1.0})
+            self.send(router, ReplyTo(reply))
+        elif isinstance(message, Reset):
+            self.resets.append(message.reason)
+            self._routers = {i: r for i, r in self._routers.items() if r.link.peer != router}

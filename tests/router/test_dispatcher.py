@@ -1,0 +1,576 @@
+"""The dispatcher over real sockets: placing, merging, failing over, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+
+import pytest
+from tests.router.builders import Stack, beats, busier, make_request, tokens_of, until
+from tests.router.fake_worker import FakeWorker, Turn, serve_well
+
+from tandem.protocol.commands import Command, CommandName
+from tandem.protocol.errors import (
+    FailCause,
+    Refusal,
+    RefusalCode,
+    RequestFailed,
+    RequestRefused,
+)
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import BlockEvents, EngineCoreOutput
+from tandem.protocol.requests import Consume, Produce
+
+Make = Callable[..., FakeWorker]
+ANSWER = list(range(100, 108))
+
+
+async def test_hand_off(stack: Stack, prefill: Make, decode: Make) -> None:
+    """P and D get the request at once under one key; the client gets each position once."""
+    p, d = prefill(), decode()
+    await stack.find(p, d)
+
+    outputs = await stack.run(make_request())
+
+    assert tokens_of(outputs) == ANSWER
+    assert FinishReason.LENGTH is outputs[-1].finish
+    assert p.submitted[0].key == d.submitted[0].key
+    assert Produce(d.incarnation) == p.submitted[0].kv
+    assert Consume(p.incarnation) == d.submitted[0].kv
+    assert p.submitted[0].params.seed is not None
+    assert p.submitted[0].params.seed == d.submitted[0].params.seed
+    assert 0 < (p.submitted[0].budget_ms or 0) <= 10_000
+    assert len(p.submitted[0].block_hashes) == 2
+    assert [] == p.cancelled == d.cancelled
+    assert stack.metric("tandem:router_tokens_repeated_total") == 1
+    assert stack.metric("tandem:router_first_token_total", source="prefill") == 1
+
+
+async def test_without_prefill_worker(stack: Stack, decode: Make) -> None:
+    """A decode worker alone does both halves."""
+    d = decode()
+    await stack.find(d)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d.submitted[0].kv is None
+
+
+async def test_short_or_cached_prompts_stay_whole(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """A prompt whose uncached part is small is not handed over."""
+    p, d = prefill(), decode()
+    await stack.find(p, d)
+
+    await stack.run(make_request(10))
+    assert d.submitted[0].kv is None
+    await stack.run(make_request(40))
+    d.tell_blocks(BlockEvents(stored=d.submitted[1].block_hashes))
+    await until(lambda: len(stack.fleet.index) == 2)
+    await stack.run(make_request(40))
+
+    assert d.submitted[1].kv is not None
+    assert d.submitted[2].kv is None
+
+
+async def test_one_token_goes_whole_to_the_prefill_worker(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """max_tokens=1 needs no decode worker."""
+    p, d = prefill(), decode()
+    await stack.find(p, d)
+
+    outputs = await stack.run(make_request(max_tokens=1))
+
+    assert tokens_of(outputs) == [100]
+    assert FinishReason.LENGTH is outputs[-1].finish
+    assert p.submitted[0].kv is None
+    assert d.submitted == []
+
+
+async def test_prompt_logprobs_stay_on_one_worker(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """They come from one worker, with the first token."""
+    p, d = prefill(), decode()
+    await stack.find(p, d)
+
+    outputs = await stack.run(make_request(prompt_logprobs=1))
+
+    assert len(outputs[0].prompt_logprobs or ()) == 40
+    assert p.submitted == []
+
+
+async def test_choices(stack: Stack, prefill: Make, decode: Make) -> None:
+    """n choices are one hand-off, each in order."""
+    await stack.find(prefill(), decode())
+
+    outputs = await stack.run(make_request(n=3))
+
+    for choice in range(3):
+        assert [token + choice for token in ANSWER] == tokens_of(outputs, choice)
+
+
+async def test_token_one_ends_it(stack: Stack, prefill: Make, decode: Make) -> None:
+    """End-of-sequence from P closes the log; D is told to let go."""
+    p, d = prefill(answer=[0]), decode(answer=[0], step=0.2)
+    await stack.find(p, d)
+
+    outputs = await stack.run(make_request())
+
+    assert tokens_of(outputs) == [0]
+    assert FinishReason.STOP is outputs[-1].finish
+    await until(lambda: d.cancelled and p.cancelled)
+
+
+async def test_decode_worker_may_be_first(stack: Stack, prefill: Make, decode: Make) -> None:
+    """Token 1 comes from whoever says it first; the second saying is dropped."""
+    p, d = prefill(step=0.1), decode(step=0.001)
+    await stack.find(p, d)
+
+    outputs = await stack.run(make_request(max_tokens=40))
+
+    assert list(range(100, 140)) == tokens_of(outputs)
+    assert stack.metric("tandem:router_first_token_total", source="decode") == 1
+
+
+def die_after(count: int) -> Callable[[Turn], Iterator[float]]:
+    """Emit ``count`` tokens more than were emitted, then close every socket."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        start = len(turn.request.emitted_of(0))
+        for position in range(start, start + count):
+            turn.token(position)
+            yield 0.002
+        yield 0.02  # let the frames leave
+        turn.worker._stop.set()
+
+    return behaviour
+
+
+async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> None:
+    """Another one goes on with the emitted tokens forced and the same seed."""
+    p, d1, d2 = prefill(), decode(behaviour=die_after(4)), decode()
+    await stack.find(p, d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    outputs = await stack.run(make_request())
+
+    assert tokens_of(outputs) == ANSWER
+    assert d2.submitted[0].emitted == ((100, 101, 102, 103),)
+    assert d2.submitted[0].key.attempt == 1
+    assert d1.submitted[0].params.seed == d2.submitted[0].params.seed
+    assert isinstance(d2.submitted[0].kv, Consume)
+    assert p.submitted[1].emitted == ((100, 101, 102, 103),)
+
+
+async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Make) -> None:
+    """The next rung: another P for the same D; no token is lost or changed."""
+    p1, p2 = prefill(behaviour=die_after(0)), prefill()
+    d = decode(behaviour=consume_slowly)
+    await stack.find(p1, p2, d)
+    p2.load = busier(p2)
+    await beats(stack, p2)
+
+    outputs = await stack.run(make_request())
+
+    assert tokens_of(outputs) == ANSWER
+    assert len(p2.submitted) == 1
+    assert [attempt for _, attempt in d.cancelled] == [0]
+    assert (
+        stack.metric("tandem:router_attempts_total", shape="handoff", rung="another_prefill") == 1
+    )
+
+
+def consume_slowly(turn: Turn) -> Iterator[float]:
+    """A decode worker that waits long for its KV in the first attempt."""
+    if turn.request.key.attempt == 0:
+        turn.accept()
+        yield 30.0
+    yield from serve_well(turn)
+
+
+async def test_prefill_workers_all_die(stack: Stack, prefill: Make, decode: Make) -> None:
+    """The last rung but one: D prefills by itself."""
+    p, d = prefill(behaviour=die_after(1)), decode(behaviour=consume_slowly)
+    await stack.find(p, d)
+
+    outputs = await stack.run(make_request())
+
+    assert tokens_of(outputs) == ANSWER
+    assert d.submitted[1].kv is None
+    assert d.submitted[1].emitted == ((100,),)
+
+
+async def test_prefill_worker_dies_after_the_hand_off(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """Once D has spoken, P no longer matters."""
+    p, d = prefill(), decode(step=0.03)
+    await stack.find(p, d)
+
+    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+        ids: list[int] = []
+        async for output in outputs:
+            ids += output.token_ids
+            if len(ids) == 3:
+                p.stop()
+
+    assert ids == ANSWER
+    assert len(d.submitted) == 1
+
+
+async def test_resumed_choices_go_whole(stack: Stack, prefill: Make, decode: Make) -> None:
+    """n>1 resumes on one worker; choices that ended are not continued."""
+
+    def die_between(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        for position in range(8):
+            turn.token(position, choice=0)
+        turn.token(0, choice=1)
+        yield 0.02
+        turn.worker._stop.set()
+
+    p, d1, d2 = prefill(), decode(behaviour=die_between), decode()
+    await stack.find(p, d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    outputs = await stack.run(make_request(n=2))
+
+    assert tokens_of(outputs, 0) == ANSWER
+    assert [token + 1 for token in ANSWER] == tokens_of(outputs, 1)
+    assert d2.submitted[0].kv is None
+    assert d2.submitted[0].finished_choices == (0,)
+
+
+def refuse_with(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
+    """Refuse everything."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.refuse(Refusal(code=code, message=f"no: {code}", param="top_k"))
+        yield from ()
+
+    return behaviour
+
+
+async def test_refusals_move_on(stack: Stack, prefill: Make, decode: Make) -> None:
+    """A full worker is passed over, and its health does not suffer."""
+    d1, d2 = decode(behaviour=refuse_with(RefusalCode.CAPACITY)), decode()
+    await stack.find(d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert len(d1.submitted) == 1
+    assert not stack.fleet.health.suspect(d1.incarnation, 0.0)
+    assert (
+        stack.metric("tandem:router_attempt_failures_total", kind="refused", reason="capacity") == 1
+    )
+
+
+async def test_unlinked_pair_falls_back(stack: Stack, prefill: Make, decode: Make) -> None:
+    """PEER_UNKNOWN from D rules out the pair, not the workers."""
+
+    def knows_nobody(turn: Turn) -> Iterator[float]:
+        if turn.request.kv is not None:
+            turn.refuse(Refusal(code=RefusalCode.PEER_UNKNOWN, message="who?"))
+        else:
+            yield from serve_well(turn)
+
+    p, d = prefill(), decode(behaviour=knows_nobody)
+    await stack.find(p, d)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d.submitted[1].kv is None
+
+
+@pytest.mark.parametrize("code", [RefusalCode.INVALID, RefusalCode.NEVER_FITS])
+async def test_hopeless_refusals(stack: Stack, decode: Make, code: RefusalCode) -> None:
+    """What every worker would refuse is told at once, with the field."""
+    d1, d2 = decode(behaviour=refuse_with(code)), decode(behaviour=refuse_with(code))
+    await stack.find(d1, d2)
+
+    with pytest.raises(RequestRefused) as caught:
+        await stack.run(make_request())
+    assert caught.value.refusal.param == "top_k"
+    assert len(d1.submitted) + len(d2.submitted) == 1
+
+
+@pytest.mark.parametrize("code", [RefusalCode.UNSUPPORTED, RefusalCode.CAPACITY])
+async def test_refused_by_all(stack: Stack, decode: Make, code: RefusalCode) -> None:
+    """When nobody takes it the refusal is the answer."""
+    d1, d2 = decode(behaviour=refuse_with(code)), decode(behaviour=refuse_with(code))
+    await stack.find(d1, d2)
+
+    with pytest.raises(RequestRefused) as caught:
+        await stack.run(make_request())
+    assert code is caught.value.refusal.code
+    assert 1 == len(d1.submitted) == len(d2.submitted)
+
+
+async def test_expired_at_the_worker(stack: Stack, decode: Make) -> None:
+    """A worker that finds the budget spent ends the request."""
+    await stack.find(decode(behaviour=refuse_with(RefusalCode.EXPIRED)))
+
+    with pytest.raises(RequestFailed) as caught:
+        await stack.run(make_request())
+    assert FailCause.TIMEOUT is caught.value.cause
+
+
+def fail_with(cause: FailCause) -> Callable[[Turn], Iterator[float]]:
+    """Accept, then fail."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 0.0
+        turn.fail(cause)
+
+    return behaviour
+
+
+async def test_at_most_three_attempts(stack: Stack, decode: Make) -> None:
+    """Then the request fails with every reason, first to last."""
+    workers = [decode(behaviour=fail_with(FailCause.INTERNAL)) for _ in range(4)]
+    await stack.find(*workers)
+
+    with pytest.raises(RequestFailed) as caught:
+        await stack.run(make_request())
+    assert sum(len(worker.submitted) for worker in workers) == 3
+    assert len(caught.value.reasons) == 3
+    assert "internal" in caught.value.reasons[0]
+
+
+async def test_bad_bytes_quarantine_the_link(stack: Stack, prefill: Make, decode: Make) -> None:
+    """One digest failure closes a link until one end is another process."""
+
+    def bad_bytes(turn: Turn) -> Iterator[float]:
+        if isinstance(turn.request.kv, Consume):
+            turn.accept()
+            turn.fail(FailCause.DIGEST)
+        else:
+            yield from serve_well(turn)
+
+    p, d = prefill(step=0.05), decode(behaviour=bad_bytes)
+    await stack.find(p, d)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert (p.incarnation, d.incarnation) in stack.fleet.links.quarantined()
+    await stack.run(make_request())
+    assert len(p.submitted) == 1
+
+
+async def test_contradiction_fails_closed(stack: Stack, prefill: Make, decode: Make) -> None:
+    """P and D disagree on token 1: nothing more is emitted, nothing is tried again."""
+
+    def wrong(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 0.05
+        turn.token(0, token=777)
+
+    p, d = prefill(), decode(behaviour=wrong)
+    await stack.find(p, d)
+    seen: list[EngineCoreOutput] = []
+
+    async def read() -> None:
+        async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                seen.append(output)  # noqa: PERF401  what came before the error counts
+
+    with pytest.raises(RequestFailed, match="failed closed") as caught:
+        await read()
+    assert FailCause.IDENTITY is caught.value.cause
+    assert tokens_of(seen) == [100]
+    assert len(d.submitted) == 1
+    assert (p.incarnation, d.incarnation) in stack.fleet.links.quarantined()
+
+
+async def test_gap_is_the_workers_fault(stack: Stack, decode: Make) -> None:
+    """A missing position ends the attempt; another worker goes on."""
+
+    def skips(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.token(0)
+        yield 0.0
+        turn.token(2)
+
+    d1, d2 = decode(behaviour=skips), decode()
+    await stack.find(d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d2.submitted[0].emitted == ((100,),)
+
+
+async def test_ended_by_abort_is_a_failure(stack: Stack, decode: Make) -> None:
+    """A worker that ends a request that nobody aborted has failed it."""
+
+    def aborts(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.say(outputs=(EngineCoreOutput(*turn.key, 0, 0, (), FinishReason.ABORT),))
+        yield from ()
+
+    await stack.find(decode(behaviour=aborts))
+
+    with pytest.raises(RequestFailed, match="abort"):
+        await stack.run(make_request())
+
+
+async def test_repeated_frames_and_foreign_attempts(stack: Stack, decode: Make) -> None:
+    """Repeats change nothing; frames of unknown keys are dropped and counted."""
+
+    def twice(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        for position in range(8):
+            turn.token(position)
+            if position < 7:
+                turn.token(position)
+            turn.say(outputs=(EngineCoreOutput(turn.key[0], 7, 0, position, (5,)),))
+            yield 0.001
+
+    await stack.find(decode(behaviour=twice))
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert stack.metric("tandem:router_tokens_repeated_total") == 7
+    assert stack.metric("tandem:router_frames_dropped_total", reason="stale") == 8
+
+
+async def test_closing_cancels_both_legs(stack: Stack, prefill: Make, decode: Make) -> None:
+    """aclose sends CANCEL to P and D and frees what was counted for them."""
+    p, d = prefill(), decode(step=0.02)
+    await stack.find(p, d)
+
+    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+        async for _ in outputs:
+            break
+
+    await until(lambda: d.cancelled and p.cancelled)
+    assert 0 == stack.dispatcher.num_jobs == stack.admission.num_running
+    assert all(w.num_legs == w.leg_tokens == 0 for w in stack.pool.workers.values())
+
+
+async def test_deadline(stack: Stack, decode: Make) -> None:
+    """A request ends at its deadline whatever its worker does."""
+    d = decode(step=0.2)
+    await stack.find(d)
+    started = time.monotonic()
+
+    with pytest.raises(RequestFailed, match="deadline") as caught:
+        await stack.run(make_request(budget_ms=300))
+    assert FailCause.TIMEOUT is caught.value.cause
+    assert 0.25 < time.monotonic() - started < 2
+    await until(lambda: d.cancelled)
+
+
+def keep_quiet(turn: Turn) -> Iterator[float]:
+    """Say nothing at all about the request."""
+    yield 60.0
+
+
+async def test_not_accepted_in_time(decode: Make) -> None:
+    """A worker that beats but does not accept is passed over."""
+    stack = Stack(accept_timeout=0.3)
+    d1, d2 = decode(behaviour=keep_quiet), decode()
+    await stack.find(d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert len(d1.submitted) == 1
+    await stack.close()
+
+
+async def test_no_token_in_time(decode: Make) -> None:
+    """Neither is one that stops in the middle."""
+
+    def stops(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.token(0)
+        yield 60.0
+
+    stack = Stack(progress_timeout=0.3)
+    d1, d2 = decode(behaviour=stops), decode()
+    await stack.find(d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d2.submitted[0].emitted == ((100,),)
+    await stack.close()
+
+
+async def test_nobody_is_up(stack: Stack) -> None:
+    """Without a worker the request fails after a bounded wait."""
+    with pytest.raises(RequestFailed) as caught:
+        await stack.run(make_request())
+    assert FailCause.WORKER_LOST is caught.value.cause
+
+
+async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
+    """The only worker dies and is started again: its successor finishes the request."""
+    stack = Stack(worker_wait=5.0)
+    d = decode(behaviour=die_after(3))
+    await stack.find(d)
+    running = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: not d._thread.is_alive())
+    successor = decode(port=d.port)
+
+    assert tokens_of(await running) == ANSWER
+    assert successor.submitted[0].emitted == ((100, 101, 102),)
+    await stack.close()
+
+
+async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
+    """A process that hangs keeps its socket open; the beats tell."""
+    d1, d2 = decode(step=0.05), decode()
+    await stack.find(d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+    ids: list[int] = []
+
+    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+        async for output in outputs:
+            ids += output.token_ids
+            if len(ids) == 2:
+                d1.silent = True
+
+    assert ids == ANSWER
+    assert len(d2.submitted) == 1
+
+
+async def test_stays_within_one_fingerprint(stack: Stack, decode: Make) -> None:
+    """After a token was emitted no worker of another revision goes on."""
+    d1, d2 = decode(behaviour=die_after(2)), decode(revision="r2")
+    await stack.find(d1, d2)
+    d2.load = busier(d2)
+    await beats(stack, d2)
+
+    with pytest.raises(RequestFailed):
+        await stack.run(make_request())
+    assert d2.submitted == []
+
+
+async def test_commands_reach_every_worker(stack: Stack, prefill: Make, decode: Make) -> None:
+    """Replies are added up."""
+    await stack.find(prefill(), decode())
+
+    reply = await stack.dispatcher.call(Command(id=9, name=CommandName.STATS))
+
+    assert reply.ok
+    assert reply.id == 9
+    assert reply.values == {"num_running": 2.0}
+
+
+async def test_describe(stack: Stack, decode: Make) -> None:
+    """The card is known as soon as a decode worker is up."""
+    waiting = asyncio.create_task(stack.dispatcher.describe())
+    await asyncio.sleep(0.01)
+    d = decode()
+    await stack.find(d)
+
+    assert d.card == await waiting

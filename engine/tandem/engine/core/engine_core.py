@@ -127,7 +127,7 @@ class EngineCore:
         executor: Executor,
         *,
         allocate: SlabAllocator | None = None,
-        connect: Callable[[Capacity], KVConnector] | None = None,
+        connect: Callable[[Capacity], KVConnector | None] | None = None,
         metrics: EngineMetrics | None = None,
     ) -> EngineCore:
         """Start the executor, then the engine over what it can hold."""
@@ -148,6 +148,10 @@ class EngineCore:
     def keys(self) -> list[RequestKey]:
         """Requests that live here, the oldest first."""
         return list(self.scheduler.roster.groups)
+
+    def holds(self, key: RequestKey) -> bool:
+        """Whether the request lives here."""
+        return key in self.scheduler.roster.groups
 
     def add(self, request: EngineCoreRequest) -> Refusal | None:
         """Take a request, or say why not; then nothing is held."""

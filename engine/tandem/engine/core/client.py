@@ -1,0 +1,224 @@
+"""An engine in this process, stepped by a thread of its own: offline batches, and tests.
+
+The event loop of the caller never blocks: requests go to the thread through a queue, outputs
+come back one message a step and loop. Several loops may share a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
+
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.scheduler.admission import open_choices
+from tandem.protocol.card import ModelCard
+from tandem.protocol.commands import Command, Reply
+from tandem.protocol.errors import (
+    FailCause,
+    RequestFailed,
+    RequestRefused,
+    TandemError,
+)
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.requests import EngineCoreRequest
+
+logger = logging.getLogger(__name__)
+
+PARKED_SECONDS = 0.05
+"""How long the thread sleeps when requests wait for something that may not wake it."""
+CALL_SECONDS = 60.0
+"""A command must be answered within this; a step may come before it."""
+JOIN_SECONDS = 30.0
+
+Item = EngineCoreOutput | TandemError
+
+
+class _Stream:
+    """The way back to one caller."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.items: asyncio.Queue[Item] = asyncio.Queue()
+
+
+class InprocClient:
+    """``EngineCoreClient`` over an EngineCore of this process, which it owns from now on."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._card = core.card()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._streams: dict[RequestKey, _Stream] = {}
+        """Only the engine's thread touches it."""
+        self._closing = threading.Event()
+        self._ended: RequestFailed | None = None
+        self._lock = threading.Lock()
+        """Held to set ``_ended`` and to post: nothing is posted to a thread that has gone."""
+        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+        self._thread.start()
+
+    async def stream(self, request: EngineCoreRequest) -> AsyncGenerator[EngineCoreOutput]:
+        """See ``EngineCoreClient.stream``."""
+        card = self._card
+        request.params.verify().verify_vocabulary(card.vocab_size, card.max_logprobs)
+        stream = _Stream(asyncio.get_running_loop())
+        left = set(open_choices(request))
+        self._post(lambda: self._submit(request, stream))
+        held = True
+        try:
+            while left:
+                item = await stream.items.get()
+                if isinstance(item, TandemError):
+                    held = False
+                    raise item
+                if item.finish is not None:
+                    left.discard(item.choice)
+                    held = bool(left)
+                yield item
+        finally:
+            if held:
+                self._abandon(request.key, stream)
+
+    async def call(self, command: Command) -> Reply:
+        """See ``EngineCoreClient.call``."""
+        reply: Future[Reply] = Future()
+
+        def run() -> None:
+            if reply.set_running_or_notify_cancel():
+                reply.set_result(self._core.call(command))
+
+        self._post(run)
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await asyncio.wrap_future(reply)
+        except TimeoutError:
+            message = f"the engine did not answer {command.name} within {CALL_SECONDS:g} s"
+            raise RequestFailed(FailCause.TIMEOUT, message) from None
+
+    async def describe(self) -> ModelCard:
+        """See ``EngineCoreClient.describe``."""
+        return self._card
+
+    def wake(self) -> None:
+        """Look again at what a connector has to say. From any thread."""
+        self._inbox.put(lambda: None)
+
+    async def close(self) -> None:
+        """Abort what runs, end the thread and the executor. May be called twice."""
+        self._closing.set()
+        self.wake()
+        await asyncio.to_thread(self._thread.join, JOIN_SECONDS)
+        if self._thread.is_alive():
+            logger.warning("the engine's thread did not end within %g s", JOIN_SECONDS)
+
+    def _post(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            if self._ended is not None:
+                raise RequestFailed(self._ended.cause, str(self._ended))
+            self._inbox.put(work)
+
+    def _abandon(self, key: RequestKey, stream: _Stream) -> None:
+        def abort() -> None:
+            if self._streams.get(key) is stream:
+                del self._streams[key]
+                self._core.abort(key)
+
+        self._inbox.put(abort)
+
+    def _run(self) -> None:
+        ended = RequestFailed(FailCause.DRAINING, "the engine was closed")
+        try:
+            self._loop()
+        except Exception as error:
+            logger.exception("the engine failed")
+            ended = RequestFailed(FailCause.INTERNAL, f"the engine failed: {error}")
+        with self._lock:
+            self._ended = ended
+        self._drain_inbox()
+        for stream in self._streams.values():
+            self._deliver_to(stream, [ended])
+        self._streams.clear()
+        self._core.close()
+
+    def _loop(self) -> None:
+        block = True
+        while not self._closing.is_set():
+            self._receive(block=block)
+            result = self._core.step()
+            self._deliver(result)
+            block = not result.progressed
+
+    def _receive(self, *, block: bool) -> None:
+        """Do what callers asked for; when ``block``, wait for them first."""
+        timeout = PARKED_SECONDS if self._core.has_work else None
+        try:
+            self._inbox.get(block, timeout)()
+            while True:
+                self._inbox.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _drain_inbox(self) -> None:
+        """What was posted before the end: streams are registered so that they hear of it."""
+        while True:
+            try:
+                work = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                work()
+            except Exception:
+                logger.exception("a call came too late")
+
+    def _submit(self, request: EngineCoreRequest, stream: _Stream) -> None:
+        refusal = self._core.add(request)
+        if refusal is None:
+            self._streams[request.key] = stream
+        else:
+            self._deliver_to(stream, [RequestRefused(refusal)])
+
+    def _deliver(self, result: StepOutputs) -> None:
+        batches: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
+        ended = set()
+        for router, outputs, failed in result.by_router():
+            news: list[EngineCoreOutput | Failed] = [*outputs, *failed]
+            for said in news:
+                key = RequestKey(router, said.request, said.attempt)
+                stream = self._streams.get(key)
+                if stream is None:
+                    continue
+                batches.setdefault(stream.loop, []).append((stream, _item_of(said)))
+                if isinstance(said, Failed) or said.finish is not None:
+                    ended.add(key)
+        for key in ended:
+            if not self._core.holds(key):
+                del self._streams[key]
+        for loop, batch in batches.items():
+            self._hand_to_loop(loop, batch)
+
+    def _deliver_to(self, stream: _Stream, items: list[Item]) -> None:
+        self._hand_to_loop(stream.loop, [(stream, item) for item in items])
+
+    def _hand_to_loop(
+        self, loop: asyncio.AbstractEventLoop, batch: list[tuple[_Stream, Item]]
+    ) -> None:
+        def put() -> None:
+            for stream, item in batch:
+                stream.items.put_nowait(item)
+
+        try:
+            loop.call_soon_threadsafe(put)
+        except RuntimeError:  # the loop was closed, and its callers with it
+            gone = {id(stream) for stream, _ in batch}
+            for key in [key for key, stream in self._streams.items() if id(stream) in gone]:
+                del self._streams[key]
+                self._core.abort(key)
+
+
+def _item_of(said: EngineCoreOutput | Failed) -> Item:
+    return RequestFailed(said.cause, said.message) if isinstance(said, Failed) else said

@@ -25,6 +25,10 @@ from tandem.router.placement.snapshot import WorkerView
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 
+BUSY = LoadReport(
+    num_running=20, num_waiting=0, waiting_tokens=500, free_blocks=1000, total_blocks=1000
+)
+"""A load that makes others go first."""
 LIMITS = AdmissionLimits(
     max_inflight_requests=100,
     max_inflight_tokens=100_000,
@@ -133,13 +137,6 @@ async def until(condition: Callable[[], object], seconds: float = 3.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  of threads there is no event
             await asyncio.sleep(0.005)
-
-
-def busier(worker: FakeWorker) -> LoadReport:
-    """A load that makes others go first."""
-    return type(worker.load)(
-        num_running=20, num_waiting=0, waiting_tokens=500, free_blocks=1000, total_blocks=1000
-    )
 
 
 async def beats(stack: Stack, worker: FakeWorker) -> None:

@@ -194,6 +194,8 @@ class FakeWorker:
     revision: str = "r1"
     behaviour: Behaviour = serve_well
     answer: list[int] = field(default_factory=lambda: list(range(100, 140)))
+    end: int = 0
+    """What the model says after the answer."""
     step: float = 0.002
     """Seconds between two tokens."""
     num_cached: int = 0
@@ -239,8 +241,8 @@ class FakeWorker:
         return f"127.0.0.1:{self.port}"
 
     def token_at(self, position: int, choice: int) -> int:
-        """The model: the answer, then end-of-sequence for ever (0 in these tests' requests)."""
-        return self.answer[position] + choice if position < len(self.answer) else 0
+        """The model: the answer (each choice has its own), then ``end`` for ever."""
+        return self.answer[position] + choice if position < len(self.answer) else self.end
 
     def stop(self) -> None:
         """End as a killed process does: sockets closed, nothing said."""

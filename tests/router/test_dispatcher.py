@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 import pytest
-from tests.router.builders import Stack, beats, busier, make_request, tokens_of, until
+from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
 from tests.router.fake_worker import FakeWorker, Turn, serve_well
 
 from tandem.protocol.commands import Command, CommandName
@@ -155,7 +155,7 @@ async def test_decode_worker_dies(stack: Stack, prefill: Make, decode: Make) -> 
     """Another one goes on with the emitted tokens forced and the same seed."""
     p, d1, d2 = prefill(), decode(behaviour=die_after(4)), decode()
     await stack.find(p, d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     outputs = await stack.run(make_request())
@@ -173,7 +173,7 @@ async def test_prefill_worker_dies_first(stack: Stack, prefill: Make, decode: Ma
     p1, p2 = prefill(behaviour=die_after(0)), prefill()
     d = decode(behaviour=consume_slowly)
     await stack.find(p1, p2, d)
-    p2.load = busier(p2)
+    p2.load = BUSY
     await beats(stack, p2)
 
     outputs = await stack.run(make_request())
@@ -237,7 +237,7 @@ async def test_resumed_choices_go_whole(stack: Stack, prefill: Make, decode: Mak
 
     p, d1, d2 = prefill(), decode(behaviour=die_between), decode()
     await stack.find(p, d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     outputs = await stack.run(make_request(n=2))
@@ -262,7 +262,7 @@ async def test_refusals_move_on(stack: Stack, prefill: Make, decode: Make) -> No
     """A full worker is passed over, and its health does not suffer."""
     d1, d2 = decode(behaviour=refuse_with(RefusalCode.CAPACITY)), decode()
     await stack.find(d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
@@ -400,7 +400,7 @@ async def test_gap_is_the_workers_fault(stack: Stack, decode: Make) -> None:
 
     d1, d2 = decode(behaviour=skips), decode()
     await stack.find(d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
@@ -477,7 +477,7 @@ async def test_not_accepted_in_time(decode: Make) -> None:
     stack = Stack(accept_timeout=0.3)
     d1, d2 = decode(behaviour=keep_quiet), decode()
     await stack.find(d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
@@ -496,7 +496,7 @@ async def test_no_token_in_time(decode: Make) -> None:
     stack = Stack(progress_timeout=0.3)
     d1, d2 = decode(behaviour=stops), decode()
     await stack.find(d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
@@ -529,7 +529,7 @@ async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
     """A process that hangs keeps its socket open; the beats tell."""
     d1, d2 = decode(step=0.05), decode()
     await stack.find(d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
     ids: list[int] = []
 
@@ -547,7 +547,7 @@ async def test_stays_within_one_fingerprint(stack: Stack, decode: Make) -> None:
     """After a token was emitted no worker of another revision goes on."""
     d1, d2 = decode(behaviour=die_after(2)), decode(revision="r2")
     await stack.find(d1, d2)
-    d2.load = busier(d2)
+    d2.load = BUSY
     await beats(stack, d2)
 
     with pytest.raises(RequestFailed):

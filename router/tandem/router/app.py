@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from tandem.llm.async_llm import AsyncLLM
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.router import ops
@@ -135,7 +136,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         llm=router.llm,
         metrics=router.metrics,
         names=router.names,
-        is_served=lambda: bool(router.pool.workers),
+        is_served=lambda: bool(router.pool.up(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
     )
     for part in (chat, completions, models, tokenize, ops):

@@ -38,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 _SWEEP = 0.5
 _CALL_TIMEOUT = 10.0
-_DESCRIBE_TIMEOUT = 10.0
 _BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 
 
@@ -96,7 +95,7 @@ class Dispatcher:
     async def describe(self) -> ModelCard:
         """Card of the decode worker with the shortest context; waits until one is up."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _DESCRIBE_TIMEOUT
+        deadline = loop.time() + self._limits.worker_wait
         while not (cards := [w.card for w in self.pool.up(WorkerRole.DECODE)]):
             left = deadline - loop.time()
             if left <= 0 or not await self.pool.wait_change(left):

@@ -27,7 +27,7 @@ class Service:
     names: Callable[[], tuple[str, ...]]
     """Names under which the model may be asked for; empty while none is known."""
     is_served: Callable[[], bool]
-    """Whether any worker is up."""
+    """Whether a decode worker is up: then its card is known without waiting."""
     trust_request_chat_template: bool = False
 
     def model_name(self, asked: str | None) -> str:

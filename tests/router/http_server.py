@@ -1,0 +1,100 @@
+"""The app on a real uvicorn, in a thread with a loop of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+from tests.router.fake_worker import FakeWorker
+
+from tandem.router.app import create_app
+from tandem.router.config import RouterConfig
+from tandem.text.tokenizer import Tokenizer
+
+ANSWER = "Paris is the capital of France, naïve café 日本 😀!"
+
+
+class Served:
+    """Started on construction; ready when the workers are."""
+
+    def __init__(
+        self, model: str, workers: Sequence[FakeWorker], *, wait: bool = True, **settings: Any
+    ) -> None:
+        tokenizer = Tokenizer.load(model)
+        for worker in workers:
+            worker.answer = tokenizer.encode(ANSWER, add_special_tokens=False)
+            worker.end = tokenizer.eos_token_ids[0]
+        self.workers = workers
+        self.tokenizer = tokenizer
+        fields = {
+            "model": model,
+            "workers": tuple(worker.endpoint for worker in workers),
+            "beat_interval": 0.1,
+            "beat_timeout": 1.0,
+            "worker_wait": 0.3,
+            **settings,
+        }
+        self.app = create_app(RouterConfig(**fields))
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            self.app, loop="uvloop", http="httptools", ws="none", log_config=None
+        )
+        config.timeout_graceful_shutdown = 1
+        self.server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True
+        )
+        self._thread.start()
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        """Until every worker is up and its links are known."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            fleet = self.get("/debug/fleet")["workers"] if self.server.started else []
+            linked = all(worker["peers"] for worker in fleet if "decode" in worker["name"])
+            needs_link = any(worker.role == "prefill" for worker in self.workers)
+            if len(fleet) == len(self.workers) and (linked or not needs_link):
+                return
+            time.sleep(0.02)
+        raise AssertionError("the app did not become ready")
+
+    def get(self, path: str) -> Any:
+        """JSON of a GET."""
+        return httpx.get(self.url + path).json()
+
+    def post(self, path: str, **request: Any) -> httpx.Response:
+        """Answer of a POST."""
+        return httpx.post(self.url + path, timeout=20, **request)
+
+    def metrics(self) -> str:
+        """The exposition."""
+        return httpx.get(self.url + "/metrics").text
+
+    def client(self, **settings: Any) -> openai.OpenAI:
+        """The openai package, unmodified; close it."""
+        fields = {"api_key": "none", "max_retries": 0, "timeout": 20, **settings}
+        return openai.OpenAI(base_url=self.url + "/v1", **fields)
+
+    def stop(self) -> None:
+        """End the server and its thread."""
+        self.server.should_exit = True
+        self._thread.join(15)
+        self.socket.close()
+        assert not self._thread.is_alive()
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 3.0) -> None:
+    """Wait for what another thread does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)

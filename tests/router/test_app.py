@@ -1,0 +1,360 @@
+"""The app in trouble and in operation: readiness, faults over HTTP, disconnects, limits, keys."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.router.builders import BUSY
+from tests.router.fake_worker import FakeWorker, Turn, serve_well
+from tests.router.http_server import ANSWER, Served, wait_for
+
+from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
+from tandem.router.app import create_app
+from tandem.router.config import RouterConfig
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+CHAT: Any = [{"role": "user", "content": "What is the capital of France?"}]
+BODY: Any = {"model": "fake", "messages": CHAT}
+
+
+def refuse(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
+    """Refuse everything."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.refuse(Refusal(code=code, message=f"no: {code}", param="top_k"))
+        yield from ()
+
+    return behaviour
+
+
+def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) -> None:
+    """503 with the reason until the configured fleet was there once; then while one can serve."""
+    d = decode(links_up=False)
+    served = serve(d, wait=False, ready_prefill=1)
+    wait_for(lambda: served.server.started)
+    wait_for(lambda: served.get("/debug/fleet")["workers"])
+
+    assert httpx.get(served.url + "/ready").status_code == 503
+    assert served.get("/ready")["reason"].startswith("0 of 1 prefill workers")
+    assert served.get("/health") == {"status": "ok"}
+    p = prefill()
+    loop_add(served, p)
+    d.links_up = True
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    p.stop()
+    wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
+    assert httpx.get(served.url + "/ready").status_code == 200
+    d.stop()
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+
+
+def loop_add(served: Served, worker: FakeWorker) -> None:
+    """Add an address from outside the server's loop."""
+    pool = served.app.state.router.pool
+    loop = pool._ticker.get_loop()
+    loop.call_soon_threadsafe(pool.add, worker.endpoint)
+
+
+def test_no_worker_is_503(serve: Serve, decode: Make) -> None:
+    """With Retry-After; the openai package calls it an InternalServerError."""
+    d = decode()
+    served = serve(d)
+    d.stop()
+    wait_for(lambda: not served.get("/debug/fleet")["workers"])
+
+    answer = served.post("/v1/chat/completions", json=BODY)
+    with served.client() as client, pytest.raises(openai.InternalServerError):
+        client.chat.completions.create(**BODY)
+
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.json()["error"]["type"] == "server_error"
+    assert served.get("/v1/models")["data"] == []
+    assert served.post("/tokenize", json={"prompt": "x"}).json()["max_model_len"] is None
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (RefusalCode.INVALID, 400),
+        (RefusalCode.NEVER_FITS, 400),
+        (RefusalCode.UNSUPPORTED, 400),
+        (RefusalCode.CAPACITY, 503),
+        (RefusalCode.DRAINING, 503),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals(serve: Serve, decode: Make, code: RefusalCode, status: int, stream: bool) -> None:
+    """The status is decided before headers are sent, streamed or not."""
+    served = serve(decode(behaviour=refuse(code)))
+
+    answer = served.post("/v1/chat/completions", json={**BODY, "stream": stream})
+
+    assert answer.status_code == status
+    assert answer.json()["error"]["code"] == str(code)
+    if status == 400:
+        assert answer.json()["error"]["param"] == "top_k"
+    else:
+        assert "retry-after" in answer.headers
+
+
+def test_failure_after_headers_is_an_event(serve: Serve, decode: Make) -> None:
+    """Tokens were sent, nobody can go on: the stream says so, with the reasons, and ends."""
+
+    def breaks(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        for position in range(3):
+            turn.token(position)
+            yield 0.005
+        turn.fail(FailCause.INTERNAL)
+
+    served = serve(decode(behaviour=breaks))
+    answer = served.post("/v1/chat/completions", json={**BODY, "stream": True})
+    events = answer.text.strip().split("\n\n")
+
+    assert answer.status_code == 200
+    assert events[-1] == "data: [DONE]"
+    assert "internal" in json.loads(events[-2].removeprefix("data: "))["error"]["message"]
+    with served.client() as client, pytest.raises(openai.APIError, match="internal"):
+        list(client.chat.completions.create(stream=True, **BODY))
+
+
+def test_failover_is_invisible(serve: Serve, prefill: Make, decode: Make) -> None:
+    """The decode worker dies in mid-stream; the client sees the same text."""
+
+    def dies(turn: Turn) -> Iterator[float]:
+        steps = serve_well(turn)
+        for _ in range(5):
+            yield next(steps)
+        turn.worker._stop.set()
+        yield 1.0
+
+    d = decode(behaviour=dies)
+    served = serve(prefill(), d, decode(load=BUSY))
+    with served.client() as client:
+        texts = [
+            "".join(
+                chunk.choices[0].delta.content or ""
+                for chunk in client.chat.completions.create(stream=True, **BODY)
+            )
+            for _ in range(3)
+        ]
+
+    assert texts == [ANSWER] * 3
+    assert not d._thread.is_alive()
+
+
+def test_deadline_is_504(serve: Serve, decode: Make) -> None:
+    """A request that takes too long ends with the reason."""
+    served = serve(decode(step=0.5), request_timeout=0.3)
+
+    answer = served.post("/v1/completions", json={"model": "fake", "prompt": "Hi"})
+    silent = served.post("/v1/completions", json={"model": "fake", "prompt": "Hi", "stream": True})
+
+    assert answer.status_code == silent.status_code == 504
+    assert answer.json()["error"]["code"] == "timeout"
+
+
+def test_full_is_429(serve: Serve, decode: Make) -> None:
+    """A full queue refuses at once, an old one later; both say when to come again."""
+    served = serve(
+        decode(step=0.3),
+        max_inflight_requests=1,
+        max_queued_requests=1,
+        max_queue_age=0.4,
+        worker_wait=0.0,
+    )
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(served.post("/v1/chat/completions", json={**BODY, "max_tokens": 4}))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.1)
+    for thread in threads:
+        thread.join()
+
+    by_status = {answer.status_code: answer for answer in answers}
+    assert set(by_status) == {200, 429, 503}
+    assert "retry-after" in by_status[429].headers
+    assert by_status[429].json()["error"]["code"] == "rate_limit_exceeded"
+    assert by_status[503].json()["error"]["code"] == "overloaded"
+
+
+def raw_post(served: Served, body: dict[str, Any]) -> socket.socket:
+    """A connection with a request on it that nobody will finish reading."""
+    host, port = served.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)))
+    content = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("step", [0.02, 2.0])
+def test_disconnect_cancels(
+    serve: Serve, prefill: Make, decode: Make, stream: bool, step: float
+) -> None:
+    """In mid-stream, before the first token, or without a stream: CANCEL within a second."""
+    p, d = prefill(step=step), decode(step=step)
+    served = serve(p, d)
+    connection = raw_post(served, {**BODY, "stream": stream})
+    wait_for(lambda: d.submitted)
+    if stream and step < 1:
+        assert b"200 OK" in connection.recv(4096)
+    left = time.monotonic()
+    connection.close()
+
+    wait_for(lambda: d.cancelled and p.cancelled)
+    assert d.cancelled_at[0] - left < 1.0
+    wait_for(lambda: "vllm:num_requests_running 0.0" in served.metrics())
+    assert "tandem:router_requests_cancelled_total 1.0" in served.metrics()
+
+
+def test_disconnect_of_a_batch(serve: Serve, decode: Make) -> None:
+    """Every prompt of a batch is cancelled."""
+    d = decode(step=0.05)
+    served = serve(d)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            served.url + "/v1/completions",
+            json={"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 100},
+            timeout=0.3,
+        )
+
+    wait_for(lambda: len(d.cancelled) == 3)
+
+
+def test_an_error_ends_a_batch(serve: Serve, decode: Make) -> None:
+    """One prompt fails: the call fails, and the others are cancelled."""
+
+    def second_fails(turn: Turn) -> Iterator[float]:
+        if len(turn.worker.submitted) == 2:
+            turn.refuse(Refusal(code=RefusalCode.INVALID, message="not this one", param="prompt"))
+        else:
+            yield from serve_well(turn)
+
+    d = decode(step=0.05, behaviour=second_fails)
+    served = serve(d)
+    answer = served.post(
+        "/v1/completions", json={"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 50}
+    )
+
+    assert answer.status_code == 400
+    wait_for(lambda: len(d.cancelled) == 2)
+
+
+def test_request_id_used_twice_at_once(serve: Serve, decode: Make) -> None:
+    """The second is refused with the field named; afterwards the id is free again."""
+    d = decode(step=0.02)
+    served = serve(d)
+    headers = {"X-Request-Id": "the-same"}
+    first = threading.Thread(
+        target=served.post,
+        args=("/v1/chat/completions",),
+        kwargs={"json": BODY, "headers": headers},
+    )
+    first.start()
+    wait_for(lambda: d.submitted)
+    second = served.post("/v1/chat/completions", json=BODY, headers=headers)
+    first.join()
+    third = served.post("/v1/chat/completions", json={**BODY, "max_tokens": 1}, headers=headers)
+
+    assert second.status_code == 400
+    assert second.json()["error"]["param"] == "request_id"
+    assert third.status_code == 200
+
+
+def test_body_limit(serve: Serve, decode: Make) -> None:
+    """Declared or not, a body above the limit is refused."""
+    served = serve(decode(), max_body_bytes=1000)
+    large = b"x" * 2000
+
+    declared = served.post("/v1/completions", content=large)
+    streamed = served.post("/v1/completions", content=iter([large[:900], large[900:]]))
+
+    assert declared.status_code == streamed.status_code == 413
+    assert declared.json()["error"]["code"] == "request_too_large"
+    assert streamed.json()["error"]["code"] == "request_too_large"
+    assert served.post("/v1/chat/completions", json=BODY).status_code == 200
+
+
+def test_api_key(serve: Serve, decode: Make) -> None:
+    """Asked for on the API, not on the probes."""
+    served = serve(decode(), wait=False, api_key=("secret",))
+    wait_for(lambda: served.server.started)
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+
+    with served.client(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.models.list()
+    with served.client(api_key="secret") as client:
+        assert client.models.list().data
+    assert served.post("/tokenize", json={"prompt": "x"}).status_code == 401
+
+
+def test_metrics_and_version(serve: Serve, prefill: Make, decode: Make) -> None:
+    """vLLM's names where the meaning is the same, ours beside them."""
+    served = serve(
+        prefill(), decode(num_cached=16), served_model_name=("m", "alias"), access_log=True
+    )
+    chat = {**BODY, "model": "alias"}
+    assert served.post("/v1/chat/completions", json=chat).json()["model"] == "alias"
+    text = served.metrics()
+
+    assert served.get("/version")["version"]
+    assert [model["id"] for model in served.get("/v1/models")["data"]] == ["m", "alias"]
+    for line in (
+        'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0',
+        'vllm:request_success_total{finished_reason="stop",model_name="m"} 1.0',
+        'tandem:router_workers{role="prefill",state="up"} 1.0',
+        'tandem:router_handoff_links{state="up"} 1.0',
+        'tandem:router_links{state="up"} 2.0',
+        'tandem:router_attempts_total{rung="first",shape="handoff"} 1.0',
+        'http_requests_total{handler="/v1/chat/completions",status="200"} 1.0',
+    ):
+        assert line in text
+    for name in ("vllm:inter_token_latency_seconds", "vllm:e2e_request_latency_seconds"):
+        assert f'{name}_count{{model_name="m"}}' in text
+
+
+def test_reset_prefix_cache(serve: Serve, decode: Make) -> None:
+    """A command reaches the workers."""
+    assert serve(decode()).post("/reset_prefix_cache").json() == {"ok": True, "message": ""}
+
+
+def test_own_chat_template(serve: Serve, decode: Make) -> None:
+    """Only where the server trusts its clients."""
+    d = decode()
+    served = serve(d, trust_request_chat_template=True)
+    served.post(
+        "/v1/chat/completions", json={**BODY, "chat_template": "Say: {{ messages[0].content }}"}
+    )
+
+    assert served.tokenizer.decode(d.submitted[0].prompt_token_ids) == "Say: " + CHAT[0]["content"]
+
+
+def test_needs_a_model_folder() -> None:
+    """The setting is named."""
+    with pytest.raises(InvalidParameter, match="model"):
+        create_app(RouterConfig())
+
+
+def test_openapi_describes_the_bodies(serve: Serve, decode: Make) -> None:
+    """The interactive documentation knows the fields."""
+    served = serve(decode())
+    paths = served.get("/openapi.json")["paths"]
+    content = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]
+
+    assert "messages" in content["application/json"]["schema"]["properties"]

@@ -1,0 +1,1 @@
+"""Carries a step's plan to the ranks that run it."""

@@ -66,7 +66,7 @@ class AsyncLLM:
         self._outputs = OutputProcessor(tokenizer)
         self._inputs: InputProcessor | None = None
         self._numbers = itertools.count()
-        self._running: set[str] = set()
+        self._running: dict[str, PreparedRequest] = {}
 
     async def card(self) -> ModelCard:
         """What is served. Raises RequestFailed when that is not known in time."""
@@ -119,10 +119,7 @@ class AsyncLLM:
         Raises InvalidParameter for a ``request_id`` that is running, RequestRefused and
         RequestFailed as the client does. Closing it aborts the request.
         """
-        request_id = prepared.request_id
-        if request_id in self._running:
-            raise InvalidParameter("request_id", request_id, "an id that no running request has")
-        self._running.add(request_id)
+        self._take_id(prepared)
         state = self._outputs.begin(prepared.processed)
         try:
             source = self._client.stream(prepared.processed.request)
@@ -131,12 +128,15 @@ class AsyncLLM:
             async with closing as outputs:
                 async for output in outputs:
                     shown = state.feed(output)
+                    if state.finished:
+                        # Whoever sees the last output may use the id again at once.
+                        self._free_id(prepared)
                     if shown:
                         yield _render(prepared, state, shown)
                     if state.must_abort:
                         break
         finally:
-            self._running.discard(request_id)
+            self._free_id(prepared)
         if not state.finished:
             raise RequestFailed(FailCause.INTERNAL, "the engine ended a request without finishing")
 
@@ -190,7 +190,7 @@ class AsyncLLM:
 
     @property
     def num_running(self) -> int:
-        """Requests whose stream is open."""
+        """Requests that were sent and have not ended."""
         return len(self._running)
 
     async def check_health(self) -> None:
@@ -208,6 +208,18 @@ class AsyncLLM:
     async def close(self) -> None:
         """Abort what runs and close the client. May be called twice."""
         await self._client.close()
+
+    def _take_id(self, prepared: PreparedRequest) -> None:
+        if prepared.request_id in self._running:
+            raise InvalidParameter(
+                "request_id", prepared.request_id, "an id that no running request has"
+            )
+        self._running[prepared.request_id] = prepared
+
+    def _free_id(self, prepared: PreparedRequest) -> None:
+        """Unless it is free already, or another request's by now."""
+        if self._running.get(prepared.request_id) is prepared:
+            del self._running[prepared.request_id]
 
     def _next_key(self) -> RequestKey:
         """A key of our own making: a client's id may repeat, this one never does."""

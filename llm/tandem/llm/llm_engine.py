@@ -12,7 +12,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -36,7 +35,7 @@ _Result = TypeVar("_Result")
 class _Running(NamedTuple):
     prepared: PreparedRequest
     """Tells it from an earlier request of the same id."""
-    task: Future[None]
+    task: asyncio.Task[None]
 
 
 class LLMEngine:
@@ -65,7 +64,7 @@ class LLMEngine:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether ``step`` has something to wait for."""
-        return bool(self._running)
+        return bool(self._running) or self._failed is not None
 
     def add_request(
         self,
@@ -116,7 +115,7 @@ class LLMEngine:
         """End a request, known or not; its outputs that were not fetched are lost."""
         running = self._running.pop(request_id, None)
         if running is not None:
-            running.task.cancel()
+            self._call(_cancel(running.task))
 
     def close(self) -> None:
         """Abort what runs and close the client. May be called twice."""
@@ -145,7 +144,7 @@ class LLMEngine:
             raise InvalidParameter("request_id", request_id, "an id that no running request has")
 
     def _start(self, prepared: PreparedRequest) -> None:
-        task = asyncio.run_coroutine_threadsafe(self._follow(prepared), self._loop)
+        task = self._call(_spawn(self._follow(prepared)))
         self._running[prepared.request_id] = _Running(prepared, task)
 
     async def _follow(self, prepared: PreparedRequest) -> None:
@@ -188,6 +187,16 @@ class LLMEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    return asyncio.create_task(work)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """End it, and wait until it has let go of its request."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 async def _settle() -> None:

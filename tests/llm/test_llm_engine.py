@@ -1,0 +1,147 @@
+"""The synchronous face: add, step, abort, close."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tandem.llm.async_llm import AsyncLLM
+from tandem.llm.llm_engine import LLMEngine
+from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.text.tokenizer import Tokenizer
+
+Make = Callable[..., Any]
+FINAL = {"output_kind": "final_only"}
+
+
+def engine_over(client: Any, tokenizer: Tokenizer) -> LLMEngine:
+    """An engine whose AsyncLLM is built in the engine's own loop."""
+
+    async def make() -> AsyncLLM:
+        return AsyncLLM(client, tokenizer)
+
+    return LLMEngine(make)
+
+
+@pytest.fixture
+def engine(tokenizer: Tokenizer, says: Make, make_client: Make) -> Iterator[LLMEngine]:
+    """Says "abc" to everything."""
+    with engine_over(make_client(says("abc")), tokenizer) as engine:
+        yield engine
+
+
+def drain(engine: LLMEngine) -> list[Any]:
+    """Step until nothing is left."""
+    outputs = []
+    while engine.has_unfinished_requests:
+        outputs += engine.step(timeout=10)
+    return outputs
+
+
+def test_requests_are_stepped_to_their_end(engine: LLMEngine) -> None:
+    """Several at once, prompts and chats."""
+    engine.add_request("a", "hi", FINAL)
+    engine.add_request("b", [1, 2], FINAL)
+    engine.add_chat("c", [{"role": "user", "content": "hi"}], FINAL)
+
+    outputs = drain(engine)
+
+    assert sorted(output.request_id for output in outputs) == ["a", "b", "c"]
+    assert {output.outputs[0].text for output in outputs} == {"abc"}
+    assert engine.card.model == "tiny"
+
+
+def test_deltas_come_in_order(engine: LLMEngine) -> None:
+    """Nothing is lost between steps."""
+    engine.add_request("a", "hi", {"output_kind": "delta"})
+
+    assert "".join(output.outputs[0].text for output in drain(engine)) == "abc"
+
+
+def test_bad_requests_are_refused_when_added(engine: LLMEngine) -> None:
+    """Nothing is left to wait for."""
+    with pytest.raises(InvalidParameter, match=r"^temperature"):
+        engine.add_request("a", "hi", {"temperature": 5})
+    with pytest.raises(InvalidParameter, match=r"^messages"):
+        engine.add_chat("a", [])
+
+    assert not engine.has_unfinished_requests
+
+
+def test_an_id_that_runs_is_refused(engine: LLMEngine) -> None:
+    """And is free again when its request has ended."""
+    engine.add_request("a", "hi", FINAL)
+
+    with pytest.raises(InvalidParameter, match=r"^request_id"):
+        engine.add_request("a", "hi", FINAL)
+    drain(engine)
+    engine.add_request("a", "hi", FINAL)
+    assert len(drain(engine)) == 1
+
+
+def test_an_aborted_request_says_nothing_more(
+    tokenizer: Tokenizer, says: Make, make_client: Make
+) -> None:
+    """Not even under an id that is used again; the engine is told."""
+    client = make_client(says("abc", finish=None), hangs=True)
+    with engine_over(client, tokenizer) as engine:
+        engine.add_request("a", "hi", {"output_kind": "delta"})
+        engine.step(timeout=10)
+        engine.abort_request("a")
+        engine.abort_request("unknown")
+
+        assert not engine.has_unfinished_requests
+        engine.add_request("a", "hello", {"output_kind": "delta"})
+        outputs = engine.step(timeout=10)
+
+    assert {len(output.prompt_token_ids) for output in outputs} == {5}
+    assert len(client.aborted) == 2
+
+
+def test_a_failure_comes_after_the_outputs_before_it(
+    tokenizer: Tokenizer, says: Make, make_client: Make
+) -> None:
+    """Its request is over then; others go on."""
+    failure = RequestFailed(FailCause.INTERNAL, "broken")
+    half = says("ab", finish=None)
+    client = make_client(lambda request: [*half(request), failure])
+    with engine_over(client, tokenizer) as engine:
+        engine.add_request("a", "hi", {"output_kind": "delta"})
+        seen = engine.step(timeout=10)
+        while len(seen) < 2:
+            seen += engine.step(timeout=10)
+
+        assert engine.has_unfinished_requests
+        with pytest.raises(RequestFailed, match="broken"):
+            engine.step(timeout=10)
+        assert not engine.has_unfinished_requests
+
+
+def test_a_silent_engine_is_not_waited_for_for_ever(
+    tokenizer: Tokenizer, says: Make, make_client: Make
+) -> None:
+    """``step`` has a deadline."""
+    client = make_client(says("", finish=None), hangs=True)
+    with engine_over(client, tokenizer) as engine:
+        engine.add_request("a", "hi")
+        with pytest.raises(RequestFailed, match=r"no output for 0\.05 s"):
+            engine.step(timeout=0.05)
+
+    assert client.closed == 1
+    assert len(client.aborted) == 1
+
+
+def test_closing_twice_is_closing_once(engine: LLMEngine) -> None:
+    """The context manager may follow an explicit close."""
+    engine.close()
+    engine.close()
+
+
+def test_what_cannot_be_built_is_raised_at_once() -> None:
+    """A model that cannot be loaded ends no later than the constructor."""
+
+    async def make() -> AsyncLLM:
+        raise InvalidParameter("model", "x", "a folder")
+
+    with pytest.raises(InvalidParameter, match=r"^model"):
+        LLMEngine(make)

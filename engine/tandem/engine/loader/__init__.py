@@ -5,3 +5,33 @@ every tensor that it needs, merges what it merges, and ends with ``weights.check
 ``Shard(rank, size, dim)`` asks for one rank's slice, read without the rest. Errors are of the tree
 of ``LoadError`` and name the tensor and the file. Called by tandem.engine.worker and models.
 """
+
+from tandem.engine.loader.dummy import DummyWeights
+from tandem.engine.loader.errors import (
+    BadWeightsFile,
+    LoadError,
+    MissingTensor,
+    UnexpectedTensors,
+    UnsupportedTensor,
+    WeightsNotFound,
+    WrongShape,
+)
+from tandem.engine.loader.opening import open_weights
+from tandem.engine.loader.safetensors import SafetensorsWeights
+from tandem.engine.loader.shard import Shard
+from tandem.engine.loader.weights import Weights
+
+__all__ = [
+    "BadWeightsFile",
+    "DummyWeights",
+    "LoadError",
+    "MissingTensor",
+    "SafetensorsWeights",
+    "Shard",
+    "UnexpectedTensors",
+    "UnsupportedTensor",
+    "Weights",
+    "WeightsNotFound",
+    "WrongShape",
+    "open_weights",
+]

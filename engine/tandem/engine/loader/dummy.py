@@ -1,0 +1,78 @@
+"""Random weights that no file holds: for measuring and for tests of shapes and memory.
+
+A tensor's values depend on (seed, name, shape) alone, not on what was asked before it or on how
+many ranks share it. They keep a forward pass finite: matrices have a standard deviation of one
+over the root of their inputs, gains of norms lie near 1, other vectors near 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from tandem.engine.loader.errors import MissingTensor
+from tandem.engine.loader.progress import Progress
+from tandem.engine.loader.shard import Shard
+from tandem.engine.loader.weights import Weights
+
+PERIOD = 1_048_573
+"""Numbers drawn per tensor; longer ones repeat them. A prime, so that no two rows of a matrix
+coincide, and drawing costs little where a model has billions of weights."""
+_VECTOR_SPREAD = 0.02
+
+
+class DummyWeights(Weights):
+    """Has a tensor of every name; the shape must be said."""
+
+    def __init__(
+        self, seed: int, *, dtype: torch.dtype, device: torch.device, progress: bool = True
+    ) -> None:
+        """``seed`` picks the model: equal seeds are equal weights."""
+        bar = Progress(source=f"dummy weights of seed {seed}", total=None, bar=progress)
+        super().__init__(dtype=dtype, device=device, progress=bar)
+        self._seed = seed
+
+    def names(self) -> Collection[str]:
+        """What was asked for so far, sorted."""
+        return sorted(self._used)
+
+    def __contains__(self, name: str) -> bool:
+        """Always: a model that may do without a tensor gets it."""
+        return True
+
+    def _where(self, name: str) -> str:
+        return "no file"
+
+    def _read(self, name: str, shape: tuple[int, ...] | None, shard: Shard | None) -> Tensor:
+        if shape is None:
+            raise MissingTensor(f"a dummy for {name} needs its shape")
+        scale, mean = _spread(name, shape)
+        block = torch.rand(min(PERIOD, math.prod(shape)), generator=_generator(self._seed, name))
+        block = block.sub_(0.5).mul_(scale * math.sqrt(12)).add_(mean).to(self.dtype)
+        whole = _repeat(block, math.prod(shape)).view(shape)
+        return whole if shard is None else whole[shard.slices(name, shape)].contiguous()
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Standard deviation and mean of a tensor's values."""
+    if len(shape) > 1:
+        return 1.0 / math.sqrt(shape[-1]), 0.0
+    return _VECTOR_SPREAD, 1.0 if "norm" in name and name.endswith(".weight") else 0.0
+
+
+def _repeat(block: Tensor, count: int) -> Tensor:
+    out = torch.empty(count, dtype=block.dtype)
+    whole = count // block.numel() * block.numel() if block.numel() else 0
+    if whole:
+        out[:whole].view(-1, block.numel()).copy_(block)
+    out[whole:] = block[: count - whole]
+    return out

@@ -1,0 +1,106 @@
+"""Tensors of safetensors files, mapped into memory: one file, or shards with an index."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tandem.engine.loader.errors import (
+    BadWeightsFile,
+    MissingTensor,
+    UnsupportedTensor,
+    WrongShape,
+)
+from tandem.engine.loader.index import INDEX, weight_files
+from tandem.engine.loader.progress import Progress
+from tandem.engine.loader.shard import Shard
+from tandem.engine.loader.weights import Weights
+
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types, in safetensors' words, that mean weights as they are; others need a scale or a table."""
+
+
+class SafetensorsWeights(Weights):
+    """The weight files of one folder. Files are opened at once, tensors mapped as asked for."""
+
+    def __init__(
+        self, folder: Path, *, dtype: torch.dtype, device: torch.device, progress: bool = True
+    ) -> None:
+        """Raises WeightsNotFound or BadWeightsFile."""
+        found = weight_files(folder)
+        self._folder = folder
+        self._open = {file: _open(file) for file in found.files}
+        self._owners = found.owners if found.owners is not None else _owners(self._open)
+        self._sorted = sorted(self._owners)
+        total = sum(file.stat().st_size for file in found.files)
+        super().__init__(
+            dtype=dtype,
+            device=device,
+            progress=Progress(source=str(folder), total=total, bar=progress),
+        )
+
+    def names(self) -> Collection[str]:
+        """Every tensor of the files, sorted."""
+        return self._sorted
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a file holds the tensor."""
+        return name in self._owners
+
+    def close(self) -> None:
+        """Let go of the files; tensors keep their own mapping."""
+        self._open.clear()
+        super().close()
+
+    def _where(self, name: str) -> str:
+        return str(self._owners[name])
+
+    def _read(self, name: str, shape: tuple[int, ...] | None, shard: Shard | None) -> Tensor:
+        path = self._owners.get(name)
+        if path is None:
+            raise MissingTensor(self._explain_missing(name))
+        assert self._open, "these weights are closed"
+        try:
+            view = self._open[path].get_slice(name)
+        except SafetensorError as error:
+            raise MissingTensor(f"{name} is not in {path}, where {INDEX} has it") from error
+        whole = tuple(view.get_shape())
+        if shape is not None and whole != shape:
+            raise WrongShape(f"{name} has shape {whole} in {path}; the model needs {shape}")
+        if view.get_dtype() not in _FLOATS:
+            raise UnsupportedTensor(
+                f"{name} in {path} is {view.get_dtype()}; read are {', '.join(sorted(_FLOATS))}"
+            )
+        if shard is None:
+            tensor: Tensor = self._open[path].get_tensor(name)
+        else:
+            tensor = view[shard.slices(name, whole)]
+        return tensor
+
+    def _explain_missing(self, name: str) -> str:
+        near = get_close_matches(name, self._sorted, n=3)
+        hint = f"; near it are {', '.join(near)}" if near else ""
+        return f"the model needs {name}, which no weight file of {self._folder} holds{hint}"
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise BadWeightsFile(f"{path} cannot be read: {error}") from error
+
+
+def _owners(files: dict[Path, Any]) -> dict[str, Path]:
+    owners: dict[str, Path] = {}
+    for path, file in files.items():
+        for name in file.keys():  # noqa: SIM118 (not a mapping)
+            if name in owners:
+                raise BadWeightsFile(f"{name} is in {owners[name]} and in {path}")
+            owners[name] = path
+    return owners

@@ -1,0 +1,72 @@
+"""The seam between a model's attention layers and whoever computes attention on a device.
+
+The runner calls ``plan`` once a step and every layer calls ``forward`` with what it gave. Keys and
+values of the step's tokens are in the cache before ``forward`` (the layer's ``rotary_kv`` wrote
+them), so a backend reads pages only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, device
+
+from tandem.kernels.attention import PagedBatch
+from tandem.protocol.layout import KVGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether a backend can serve a model on a device."""
+
+    reason: str | None = None
+    """Why not; None is yes."""
+
+    @property
+    def yes(self) -> bool:
+        """No reason against it."""
+        return self.reason is None
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """One step's sequences, decodes first; the parts that are empty are None."""
+
+    num_decodes: int
+    """Leading tokens that are the one query of their sequence."""
+    decode: PagedBatch | None
+    prefill: PagedBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSequences:
+    """What a backend plans from: the step's rows in batch order, on the model's device."""
+
+    query_start: Tensor
+    """int32 [rows + 1]."""
+    seq_lens: Tensor
+    """int32 [rows]."""
+    block_tables: Tensor
+    """int32 [rows, blocks of the longest]."""
+    query_lens: list[int]
+    """The same on the host."""
+    host_seq_lens: list[int]
+
+
+class AttentionBackend(Protocol):
+    """One way to compute attention over pages."""
+
+    name: str
+
+    def supports(self, group: KVGroup, on: device) -> Support:
+        """Whether it can read this layout there."""
+        ...
+
+    def plan(self, step: StepSequences) -> Metadata:
+        """Metadata of one step, for all its layers. Never waits for a device."""
+        ...
+
+    def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
+        """Attention of q [tokens, heads, head_dim] over one layer's pages; q's shape, dense."""
+        ...

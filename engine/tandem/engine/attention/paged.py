@@ -1,0 +1,71 @@
+"""Attention by the ops of tandem.kernels: decodes in one batched call, chunks in another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, device
+
+from tandem.engine.attention.base import Metadata, StepSequences, Support
+from tandem.kernels import Backend
+from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.decode import DECODE, decode
+from tandem.kernels.attention.prefill import PREFILL, prefill
+from tandem.protocol.layout import KVGroup
+
+
+class PagedAttention:
+    """The paged ops of one kernel backend; ``None`` takes each op's first choice."""
+
+    def __init__(self, head_dim: int, backend: Backend | None) -> None:
+        self.name = "auto" if backend is None else backend.value
+        self._backend = backend
+        self._scale = float(head_dim**-0.5)
+
+    def supports(self, group: KVGroup, on: device) -> Support:
+        """Whether the ops have this backend and the device can run it."""
+        if self._backend is None:
+            return Support()
+        for op in (PREFILL, DECODE):
+            if self._backend not in op.backends:
+                return Support(f"{op.name} has no {self._backend.value} backend")
+        if self._backend is not Backend.TORCH and on.type != "cuda":
+            return Support(f"{self._backend.value} needs a GPU, not {on.type}")
+        if group.dtype.startswith("float8"):
+            return Support(f"pages of {group.dtype} are not read by {self._backend.value}")
+        return Support()
+
+    def plan(self, step: StepSequences) -> Metadata:
+        """Split the rows after the leading run of single queries."""
+        lens, queries = step.host_seq_lens, step.query_lens
+        decodes = next((i for i, n in enumerate(queries) if n > 1), len(queries))
+        decode_batch = prefill_batch = None
+        if decodes:
+            decode_batch = PagedBatch(
+                query_start=step.query_start[: decodes + 1],
+                seq_lens=step.seq_lens[:decodes],
+                block_tables=step.block_tables[:decodes],
+                max_query_len=1,
+                max_seq_len=max(lens[:decodes]),
+            )
+        if decodes < len(queries):
+            prefill_batch = PagedBatch(
+                query_start=step.query_start[decodes:] - decodes,
+                seq_lens=step.seq_lens[decodes:],
+                block_tables=step.block_tables[decodes:],
+                max_query_len=max(queries[decodes:]),
+                max_seq_len=max(lens[decodes:]),
+            )
+        return Metadata(decodes, decode_batch, prefill_batch)
+
+    def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
+        """See AttentionBackend."""
+        if meta.prefill is None and meta.decode is not None:
+            return decode(q, kv, meta.decode, self._scale, backend=self._backend)
+        if meta.decode is None and meta.prefill is not None:
+            return prefill(q, kv, meta.prefill, self._scale, backend=self._backend)
+        assert meta.decode is not None, "a step has at least one row"
+        assert meta.prefill is not None, "a step has at least one row"
+        n = meta.num_decodes
+        first = decode(q[:n], kv, meta.decode, self._scale, backend=self._backend)
+        rest = prefill(q[n:], kv, meta.prefill, self._scale, backend=self._backend)
+        return torch.cat((first, rest))

@@ -1,0 +1,44 @@
+"""Which attention backend a worker uses: the one asked for, or the first that can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from torch import device
+
+from tandem.engine.attention.base import AttentionBackend
+from tandem.engine.attention.paged import PagedAttention
+from tandem.kernels import Backend
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.layout import KVGroup
+
+logger = logging.getLogger(__name__)
+
+_CHOICES = {
+    "cuda": (None, Backend.TORCH),
+    "cpu": (Backend.TORCH,),
+}
+"""By device type, in order; None lets each op take its own first choice."""
+
+
+def select_backend(group: KVGroup, on: device, name: str | None = None) -> AttentionBackend:
+    """The backend called ``name``, or the first that supports ``group`` on device ``on``.
+
+    Raises InvalidParameter that says why, for a backend that is unknown or cannot.
+    """
+    refusals = []
+    for backend in _candidates(group, on, name):
+        support = backend.supports(group, on)
+        if support.yes:
+            logger.info("attention backend: %s", backend.name)
+            return backend
+        refusals.append(f"{backend.name}: {support.reason}")
+    known = ", ".join(each.value for each in Backend)
+    raise InvalidParameter("attention_backend", name, "; ".join(refusals) or f"one of {known}")
+
+
+def _candidates(group: KVGroup, on: device, name: str | None) -> Iterator[AttentionBackend]:
+    for choice in Backend if name is not None else _CHOICES.get(on.type, (Backend.TORCH,)):
+        if name is None or (choice is not None and choice.value == name):
+            yield PagedAttention(group.head_dim, choice)

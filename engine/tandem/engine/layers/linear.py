@@ -1,0 +1,35 @@
+"""Linear layers, alone or several merged into one product.
+
+q, k and v (and gate and up) read the same input: one product over their stacked weights reads it
+once and is one call instead of three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.engine.quant import LinearMethod
+
+
+class Linear:
+    """x @ weight.T + bias, by the method that holds the weight."""
+
+    def __init__(self, method: LinearMethod, weight: Tensor, bias: Tensor | None = None) -> None:
+        """``weight`` [out, in], ``bias`` [out]; the method may repack and drop them."""
+        self.out_features, self.in_features = weight.shape
+        self._multiply = method.load(weight, bias)
+
+    @classmethod
+    def merged(
+        cls, method: LinearMethod, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None
+    ) -> Linear:
+        """One layer whose outputs are those of ``weights``, side by side in order."""
+        bias = torch.cat(list(biases)) if biases else None
+        return cls(method, torch.cat(list(weights)), bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, in] to [tokens, out]."""
+        return self._multiply(x)

@@ -1,0 +1,149 @@
+"""Angles of rotary position embedding, with the scalings of the served families.
+
+Frequencies are those of transformers' ``modeling_rope_utils`` in kind and number: default, linear
+(Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023) and llama3. There is no table: a step asks
+for the angles of its own positions once, whatever the context length.
+
+Dynamic NTK is the one whose frequencies depend on the sequence's length. Here a token at position p
+takes those of length p + 1, as it would when it is decoded one by one, so that its key does not
+depend on how the prompt was cut into chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.engine.config import ModelFacts, RopeFacts
+from tandem.kernels.rotary_kv import Rotation
+from tandem.protocol.errors import InvalidParameter
+
+
+class Rotary:
+    """Angles for one model on one device."""
+
+    def __init__(self, facts: ModelFacts, *, dtype: torch.dtype, device: torch.device) -> None:
+        """``dtype`` is that of q and k; angles are computed in float32."""
+        rope = facts.rope
+        if rope.kind not in _SCALINGS or rope.partial != 1.0:
+            raise InvalidParameter(
+                "config.json: rope_parameters",
+                {"rope_type": rope.kind, "partial_rotary_factor": rope.partial},
+                f"rope_type one of {', '.join(_SCALINGS)}, over the whole head",
+            )
+        inverse, factor = _SCALINGS[rope.kind](facts)
+        self._inverse = inverse.to(device)
+        self._factor = factor
+        self._dynamic = _Dynamic(facts, device) if rope.kind == "dynamic" else None
+        self._dtype = dtype
+
+    def __call__(self, positions: Tensor) -> Rotation:
+        """cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim]."""
+        at = positions.to(torch.float32).unsqueeze(1)
+        angles = at * (self._inverse if self._dynamic is None else self._dynamic.inverse(at))
+        cos, sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)
+        return Rotation(
+            cos=torch.cat((cos, cos), -1).to(self._dtype),
+            sin=torch.cat((-sin, sin), -1).to(self._dtype),
+        )
+
+
+class _Dynamic:
+    """Frequencies by position: plain up to the trained length, stretched beyond."""
+
+    def __init__(self, facts: ModelFacts, device: torch.device) -> None:
+        dim = facts.head_dim
+        self._base = facts.rope.theta
+        self._trained = facts.max_position_embeddings
+        self._stretch = float(_number(facts.rope, "factor"))
+        self._power = dim / (dim - 2)
+        self._exponents = (torch.arange(0, dim, 2).float() / dim).to(device)
+
+    def inverse(self, at: Tensor) -> Tensor:
+        """[tokens, dim / 2] for positions [tokens, 1]."""
+        length = (at + 1).clamp(min=self._trained)
+        growth = self._stretch * length / self._trained - (self._stretch - 1)
+        return 1.0 / (self._base * growth**self._power) ** self._exponents
+
+
+def _plain(facts: ModelFacts) -> Tensor:
+    exponents = torch.arange(0, facts.head_dim, 2).float() / facts.head_dim
+    return 1.0 / facts.rope.theta**exponents
+
+
+def _default(facts: ModelFacts) -> tuple[Tensor, float]:
+    return _plain(facts), 1.0
+
+
+def _linear(facts: ModelFacts) -> tuple[Tensor, float]:
+    return _plain(facts) / _number(facts.rope, "factor"), 1.0
+
+
+def _llama3(facts: ModelFacts) -> tuple[Tensor, float]:
+    """Long wavelengths are stretched, short ones kept, those between blended."""
+    rope = facts.rope
+    factor = _number(rope, "factor")
+    low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
+    trained = _number(rope, "original_max_position_embeddings")
+    plain = _plain(facts)
+    wavelength = 2 * math.pi / plain
+    keep = ((trained / wavelength - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * plain / factor + keep * plain, 1.0
+
+
+def _yarn(facts: ModelFacts) -> tuple[Tensor, float]:
+    """Frequencies blended by the number of turns within the trained length; cos and sin grow."""
+    rope, dim = facts.rope, facts.head_dim
+    trained = _number(rope, "original_max_position_embeddings", facts.max_position_embeddings)
+    factor = _number(rope, "factor", facts.max_position_embeddings / trained)
+
+    def dimension_of(turns: float) -> float:
+        return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    first = dimension_of(_number(rope, "beta_fast", 32))
+    last = dimension_of(_number(rope, "beta_slow", 1))
+    if rope.scaling.get("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, dim - 1)
+    if first == last:
+        last += 0.001
+    stretched = ((torch.arange(dim // 2).float() - first) / (last - first)).clamp(0, 1)
+    plain = _plain(facts)
+    inverse = plain / factor * stretched + plain * (1 - stretched)
+    return inverse, _yarn_factor(rope.scaling, factor)
+
+
+def _yarn_factor(scaling: Mapping[str, Any], factor: float) -> float:
+    given = scaling.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def growth(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    over, under = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return growth(float(over)) / growth(float(under)) if over and under else growth(1.0)
+
+
+def _number(rope: RopeFacts, name: str, default: float | None = None) -> float:
+    value = rope.scaling.get(name)
+    if value is None:
+        value = default
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise InvalidParameter(
+            f"config.json: rope_parameters.{name}", value, f"a number above 0 for {rope.kind}"
+        )
+    return float(value)
+
+
+_SCALINGS: dict[str, Callable[[ModelFacts], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _default,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -11,21 +11,18 @@ import pytest
 
 from tandem.cli.flags import Section, add_flags, read_settings
 from tandem.protocol.errors import InvalidParameter
-
-
-def _setting(default: Any, text: str, choices: tuple[str, ...] = (), unit: str = "") -> Any:
-    return field(default=default, metadata={"setting": (text, choices, unit)})
+from tandem.protocol.settings import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kettle:
     """Settings of every type that a room uses."""
 
-    max_cups: int = _setting(4, "Cups, at most.", unit="cups")
-    heat: float | None = _setting(None, "Degrees; none boils, 100 % of the time.")
-    whistle: bool = _setting(True, "Make a noise.")
-    colour: str = _setting("red", "Paint.", choices=("red", "blue"))
-    friends: tuple[str, ...] = _setting((), "Who drinks; may be repeated.")
+    max_cups: int = setting(4, "Cups, at most.", unit="cups")
+    heat: float | None = setting(None, "Degrees; none boils, 100 % of the time.")
+    whistle: bool = setting(True, "Make a noise.")
+    colour: str = setting("red", "Paint.", choices=("red", "blue"))
+    friends: tuple[str, ...] = setting((), "Who drinks; may be repeated.")
     inner: int = field(default=3)
 
 
@@ -47,7 +44,18 @@ def test_only_what_was_given_is_returned() -> None:
 def test_flags_take_the_fields_types() -> None:
     """Numbers, switches, choices and lists come out as such."""
     given = read(
-        ["--max-cups", "2", "--heat=91.5", "--no-whistle", "--colour", "blue", "--friends", "Ann", "--friends", "Bo"]
+        [
+            "--max-cups",
+            "2",
+            "--heat=91.5",
+            "--no-whistle",
+            "--colour",
+            "blue",
+            "--friends",
+            "Ann",
+            "--friends",
+            "Bo",
+        ]
     )
 
     assert given == {

@@ -1,6 +1,6 @@
 """Settings dataclasses to flags, environment variables and a config file, and back.
 
-Every setting of a role is a dataclass field with a help text in its metadata; this is the one
+Every setting of a role is a dataclass field made with ``tandem.protocol.settings``; this is the one
 place that turns them into ``--some-flag``, ``TANDEM_SOME_FLAG`` and a key of the YAML file named
 by ``--config``. A flag wins over the environment, that over the file, that over the default.
 """
@@ -8,7 +8,6 @@ by ``--config``. A flag wins over the environment, that over the file, that over
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import types
 import typing
@@ -19,6 +18,7 @@ from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_PREFIX
+from tandem.protocol.settings import Setting, settings_of
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -33,23 +33,9 @@ class Section:
     leave_out: frozenset[str] = frozenset()
     """Fields that the command fills by itself."""
 
-    def fields(self) -> list[dataclasses.Field[Any]]:
-        """Fields that become flags."""
-        return [
-            field
-            for field in dataclasses.fields(self.settings)
-            if field.init and field.name not in self.leave_out and described(field) is not None
-        ]
-
-
-def described(field: dataclasses.Field[Any]) -> tuple[str, tuple[str, ...], str] | None:
-    """Help, choices and unit of a field that is a setting."""
-    if "setting" in field.metadata:
-        text, allowed, unit = field.metadata["setting"]
-        return text, tuple(allowed), unit
-    if "help" in field.metadata:
-        return field.metadata["help"], tuple(field.metadata.get("choices", ())), ""
-    return None
+    def flags(self) -> list[Setting]:
+        """Settings that become flags."""
+        return [each for each in settings_of(self.settings) if each.name not in self.leave_out]
 
 
 def add_flags(parser: argparse.ArgumentParser, sections: Sequence[Section]) -> None:
@@ -59,9 +45,8 @@ def add_flags(parser: argparse.ArgumentParser, sections: Sequence[Section]) -> N
     )
     for section in sections:
         group = parser.add_argument_group(section.title)
-        hints = typing.get_type_hints(section.settings)
-        for field in section.fields():
-            _add_flag(group, field, hints[field.name])
+        for each in section.flags():
+            _add_flag(group, each)
 
 
 def read_settings(
@@ -75,14 +60,12 @@ def read_settings(
     result: dict[type, dict[str, Any]] = {}
     known = set()
     for section in sections:
-        hints = typing.get_type_hints(section.settings)
         given = result.setdefault(section.settings, {})
-        for field in section.fields():
-            known.add(field.name)
-            name, value = _lookup(field.name, parsed, environ, from_file)
+        for each in section.flags():
+            known.add(each.name)
+            name, value = _lookup(each.name, parsed, environ, from_file)
             if value is not None:
-                allowed = _describe(field)[1]
-                given[field.name] = convert(name, value, hints[field.name], allowed)
+                given[each.name] = convert(name, value, each.type, each.choices)
     unknown = set(from_file) - known
     if unknown:
         name = sorted(unknown)[0]
@@ -118,37 +101,30 @@ def _read_file(path: str | None) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], hint: Any) -> None:
-    text, allowed, unit = _describe(field)
-    default = _default_text(field)
-    notes = [unit] if unit else []
-    notes += [f"default: {default}"] if default is not None else []
-    help_text = (text + (f" ({'; '.join(notes)})" if notes else "")).replace("%", "%%")
-    kind = plain_type(hint)
+def _add_flag(group: argparse._ArgumentGroup, each: Setting) -> None:
+    notes = [each.unit] if each.unit else []
+    if each.default not in (None, "", ()):
+        notes.append(f"default: {each.default}")
+    text = (each.help + (f" ({'; '.join(notes)})" if notes else "")).replace("%", "%%")
+    kind = plain_type(each.type)
     if kind is bool:
         group.add_argument(
-            flag_of(field.name), action=argparse.BooleanOptionalAction, default=None, help=help_text
+            flag_of(each.name), action=argparse.BooleanOptionalAction, default=None, help=text
         )
         return
-    options: dict[str, Any] = {"default": None, "dest": field.name}
-    if allowed:
-        options["metavar"] = "{" + ",".join(allowed) + "}"
+    options: dict[str, Any] = {"default": None, "dest": each.name}
+    if each.choices:
+        options["metavar"] = "{" + ",".join(each.choices) + "}"
     else:
-        options["metavar"] = {int: "N", float: "X", tuple: "VALUE"}.get(kind, "VALUE")
+        options["metavar"] = {int: "N", float: "X"}.get(kind, "VALUE")
     if kind is tuple:
         options["action"] = "append"
-    group.add_argument(flag_of(field.name), help=help_text, **options)
+    group.add_argument(flag_of(each.name), help=text, **options)
 
 
 def flag_of(name: str) -> str:
     """``max_num_seqs`` to ``--max-num-seqs``."""
     return "--" + name.replace("_", "-")
-
-
-def _describe(field: dataclasses.Field[Any]) -> tuple[str, tuple[str, ...], str]:
-    description = described(field)
-    assert description is not None, f"{field.name} is not a setting"
-    return description
 
 
 def plain_type(hint: Any) -> type:
@@ -198,12 +174,6 @@ def _number(name: str, value: Any, kind: type) -> Any:
     except (TypeError, ValueError) as error:
         word = "an integer" if kind is int else "a number"
         raise InvalidParameter(name, value, word) from error
-
-
-def _default_text(field: dataclasses.Field[Any]) -> str | None:
-    if field.default is dataclasses.MISSING or field.default in (None, "", ()):
-        return None
-    return str(getattr(field.default, "value", field.default))
 
 
 def environment() -> Mapping[str, str]:

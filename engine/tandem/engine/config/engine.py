@@ -14,10 +14,10 @@ from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.revision import revision_of
 from tandem.engine.config.scheduler import SchedulerConfig
-from tandem.engine.config.setting import Setting, check_choices, setting, settings_of
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.settings import Setting, check_choices, setting, settings_of
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,

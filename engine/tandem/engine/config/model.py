@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from tandem.engine.config.setting import (
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import DEFAULT_MAX_LOGPROBS
+from tandem.protocol.settings import (
     check_choices,
     check_integer,
     check_optional_integer,
     required,
     setting,
 )
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import DEFAULT_MAX_LOGPROBS
 
 DTYPES = ("float32", "bfloat16", "float16")
 

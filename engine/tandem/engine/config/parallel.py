@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.engine.config.setting import check_integer, setting
+from tandem.protocol.settings import check_integer, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

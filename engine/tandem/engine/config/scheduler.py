@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.engine.config.setting import (
+from tandem.protocol.settings import (
     check_choices,
     check_flag,
     check_integer,

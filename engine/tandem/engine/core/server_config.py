@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from tandem.engine.config.setting import check_integer, setting
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT
+from tandem.protocol.settings import check_integer, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

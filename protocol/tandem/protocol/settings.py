@@ -1,7 +1,8 @@
 """How a setting describes itself, so that flags, environment and files are made from one place.
 
-cli/ walks ``settings_of`` and never repeats a name, a default or a help text. Values are checked
-by the config classes themselves, in ``__post_init__``, with the helpers below.
+Every role's config classes use it; cli/ walks ``settings_of`` and never repeats a name, a default
+or a help text. Values are checked by the config classes themselves, in ``__post_init__``, with the
+helpers below.
 """
 
 import math
@@ -81,6 +82,18 @@ def check_optional_integer(param: str, value: object, low: int) -> None:
     """As ``check_integer``, and None is allowed."""
     if value is not None:
         check_integer(param, value, low)
+
+
+def check_positive(
+    param: str, value: object, high: float = math.inf, *, or_zero: bool = False
+) -> None:
+    """Raise InvalidParameter unless ``value`` is a finite number above 0 and at most ``high``."""
+    low = "of at least 0" if or_zero else "above 0"
+    allowed = f"a number {low}" + ("" if high == math.inf else f" and at most {high:g}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameter(param, value, allowed)
+    if value > high or value < 0 or (value == 0 and not or_zero):
+        raise InvalidParameter(param, value, allowed)
 
 
 def check_share(param: str, value: object, *, above_zero: bool = False) -> None:

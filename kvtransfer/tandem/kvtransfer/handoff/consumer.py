@@ -260,7 +260,8 @@ def _on_slot(pull: Pull, event: Granted, now: Millis, policy: ConsumerPolicy) ->
 
 
 def _taken_out(flights: tuple[Flight, ...], index: int) -> tuple[Flight, tuple[Flight, ...]]:
-    found = next(each for each in flights if each.index == index)
+    found = next((each for each in flights if each.index == index), None)
+    assert found is not None, f"part {index} is not on its way"
     return found, tuple(each for each in flights if each is not found)
 
 

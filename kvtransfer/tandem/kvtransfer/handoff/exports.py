@@ -47,7 +47,7 @@ class ExportTable:
         self._hungry: dict[RequestKey, None] = {}
         self._ended: dict[RequestKey, None] = {}
         self._expected: dict[RequestKey, None] = {}
-        self._timers = Timers(self._deadline)
+        self._timers = Timers()
 
     def apply(self, event: events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
@@ -75,12 +75,12 @@ class ExportTable:
     def expire(self, now: Millis) -> list[Action]:
         """Run the deadlines that have passed."""
         return self._apply_all(
-            [events.Timeout(key) for key in dict.fromkeys(self._timers.due(now))], now
+            [events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
         )
 
     def next_deadline(self) -> Millis | None:
         """When ``expire`` is due."""
-        return self._timers.next()
+        return self._timers.next(self._deadline)
 
     @property
     def num_leased(self) -> int:

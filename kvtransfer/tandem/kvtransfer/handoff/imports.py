@@ -38,7 +38,7 @@ class ImportTable:
         self._max_tombstones = max_tombstones
         self._hungry: dict[RequestKey, None] = {}
         self._closed: dict[RequestKey, None] = {}
-        self._timers = Timers(self._deadline)
+        self._timers = Timers()
 
     def apply(self, event: events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
@@ -74,12 +74,12 @@ class ImportTable:
     def expire(self, now: Millis) -> list[Action]:
         """Run the deadlines that have passed."""
         return self._apply_all(
-            [events.Timeout(key) for key in dict.fromkeys(self._timers.due(now))], now
+            [events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
         )
 
     def next_deadline(self) -> Millis | None:
         """When ``expire`` is due."""
-        return self._timers.next()
+        return self._timers.next(self._deadline)
 
     @property
     def num_open(self) -> int:

@@ -97,7 +97,7 @@ class SlotRing:
 
     def copy(self) -> SlotRing:
         """An independent ring in the same state."""
-        other = SlotRing(0, 0)
+        other = type(self)(0, 0)
         other._slots = list(self._slots)
         other._free = list(self._free)
         other._held = dict(self._held)

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.protocol.ids import RequestKey
 
+Current = Callable[[RequestKey], Millis | None]
+"""What a key's deadline is by now, if it has one."""
+
 
 class Timers:
-    """A heap that forgets lazily: ``current`` says what a key's deadline is by now, if any."""
+    """A heap that forgets lazily: deadlines that are no longer a key's are skipped."""
 
-    def __init__(self, current: Callable[[RequestKey], Millis | None]) -> None:
-        self._current = current
+    def __init__(self) -> None:
         self._heap: list[tuple[Millis, RequestKey]] = []
 
     def arm(self, key: RequestKey, deadline: Millis) -> None:
         """The key's deadline has changed to this."""
         heapq.heappush(self._heap, (deadline, key))
 
-    def due(self, now: Millis) -> Iterator[RequestKey]:
+    def due(self, now: Millis, current: Current) -> list[RequestKey]:
         """Keys whose deadline has passed; each must get another deadline or be forgotten."""
+        keys: dict[RequestKey, None] = {}
         while self._heap and self._heap[0][0] <= now:
             deadline, key = heapq.heappop(self._heap)
-            if self._current(key) == deadline:
-                yield key
+            if current(key) == deadline:
+                keys[key] = None
+        return list(keys)
 
-    def next(self) -> Millis | None:
+    def next(self, current: Current) -> Millis | None:
         """The nearest deadline."""
-        while self._heap and self._current(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and current(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None

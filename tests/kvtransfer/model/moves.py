@@ -1,0 +1,304 @@
+"""Every choice that can be made in a world: each yields a name and the world that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tandem.kvtransfer.handoff import export as p_events
+from tandem.kvtransfer.handoff import pull as d_events
+from tandem.kvtransfer.handoff.lease import ENDED
+from tandem.kvtransfer.handoff.slots import SlotState
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.protocol.errors import FailCause
+
+from .world import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use, World, replaced
+
+Move = tuple[str, Callable[[World], None]]
+Fault = tuple[str, str, Callable[[World], None]]
+"""Kind, name, act."""
+
+ALL_FAULTS = (
+    "p restarts",
+    "d restarts",
+    "frame lost",
+    "frame repeated",
+    "p counts d as lost",
+    "d counts p as lost",
+    "p cancels",
+    "p's engine gives up",
+    "d cancels",
+    "p's deadline",
+    "d's deadline",
+    "p forgets",
+    "d forgets",
+    "read fails",
+    "revoke",
+)
+
+
+def moves(world: World) -> Iterator[Move]:
+    """What may happen now, faults included while the budget lasts."""
+    yield from fair_moves(world)
+    if world.faults_left:
+        allowed = world.setup.faults
+        for kind, name, act in _faults(world):
+            if kind in allowed:
+                yield name, _counted(act)
+
+
+def _counted(act: Callable[[World], None]) -> Callable[[World], None]:
+    def run(world: World) -> None:
+        world.faults_left -= 1
+        act(world)
+
+    return run
+
+
+def fair_moves(world: World) -> Iterator[Move]:
+    """What goes on by itself: frames, engines, packs, reads, unpacks."""
+    if world.to_d:
+        yield "d reads a frame", World.deliver_to_d
+    if world.to_p:
+        yield "p reads a frame", World.deliver_to_p
+    for n in range(len(world.packs)):
+        yield f"pack {n}", lambda w, n=n: _pack(w, n)
+    for n in range(len(world.unpacks)):
+        yield f"unpack {n}", lambda w, n=n: _unpack(w, n)
+    for n, read in enumerate(world.reads):
+        yield f"land {n}", lambda w, n=n: _land(w, n)
+        if read.peer != world.p:
+            yield f"dead read {n}", lambda w, n=n: _read_fails(w, n)
+    for index in range(world.setup.num_keys):
+        yield from _engine_moves(world, index)
+
+
+def _engine_moves(world: World, index: int) -> Iterator[Move]:
+    work, use = world.work[index], world.use[index]
+    if work.fenced < work.step - 1:
+        yield f"fence {index}", lambda w: _fence(w, index)
+    if world.setup.brisk:
+        if not work.done:
+            yield f"compute {index}", lambda w: _compute(w, index)
+    elif work.step == 0:
+        yield f"admit {index}", lambda w: _admit(w, index)
+    elif not work.done:
+        if work.step <= world.setup.num_blocks:
+            yield f"launch {index}", lambda w: _launch(w, index)
+        elif not work.first:
+            yield f"first token {index}", lambda w: _first(w, index)
+        else:
+            yield f"finished {index}", lambda w: _finish(w, index, cancelled=False)
+    if not use.opened:
+        yield f"open {index}", lambda w: _open(w, index)
+    elif use.ready and not use.loading and not use.ended:
+        yield f"load {index}", lambda w: _load(w, index)
+
+
+def _faults(world: World) -> Iterator[Fault]:
+    if world.p_born + 1 < len(P_ADDRESS):
+        yield "p restarts", "p restarts", _p_restarts
+        yield "d restarts", "d restarts", _d_restarts
+    for name in ("to_p", "to_d"):
+        if getattr(world, name):
+            yield "frame lost", f"{name} lost", lambda w, n=name: _lose(w, n)
+            yield "frame repeated", f"{name} repeated", lambda w, n=name: _repeat(w, n)
+    if world.p_session is not None:
+        yield "p counts d as lost", "p counts d as lost", World.p_loses_link
+    if world.d_session is not None:
+        yield "d counts p as lost", "d counts p as lost", World.d_loses_link
+    yield "revoke", "revoke", _revoke
+    for n, read in enumerate(world.reads):
+        if read.peer == world.p:
+            yield "read fails", f"read fails {n}", lambda w, n=n: _read_fails(w, n)
+    for index in range(world.setup.num_keys):
+        yield from _key_faults(world, index)
+
+
+def _key_faults(world: World, index: int) -> Iterator[Fault]:
+    key, work, use = KEYS[index], world.work[index], world.use[index]
+    yield "p cancels", f"p cancels {index}", lambda w: _p_cancels(w, index)
+    if work.step and not work.done:
+        name = f"p's engine gives up {index}"
+        yield "p's engine gives up", name, lambda w: _finish(w, index, cancelled=True)
+    if use.opened:
+        yield "d cancels", f"d cancels {index}", lambda w: _d_cancels(w, index)
+    export, pull = world.exports.exports.get(key), world.imports.pulls.get(key)
+    if export is not None:
+        kind = "p forgets" if export.state in ENDED else "p's deadline"
+        yield kind, f"{kind} {index}", lambda w: p_deadline(w, index)
+    if pull is not None:
+        kind = "d forgets" if pull.state is DState.CLOSED else "d's deadline"
+        yield kind, f"{kind} {index}", lambda w: d_deadline(w, index)
+
+
+# -- P ------------------------------------------------------------------------------------------
+
+
+def _p(world: World, event: p_events.Event) -> None:
+    world.own_p()
+    world.p_does(world.exports.apply(event, NOW))
+
+
+def _work(world: World, index: int, **changes: object) -> None:
+    world.work = replaced(world.work, index, world.work[index]._replace(**changes))
+
+
+def _admit(world: World, index: int) -> None:
+    _work(world, index, step=1)
+    up = world.d in world.exports.links
+    _p(world, p_events.Admit(KEYS[index], world.d, world.setup.num_blocks, 40, 0, up))
+
+
+def _launch(world: World, index: int) -> None:
+    step = world.work[index].step
+    _work(world, index, step=step + 1)
+    _p(world, p_events.Launched(KEYS[index], tuple(world.blocks(index)), step))
+
+
+def _fence(world: World, index: int) -> None:
+    fenced = world.work[index].fenced
+    block = world.blocks(index)[fenced]
+    if not world.work[index].released:
+        world.p_blocks = replaced(world.p_blocks, block, (index, block, world.p))
+    _work(world, index, fenced=fenced + 1)
+    _p(world, p_events.Fenced(KEYS[index], fenced + 1))
+
+
+def _first(world: World, index: int) -> None:
+    _work(world, index, first=True)
+    _p(world, p_events.First(KEYS[index], TOKEN, world.setup.finish))
+
+
+def _finish(world: World, index: int, *, cancelled: bool) -> None:
+    _work(world, index, done=True)
+    _p(world, p_events.Finished(KEYS[index], cancelled))
+
+
+def _revoke(world: World) -> None:
+    world.own_p()
+    world.p_does(world.exports.revoke_all(NOW))
+
+
+def _compute(world: World, index: int) -> None:
+    """P's engine from admission to letting go, in one go (fewer states, for wider worlds)."""
+    _admit(world, index)
+    for _ in range(world.setup.num_blocks):
+        _launch(world, index)
+        _fence(world, index)
+    _first(world, index)
+    _finish(world, index, cancelled=False)
+
+
+def _p_cancels(world: World, index: int) -> None:
+    _p(world, p_events.Cancel(KEYS[index]))
+
+
+def p_deadline(world: World, index: int) -> None:
+    """The deadline of P's state passes."""
+    _p(world, p_events.Timeout(KEYS[index]))
+
+
+def _pack(world: World, n: int) -> None:
+    pack = world.packs[n]
+    world.packs = world.packs[:n] + world.packs[n + 1 :]
+    if world.exports.ring[pack.slot].state is SlotState.FREE:
+        raise Broken(f"{pack} writes a slot that is free")
+    (block,) = pack.block_ids
+    world.p_slots = replaced(world.p_slots, pack.slot, world.p_blocks[block])
+    _p(world, p_events.Packed(pack.key, pack.index, ok=True))
+
+
+def _p_restarts(world: World) -> None:
+    world.p_born += 1
+    world.new_producer()
+    world.p_stale = False
+
+
+# -- D ------------------------------------------------------------------------------------------
+
+
+def _d(world: World, event: d_events.Event) -> None:
+    world.own_d()
+    world.d_does(world.imports.apply(event, NOW))
+
+
+def _use(world: World, index: int, **changes: object) -> None:
+    world.use = replaced(world.use, index, world.use[index]._replace(**changes))
+
+
+def _open(world: World, index: int) -> None:
+    peer = next(iter(world.imports.links), world.p)
+    _use(world, index, opened=True, producer=peer)
+    up = peer in world.imports.links
+    _d(world, d_events.Opened(KEYS[index], peer, 40, up))
+
+
+def _load(world: World, index: int) -> None:
+    _use(world, index, loading=True, blocks_free=False)
+    blocks = tuple(world.blocks(index))
+    _d(world, d_events.Load(KEYS[index], blocks, world.setup.hit, world.setup.num_blocks))
+
+
+def _d_cancels(world: World, index: int) -> None:
+    _d(world, d_events.Cancel(KEYS[index]))
+
+
+def d_deadline(world: World, index: int) -> None:
+    """The deadline of D's state passes."""
+    _d(world, d_events.Timeout(KEYS[index]))
+
+
+def _land(world: World, n: int) -> None:
+    """The bytes of a read arrive, whatever lies in the slot at that address by now."""
+    read = world.reads[n]
+    world.reads = world.reads[:n] + world.reads[n + 1 :]
+    world.d_slots = replaced(world.d_slots, read.slot, world.p_slots[read.remote_slot])
+    if not world.setup.strict_slots and world.imports.ring[read.slot].key != read.key:
+        return  # its handle was let go of: the bytes land, and nobody is told
+    _owned_or_quarantined(world, read.slot, read.key)
+    world.own_d()
+    world.d_does(world.imports.read_ended(read.slot, NOW))
+
+
+def _read_fails(world: World, n: int) -> None:
+    read = world.reads[n]
+    world.reads = world.reads[:n] + world.reads[n + 1 :]
+    _owned_or_quarantined(world, read.slot, read.key)
+    world.own_d()
+    world.d_does(world.imports.read_ended(read.slot, NOW, FailCause.PEER, "failed"))
+
+
+def _owned_or_quarantined(world: World, slot: int, key: object) -> None:
+    held = world.imports.ring[slot]
+    if world.setup.strict_slots and held.key != key:
+        raise Broken(f"a read of {key} ends in slot {slot}, which is {held}")
+
+
+def _unpack(world: World, n: int) -> None:
+    unpack = world.unpacks[n]
+    world.unpacks = world.unpacks[:n] + world.unpacks[n + 1 :]
+    index = KEYS.index(unpack.key)
+    use: Use = world.use[index]
+    if use.ended and use.blocks_free:
+        raise Broken(f"{unpack} writes blocks that are free")
+    (block,) = unpack.block_ids
+    world.d_blocks = replaced(world.d_blocks, block, world.d_slots[unpack.slot])
+    _d(world, d_events.Unpacked(unpack.key, unpack.index))
+
+
+def _d_restarts(world: World) -> None:
+    world.d_born += 1
+    world.new_consumer()
+    world.connect()
+
+
+# -- network ------------------------------------------------------------------------------------
+
+
+def _lose(world: World, name: str) -> None:
+    setattr(world, name, getattr(world, name)[1:])
+
+
+def _repeat(world: World, name: str) -> None:
+    queue = getattr(world, name)
+    setattr(world, name, (queue[0], *queue))

@@ -1,0 +1,125 @@
+"""The hand-off's tables, rings and sessions walked through every order of events, up to a bound.
+
+The bound of each test is small enough for every run; the `full` ones go further. Each prints how
+many states it saw (`pytest -s`).
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from model import mutations
+from model.checker import Counterexample, explore
+from model.moves import ALL_FAULTS
+from model.world import Setup
+
+_LINKS = ("p restarts", "p counts d as lost", "d counts p as lost", "frame lost")
+
+
+def _told(name, found):
+    print(f"\n{name}: {found.states} states, {found.transitions} transitions, {found.complete}")
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("setup", "faults", "at_least"),
+    [
+        pytest.param(Setup(num_blocks=1, faults=ALL_FAULTS), 2, 80_000, id="one part, two faults"),
+        pytest.param(Setup(num_blocks=2, faults=ALL_FAULTS), 1, 80_000, id="two parts, one fault"),
+        pytest.param(
+            Setup(num_blocks=2, hit=1, faults=ALL_FAULTS), 1, 10_000, id="half a hit, one fault"
+        ),
+        pytest.param(
+            Setup(num_blocks=1, hit=1, faults=ALL_FAULTS), 2, 20_000, id="a full hit, two faults"
+        ),
+        pytest.param(
+            Setup(num_blocks=1, finish="stop", faults=ALL_FAULTS), 1, 3_000, id="token 1 ends it"
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                receive_slots=1,
+                send_slots=1,
+                faults=(*_LINKS, "d cancels", "p's deadline"),
+                brisk=True,
+            ),
+            1,
+            20_000,
+            id="two keys share a slot",
+        ),
+    ],
+)
+def test_no_order_of_events_gives_wrong_tokens_or_leaves_anything_held(setup, faults, at_least):
+    """Every state within the bound keeps the promises, and from each both ends come to rest."""
+    found = _told(f"{faults} faults", explore(setup, faults=faults, max_states=400_000))
+    assert found.complete
+    assert found.states >= at_least
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    ("setup", "faults"),
+    [
+        pytest.param(Setup(num_blocks=1, faults=ALL_FAULTS), 3, id="one part, three faults"),
+        pytest.param(Setup(num_blocks=2, faults=ALL_FAULTS), 2, id="two parts, two faults"),
+        pytest.param(
+            Setup(
+                num_keys=2, num_blocks=1, receive_slots=1, faults=(*_LINKS, "d cancels"), brisk=True
+            ),
+            2,
+            id="two keys, two faults",
+        ),
+    ],
+)
+def test_the_same_holds_further_out(setup, faults):
+    """A million states, where there are so many."""
+    found = _told(f"{faults} faults", explore(setup, faults=faults, max_states=1_000_000))
+    assert found.states >= 300_000
+
+
+@pytest.mark.parametrize(
+    ("setup", "faults"),
+    [
+        pytest.param(
+            Setup(num_blocks=1, imports=mutations.NoCommit, faults=("p counts d as lost",)),
+            1,
+            id="the commit check",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=1,
+                session=mutations.NoIncarnation,
+                closed_ears=False,
+                faults=("p restarts",),
+            ),
+            1,
+            id="the incarnation check",
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                receive_slots=1,
+                ring=mutations.NoQuarantine,
+                faults=("d cancels",),
+                brisk=True,
+                strict_slots=False,
+            ),
+            1,
+            id="the slot quarantine",
+        ),
+        pytest.param(Setup(num_blocks=1, exports=mutations.NoFence), 0, id="READY's event"),
+    ],
+)
+def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
+    """The guard is needed, and the checker can see what it prevents."""
+    with pytest.raises(Counterexample) as caught:
+        explore(setup, faults=faults, max_states=400_000, liveness=False)
+    assert str(caught.value).startswith("D uses ")
+    print(f"\n{caught.value}")

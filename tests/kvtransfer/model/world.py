@@ -1,0 +1,452 @@
+"""A world for the model checker: the running tables, rings and sessions between memory and network.
+
+One producer address and one consumer. Every choice that threads, network, devices or users could
+make is a transition with a name. Contents are symbols: what P computed for a key, or junk. Digests
+are left out on purpose: the protocol alone must keep junk away from the engine.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tandem.kvtransfer.control.session import Session
+from tandem.kvtransfer.events import (
+    BlocksFree,
+    Cancelled,
+    FirstTokenEnded,
+    Loaded,
+    LoadFailed,
+    Ready,
+    Released,
+    Revoked,
+)
+from tandem.kvtransfer.handoff import export as p_events
+from tandem.kvtransfer.handoff import pull as d_events
+from tandem.kvtransfer.handoff.actions import Action, Millis, Pack, Read, Send, Tell, Unpack
+from tandem.kvtransfer.handoff.export import Asked, ProducerPolicy
+from tandem.kvtransfer.handoff.exports import ExportTable
+from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.messages import FirstToken, Hello, Message, Reset, Welcome
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Told
+from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
+from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+from tandem.protocol.link import Header, read_header
+
+NOW = Millis(0)
+BLOCK = 1
+JUNK = "junk"
+ROUTER = b"r" * 16
+KEYS = tuple(RequestKey(ROUTER, name, 0) for name in "ab")
+P_ADDRESS = tuple(Incarnation(f"producer-{n:07d}".encode()) for n in range(4))
+D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
+
+P_POLICY = ProducerPolicy(
+    block_size=BLOCK,
+    blocks_per_part=1,
+    block_bytes=1,
+    header_bytes=0,
+    lease_ms=10,
+    expect_ms=20,
+    tombstone_ms=30,
+    wait_ms=40,
+)
+D_POLICY = ConsumerPolicy(
+    block_size=BLOCK,
+    blocks_per_part=1,
+    block_bytes=1,
+    header_bytes=0,
+    credits=2,
+    transfer_ms=10,
+    commit_ms=5,
+    tombstone_ms=30,
+    wait_ms=40,
+)
+_HELLO = Hello(1, "print", ("memory",), bytes(16))
+_WELCOME = Welcome("memory", b"", 1, 1, 1)
+TOKEN = (FirstToken(0, 7),)
+
+
+class Broken(AssertionError):
+    """A promise of the protocol was broken."""
+
+
+class CheckedExports(ExportTable):
+    """The running table, each step held to the table of rules."""
+
+    def _step(self, event: p_events.Event, now: Millis) -> list[Action]:
+        was = self.exports.get(event.key)
+        actions = super()._step(event, now)
+        after = self.exports.get(event.key)
+        if after is was:
+            return actions
+        rule = PRODUCER.get((None if was is None else was.state, event.kind))
+        if rule is not None and (None if after is None else after.state) not in rule.next:
+            raise Broken(f"P: {was and was.state} × {event.kind} → {after} is not in the table")
+        return actions
+
+
+class CheckedImports(ImportTable):
+    """The running table, each step held to the table of rules."""
+
+    def _step(self, event: d_events.Event, now: Millis) -> list[Action]:
+        was = self.pulls.get(event.key)
+        actions = super()._step(event, now)
+        after = self.pulls.get(event.key)
+        if after is was:
+            return actions
+        rule = CONSUMER.get((None if was is None else was.state, event.kind))
+        if rule is not None and (None if after is None else after.state) not in rule.next:
+            raise Broken(f"D: {was and was.state} × {event.kind} → {after} is not in the table")
+        return actions
+
+
+class Setup(NamedTuple):
+    """What a world is made of; a mutation replaces one of the classes."""
+
+    num_keys: int = 1
+    num_blocks: int = 2
+    """Blocks (and chunks, and parts) of every prompt."""
+    send_slots: int = 2
+    receive_slots: int = 2
+    hit: int = 0
+    """Blocks of the prompt that D has already."""
+    finish: str | None = None
+    """Set: token 1 ends the request."""
+    faults: tuple[str, ...] = ()
+    """Transitions that count against the budget of faults."""
+    exports: type[ExportTable] = CheckedExports
+    imports: type[ImportTable] = CheckedImports
+    ring: type[SlotRing] = SlotRing
+    session: type[Session] = Session
+    closed_ears: bool = True
+    """Frames on a connection without a session are answered RESET (False: a mutation)."""
+    strict_slots: bool = True
+    """A read that ends in a slot that is not its own is a broken promise by itself."""
+    brisk: bool = False
+    """P's engine does all its work on a key at once: fewer states, for wider worlds."""
+
+
+class Work(NamedTuple):
+    """P's engine on one key."""
+
+    step: int = 0
+    """0 before admission; then chunks launched + 1."""
+    fenced: int = 0
+    first: bool = False
+    done: bool = False
+    released: bool = False
+
+
+class Use(NamedTuple):
+    """D's engine on one key."""
+
+    opened: bool = False
+    producer: Incarnation = NOBODY
+    ready: bool = False
+    loading: bool = False
+    ended: str = ""
+    blocks_free: bool = True
+
+
+class Frame(NamedTuple):
+    """A frame on its way."""
+
+    header: Header
+    message: Message
+
+    @property
+    def sign(self) -> tuple[object, ...]:
+        """Comparable value."""
+        return (self.header.source, self.header.destination, self.header.sequence, self.message)
+
+
+class InFlight(NamedTuple):
+    """A read that is not terminal."""
+
+    slot: int
+    remote_slot: int
+    key: RequestKey
+    peer: Incarnation
+
+
+class World:
+    """One state. Transitions copy it first."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.p_born = self.d_born = 0
+        self.p_shared = self.d_shared = False
+        self.faults_left = 0
+        self.new_producer()
+        self.new_consumer()
+        self.to_p: tuple[Frame, ...] = ()
+        self.to_d: tuple[Frame, ...] = ()
+        self.p_stale = False
+        self.connect()
+        while self.to_p or self.to_d:
+            self.deliver_to_p() if self.to_p else self.deliver_to_d()
+
+    # -- copying and comparing ----------------------------------------------------------------
+
+    def copy(self) -> World:
+        """An independent world in the same state."""
+        other = object.__new__(World)
+        other.__dict__.update(self.__dict__)
+        other.p_shared = other.d_shared = True
+        return other
+
+    def own_p(self) -> None:
+        """Before P's table or session is touched: no other world may share it."""
+        if self.p_shared:
+            self.p_shared = False
+            self.exports = self.exports.copy()
+            self.p_session = _copied(self.p_session)
+
+    def own_d(self) -> None:
+        """Before D's table or session is touched: no other world may share it."""
+        if self.d_shared:
+            self.d_shared = False
+            self.imports = self.imports.copy()
+            self.d_session = _copied(self.d_session)
+
+    def sign(self) -> tuple[object, ...]:
+        """A hashable value, equal for worlds that behave alike."""
+        return (
+            self.p_born,
+            self.d_born,
+            self.faults_left,
+            tuple(self.exports.exports.items()),
+            tuple(self.exports._hungry),
+            self.exports.ring.snapshot(),
+            tuple(sorted(self.exports.links)),
+            tuple(self.imports.pulls.items()),
+            tuple(self.imports._hungry),
+            self.imports.ring.snapshot(),
+            tuple(self.imports.links),
+            self.work,
+            self.use,
+            self.packs,
+            self.reads,
+            self.unpacks,
+            self.p_blocks,
+            self.p_slots,
+            self.d_slots,
+            self.d_blocks,
+            tuple(frame.sign for frame in self.to_p),
+            tuple(frame.sign for frame in self.to_d),
+            _numbers(self.p_session),
+            _numbers(self.d_session),
+            self.p_stale,
+        )
+
+    # -- processes ----------------------------------------------------------------------------
+
+    @property
+    def p(self) -> Incarnation:
+        """P's incarnation by now."""
+        return P_ADDRESS[self.p_born]
+
+    @property
+    def d(self) -> Incarnation:
+        """D's incarnation by now."""
+        return D_ADDRESS[self.d_born]
+
+    def new_producer(self) -> None:
+        """P's process starts, with nothing."""
+        setup = self.setup
+        self.p_shared = False
+        self.exports = setup.exports(P_POLICY, setup.ring(setup.send_slots, setup.send_slots))
+        self.p_session: Session | None = None
+        self.packs: tuple[Pack, ...] = ()
+        self.work: tuple[Work, ...] = (Work(),) * setup.num_keys
+        self.p_blocks: tuple[object, ...] = (JUNK,) * (setup.num_keys * setup.num_blocks)
+        self.p_slots: tuple[object, ...] = (JUNK,) * setup.send_slots
+
+    def new_consumer(self) -> None:
+        """D's process starts, with nothing."""
+        setup = self.setup
+        self.d_shared = False
+        self.imports = setup.imports(D_POLICY, setup.ring(setup.receive_slots, setup.receive_slots))
+        self.d_session: Session | None = None
+        self.reads: tuple[InFlight, ...] = ()
+        self.unpacks: tuple[Unpack, ...] = ()
+        self.use: tuple[Use, ...] = (Use(),) * setup.num_keys
+        self.d_slots: tuple[object, ...] = (JUNK,) * setup.receive_slots
+        self.d_blocks: tuple[object, ...] = (JUNK,) * (setup.num_keys * setup.num_blocks)
+
+    # -- network ------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """D opens a new connection; P may still read what came on the old one."""
+        self.to_d = ()
+        self.p_stale = True
+        self.d_session = self.setup.session(self.d)
+        self._d_says(_HELLO)
+
+    def _d_says(self, message: Message) -> None:
+        if self.d_session is not None:
+            frame = Frame(read_header(self.d_session.seal()), message)
+            self.to_p = (*self.to_p, frame)
+
+    def _p_says(self, message: Message) -> None:
+        if self.p_session is not None and not self.p_stale:
+            frame = Frame(read_header(self.p_session.seal()), message)
+            self.to_d = (*self.to_d, frame)
+
+    def deliver_to_p(self) -> None:
+        """P's control thread reads the next frame."""
+        self.own_p()
+        frame, self.to_p = self.to_p[0], self.to_p[1:]
+        message = frame.message
+        if isinstance(message, Hello) and frame.header.sequence == 0:
+            self.p_loses_link()
+            self.p_session = self.setup.session(self.p)
+            self.p_stale = False
+            if self.p_session.accept(frame.header):
+                self.exports.link_up(frame.header.source)
+                self._p_says(_WELCOME)
+            return
+        if self.p_session is None and not self.setup.closed_ears:
+            self.p_session = self.setup.session(self.p)
+            self.p_session.link.peer = frame.header.source
+            self.exports.link_up(frame.header.source)
+        if self.p_session is None or not self.p_session.accept(frame.header):
+            self.p_loses_link()
+            if not self.p_stale:
+                lost = Frame(Header(self.p, frame.header.source, 0), Reset("sequence"))
+                self.to_d = (*self.to_d, lost)
+            return
+        if isinstance(message, Reset):
+            self.p_loses_link()
+            return
+        self.p_does(
+            self.exports.apply(Asked(message.key, frame.header.source, message), NOW)  # type: ignore[arg-type, union-attr]
+        )
+
+    def deliver_to_d(self) -> None:
+        """D's control thread reads the next frame."""
+        self.own_d()
+        frame, self.to_d = self.to_d[0], self.to_d[1:]
+        message = frame.message
+        if self.d_session is None:
+            return
+        if isinstance(message, Reset) or not self.d_session.accept(frame.header):
+            self.d_loses_link()
+            return
+        if isinstance(message, Welcome):
+            self.imports.link_up(self.d_session.peer)
+            return
+        told = Told(message.key, self.d_session.peer, message)  # type: ignore[arg-type, union-attr]
+        self.d_does(self.imports.apply(told, NOW))
+
+    def p_loses_link(self) -> None:
+        """P counts the consumer of its session as lost."""
+        self.own_p()
+        if self.p_session is not None:
+            peer = self.p_session.peer
+            self.p_session = None
+            self.p_does(self.exports.link_lost(peer, NOW))
+
+    def d_loses_link(self) -> None:
+        """D counts P as lost, closes the connection and opens another."""
+        self.own_d()
+        if self.d_session is not None:
+            peer = self.d_session.peer
+            self.d_session = None
+            self.d_does(self.imports.link_lost(peer, "lost", NOW))
+        self.connect()
+
+    # -- what the tables ask for --------------------------------------------------------------
+
+    def p_does(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                if self.p_session is not None and self.p_session.peer == action.to:
+                    self._p_says(action.message)
+            elif isinstance(action, Pack):
+                self.packs = (*self.packs, action)
+            elif isinstance(action, Tell):
+                self._p_hears(action.event)
+        for slot in range(len(self.p_slots)):  # a free slot is anybody's to overwrite
+            if self.exports.ring[slot].state is SlotState.FREE:
+                self.p_slots = replaced(self.p_slots, slot, JUNK)
+
+    def _p_hears(self, event: object) -> None:
+        if isinstance(event, Revoked):
+            return
+        assert isinstance(event, Released)
+        index = KEYS.index(event.key)
+        work = self.work[index]
+        if not work.done or work.released:
+            raise Broken(f"{event.key} is released {'twice' if work.released else 'too early'}")
+        self.work = replaced(self.work, index, work._replace(released=True))
+        for block in self.blocks(index):  # the engine reuses them at once
+            self.p_blocks = replaced(self.p_blocks, block, JUNK)
+
+    def d_does(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                if self.d_session is not None and self.d_session.peer == action.to:
+                    self._d_says(action.message)
+            elif isinstance(action, Read):
+                read = InFlight(action.slot, action.remote_slot, action.key, action.peer)
+                self.reads = (*self.reads, read)
+            elif isinstance(action, Unpack):
+                self.unpacks = (*self.unpacks, action)
+            elif isinstance(action, Tell):
+                self._d_hears(action.event)
+
+    def _d_hears(self, event: object) -> None:
+        assert isinstance(
+            event, Ready | Loaded | LoadFailed | FirstTokenEnded | Cancelled | BlocksFree
+        )
+        index = KEYS.index(event.key)
+        use = self.use[index]
+        if isinstance(event, Ready):
+            self.use = replaced(self.use, index, use._replace(ready=True))
+            return
+        if isinstance(event, BlocksFree):
+            if use.blocks_free or not use.ended:
+                raise Broken(f"{event.key}: blocks are freed twice")
+            self.use = replaced(self.use, index, use._replace(blocks_free=True))
+            return
+        if use.ended:
+            raise Broken(f"{event.key} ends twice: {use.ended}, then {event}")
+        if isinstance(event, Loaded):
+            self._must_be_right(index, use)
+        free = isinstance(event, Loaded) or event.blocks_free
+        ended = use._replace(ended=type(event).__name__, blocks_free=free)
+        self.use = replaced(self.use, index, ended)
+
+    def _must_be_right(self, index: int, use: Use) -> None:
+        if self.setup.finish is not None:
+            raise Broken("loaded although token 1 ended it")
+        for block in list(self.blocks(index))[self.setup.hit :]:
+            if self.d_blocks[block] != (index, block, use.producer):
+                raise Broken(f"D uses {self.d_blocks[block]} as block {block} of key {index}")
+
+    def blocks(self, index: int) -> range:
+        """The blocks of a key, the same numbers on both sides."""
+        return range(index * self.setup.num_blocks, (index + 1) * self.setup.num_blocks)
+
+
+def _copied(session: Session | None) -> Session | None:
+    if session is None:
+        return None
+    other = type(session)(session.link.me)
+    link, copy = session.link, other.link
+    copy.peer, copy._sent, copy._expected = link.peer, link._sent, link._expected
+    return other
+
+
+def _numbers(session: Session | None) -> tuple[object, ...] | None:
+    if session is None:
+        return None
+    link = session.link
+    return (link.me, link.peer, link._sent, link._expected)
+
+
+def replaced(values: tuple, index: int, value: object) -> tuple:  # type: ignore[type-arg]
+    """The tuple with one value changed."""
+    return (*values[:index], value, *values[index + 1 :])

@@ -113,6 +113,8 @@ class IOThread(threading.Thread):
         except zmq.ZMQError as error:
             self._socket.close(0)
             raise OSError(f"cannot listen on {endpoint}: {error}") from error
+        self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
+        """As bound: port 0 is the kernel's choice by now."""
 
     def send(self, router: Incarnation | None, message: ToRouter) -> None:
         """Queue a message for one router, or for all (None). Called from the step loop."""

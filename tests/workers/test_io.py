@@ -1,0 +1,247 @@
+"""A worker's I/O thread against routers that greet, go silent, or talk garbage."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from tandem.engine.core import io
+from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterLost
+from tandem.engine.core.link_metrics import LinkMetrics
+from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.link import Link, read_header
+from tandem.protocol.messages import (
+    Beat,
+    Cancel,
+    Frame,
+    Hello,
+    LoadReport,
+    Reset,
+    ToRouter,
+    ToWorker,
+    Welcome,
+    WorkerBeat,
+    decode_to_router,
+    encode,
+)
+
+WAIT_MS = 3000
+GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+LOAD = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)
+
+
+def dealer(endpoint: str) -> zmq.Socket[bytes]:
+    """A connected socket."""
+    made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    made.setsockopt(zmq.LINGER, 1000)
+    made.connect(endpoint)
+    return made
+
+
+class Router:
+    """One end of a link, driven by hand."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.link = Link(new_incarnation())
+        self.socket = dealer(endpoint)
+
+    def say(self, message: ToWorker) -> None:
+        """Send one message in order."""
+        self.socket.send_multipart([self.link.seal(), encode(message)])
+
+    def hear(self, kind: type) -> ToRouter:
+        """The next message of a kind; others are passed over."""
+        for _ in range(50):
+            assert self.socket.poll(WAIT_MS), f"no {kind.__name__} came"
+            header, payload = self.socket.recv_multipart()
+            self.link.accept(read_header(header))
+            message = decode_to_router(payload)
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind.__name__} among fifty messages")
+
+    def greet(self) -> None:
+        """HELLO, WELCOME."""
+        self.say(Hello(PROTOCOL_VERSION))
+        self.hear(Welcome)
+
+
+class Worker:
+    """An I/O thread on a port of its own."""
+
+    def __init__(self) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self.registry = CollectorRegistry()
+        me = new_incarnation()
+        fingerprint = Fingerprint(revision="r", dtype="float32", layout=KVLayout((GROUP,)))
+        card = ModelCard(
+            model="m",
+            fingerprint=fingerprint,
+            max_model_len=64,
+            block_size=16,
+            num_blocks=9,
+            vocab_size=100,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            max_logprobs=5,
+            role=WorkerRole.DECODE,
+            incarnation=me,
+        )
+        self.thread = IOThread(
+            endpoint="tcp://127.0.0.1:0",
+            card=card,
+            incarnation=me,
+            inbox=self.inbox,
+            beat=lambda: WorkerBeat(Beat(), LOAD),
+            metrics=LinkMetrics(self.registry),
+        )
+        self.endpoint = self.thread.endpoint
+
+    def next(self) -> FromRouter | RouterLost | None:
+        """What the step loop would see next."""
+        return self.inbox.get(timeout=WAIT_MS / 1000)
+
+    def dropped(self, reason: str) -> float:
+        """Frames dropped for a reason."""
+        name = "tandem:link_frames_dropped_total"
+        return self.registry.get_sample_value(name, {"reason": reason}) or 0.0
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    """One thread for the module: nothing that a test does may end it."""
+    made = Worker()
+    made.thread.start()
+    yield made
+    made.thread.stop()
+    assert not made.thread.is_alive()
+
+
+@pytest.fixture
+def router(worker: Worker) -> Iterator[Router]:
+    """A router that has not greeted yet; its loss is taken out of the inbox afterwards."""
+    made = Router(worker.endpoint)
+    yield made
+    made.socket.close()
+    while not worker.inbox.empty():
+        worker.inbox.get()
+
+
+def test_a_greeting_is_answered_with_the_card(worker: Worker, router: Router) -> None:
+    """The router learns what is served, and gets beats from then on."""
+    router.greet()
+
+    assert isinstance(router.hear(WorkerBeat), WorkerBeat)
+
+
+def test_a_message_reaches_the_step_loop(worker: Worker, router: Router) -> None:
+    """What a greeted router says comes out of the inbox under its incarnation."""
+    router.greet()
+    router.say(Cancel("r", 3))
+
+    assert worker.next() == FromRouter(router.link.me, Cancel("r", 3))
+
+
+def test_frames_go_to_their_router_only(worker: Worker, router: Router) -> None:
+    """A frame for one router is not heard by another."""
+    other = Router(worker.endpoint)
+    router.greet()
+    other.greet()
+    worker.thread.send(router.link.me, Frame(step=7))
+    worker.thread.flush()
+
+    assert router.hear(Frame) == Frame(step=7)
+    while other.socket.poll(200):
+        payload = other.socket.recv_multipart()[1]
+        assert not isinstance(decode_to_router(payload), Frame)
+    other.socket.close()
+
+
+def test_a_message_before_the_greeting_is_reset(worker: Worker, router: Router) -> None:
+    """Nobody may cancel what is not his."""
+    router.say(Cancel("r", 0))
+
+    assert isinstance(router.hear(Reset), Reset)
+    assert worker.inbox.empty()
+
+
+def test_a_lost_frame_loses_the_router(worker: Worker, router: Router) -> None:
+    """A gap in the sequence fails everything of that router, and says so to both ends."""
+    router.greet()
+    router.link.seal()
+    router.say(Cancel("r", 0))
+
+    assert isinstance(router.hear(Reset), Reset)
+    assert isinstance(worker.next(), RouterLost)
+
+
+def test_another_protocol_version_is_turned_away(worker: Worker, router: Router) -> None:
+    """Both versions are in the answer."""
+    router.say(Hello(PROTOCOL_VERSION + 1))
+
+    answer = router.hear(Reset)
+    assert isinstance(answer, Reset)
+    assert f"protocol {PROTOCOL_VERSION + 1}" in answer.reason
+
+
+def test_a_silent_router_is_lost(
+    worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without beats its requests are dropped after the limit."""
+    monkeypatch.setattr(io, "LOST_SECONDS", 0.5)
+    router.greet()
+
+    lost = worker.next()
+    while isinstance(lost, RouterLost) and lost.router != router.link.me:
+        lost = worker.next()  # routers of other tests, long closed
+    assert isinstance(lost, RouterLost)
+
+
+def test_a_greeting_again_drops_what_was(worker: Worker, router: Router) -> None:
+    """A router that starts over has lost its requests, and is served again."""
+    router.greet()
+    router.link.restart()
+    router.greet()
+
+    assert isinstance(worker.next(), RouterLost)
+    router.say(Cancel("r", 1))
+    assert isinstance(worker.next(), FromRouter)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.binary(max_size=300), min_size=1, max_size=5))
+def test_garbage_is_counted_and_harms_nobody(worker: Worker, parts: list[bytes]) -> None:
+    """Random parts of any number and size are dropped; the thread lives on."""
+    with dealer(worker.endpoint) as stranger:
+        stranger.send_multipart(parts)
+
+    assert worker.thread.is_alive()
+
+
+def test_after_garbage_routers_are_served(worker: Worker, router: Router) -> None:
+    """Truncated and oversized payloads under a right header are counted, then all is well."""
+    router.greet()
+    before = worker.dropped("garbage")
+    good = encode(Cancel("r", 0))
+    for payload in (good[:-2], os.urandom(1 << 20), b""):
+        with dealer(worker.endpoint) as stranger:
+            stranger.send_multipart([Link(new_incarnation()).seal(), payload])
+    router.say(Cancel("mine", 0))
+
+    assert worker.next() == FromRouter(router.link.me, Cancel("mine", 0))
+    worker.thread.flush()
+    for _ in range(100):
+        if worker.dropped("garbage") >= before + 3:
+            break
+        router.say(Beat())
+        router.socket.poll(20)
+    assert worker.dropped("garbage") >= before + 3

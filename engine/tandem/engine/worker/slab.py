@@ -1,0 +1,51 @@
+"""The rank's KV memory, and the two ways of looking at it.
+
+Block-major with all layers of a block contiguous: kernels see a layer's strided view, movers of
+bytes see a block as one row. The memory comes from the role's allocator where it must be known to a
+transport.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem.engine.executor.base import SlabAllocator
+from tandem.engine.loader.opening import DTYPES
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.layout import KVLayout
+
+
+class Slab:
+    """``num_blocks`` blocks of one layout."""
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        device: torch.device,
+        allocate: SlabAllocator | None = None,
+    ) -> None:
+        """``allocate`` gives flat uint8 memory; by default the device's own allocator does."""
+        (group,) = layout.groups
+        if group.dtype not in DTYPES:
+            raise InvalidParameter("kv_cache_dtype", group.dtype, f"one of {', '.join(DTYPES)}")
+        size = num_blocks * layout.block_bytes
+        memory = _plain(size, device) if allocate is None else allocate(size)
+        assert memory.dtype == torch.uint8, f"the slab's allocator gave {memory.dtype}"
+        assert memory.numel() >= size, f"the slab's allocator gave {memory.numel()} of {size} bytes"
+        self.memory: Tensor = memory.view(-1)[:size]
+        self.blocks: Tensor = self.memory.view(num_blocks, layout.block_bytes)
+        """[num_blocks, block_bytes] uint8."""
+        whole = self.memory.view(DTYPES[group.dtype]).view(num_blocks, *group.block_shape)
+        self.layers: tuple[Tensor, ...] = tuple(whole.unbind(1))
+        """Per layer [num_blocks, 2, kv_heads, block_size, head_dim]."""
+
+    @property
+    def address(self) -> int:
+        """Host address of block 0; 0 where the memory is a device's."""
+        return self.memory.data_ptr() if self.memory.device.type == "cpu" else 0
+
+
+def _plain(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)

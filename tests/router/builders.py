@@ -22,6 +22,7 @@ from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import WorkerView
+from tandem.router.workers.dealer import CurveKeys
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 
@@ -69,10 +70,10 @@ def view(number: int, role: WorkerRole, **fields: Any) -> WorkerView:
 class Stack:
     """Pool, fleet and dispatcher, as the app composes them, without HTTP and text."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, *, curve: CurveKeys | None = None, **limits: Any) -> None:
         self.metrics = RouterMetrics("fake")
         times = LinkTimes(beat_interval=0.05, beat_timeout=0.5, stall_timeout=1.0)
-        self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics)
+        self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics, curve=curve)
         self.fleet = Fleet(self.pool, PrefixIndex(1 << 20))
         self.admission = AdmissionQueue(LIMITS, self.metrics)
         settings = {"request_timeout": 10.0, "worker_wait": 0.3, **limits}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.router.builders import Stack
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
+from tokenizers import decoders, models, pre_tokenizers
 
 from tandem.protocol.card import WorkerRole
 

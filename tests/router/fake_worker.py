@@ -213,6 +213,7 @@ class FakeWorker:
         self.cancelled_at: list[float] = []
         self.peers: dict[str, Incarnation] = {}
         self.resets: list[str] = []
+        self.num_greeted = 0
         self.silent = False
         self._routers: dict[bytes, _Router] = {}
         self._turns: list[tuple[float, Turn, Iterator[float]]] = []
@@ -259,6 +260,15 @@ class FakeWorker:
         def write() -> None:
             for router in self._routers.values():
                 self._write(router.identity, parts)
+
+        self.do(write)
+
+    def send_sealed(self, payload: bytes) -> None:
+        """Send any payload in a frame that is right otherwise."""
+
+        def write() -> None:
+            for router in self._routers.values():
+                self._write(router.identity, [router.link.seal(), payload])
 
         self.do(write)
 
@@ -342,6 +352,7 @@ class FakeWorker:
 
     def _obey(self, router: Incarnation, message: object) -> None:
         if isinstance(message, Hello):
+            self.num_greeted += 1
             self.send(router, Welcome(self.card))
         elif isinstance(message, Submit):
             self.submitted.append(message.request)

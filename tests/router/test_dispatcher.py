@@ -437,7 +437,7 @@ async def test_repeated_frames_and_foreign_attempts(stack: Stack, decode: Make) 
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
     assert stack.metric("tandem:router_tokens_repeated_total") == 7
-    assert stack.metric("tandem:router_frames_dropped_total", reason="stale") == 8
+    await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="stale") == 8)
 
 
 async def test_closing_cancels_both_legs(stack: Stack, prefill: Make, decode: Make) -> None:
@@ -502,6 +502,32 @@ async def test_no_token_in_time(decode: Make) -> None:
     assert tokens_of(await stack.run(make_request())) == ANSWER
     assert d2.submitted[0].emitted == ((100,),)
     await stack.close()
+
+
+async def test_deadline_in_the_queue(stack: Stack, decode: Make) -> None:
+    """Waiting for a turn counts against the deadline."""
+    d = decode()
+    await stack.find(d)
+    await stack.admission.enter(100_000)
+
+    with pytest.raises(RequestFailed, match="deadline"):
+        await stack.run(make_request(budget_ms=50))
+    assert d.submitted == []
+    stack.admission.leave(100_000)
+    assert stack.admission.num_running == stack.admission.num_waiting == 0
+
+
+async def test_link_breaks_while_it_is_chosen(stack: Stack, decode: Make) -> None:
+    """A worker that died a moment ago, unnoticed yet: the next one is asked at once."""
+    d1, d2 = decode(), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+    d1.stop()
+    time.sleep(0.1)  # noqa: ASYNC251  the loop must not hear of it
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert stack.metric("tandem:router_attempt_failures_total", kind="failed", reason="worker_lost")
 
 
 async def test_nobody_is_up(stack: Stack) -> None:

@@ -282,6 +282,24 @@ def test_vllm_extras(well: Served, client: Any) -> None:
     assert extra["token_ids"] == well.workers[1].answer[:2]
 
 
+def test_vllm_extras_of_completions(well: Served, client: Any) -> None:
+    """The same in the other shape; logprobs without echo begin at 0."""
+    answer = client.completions.create(
+        model="fake",
+        prompt="Tell me",
+        max_tokens=2,
+        logprobs=1,
+        extra_body={"prompt_logprobs": 0, "return_token_ids": True},
+    )
+    choice = answer.choices[0]
+
+    assert choice.model_extra["token_ids"] == well.workers[1].answer[:2]
+    assert choice.model_extra["prompt_token_ids"] == well.tokenizer.encode("Tell me")
+    assert choice.model_extra["prompt_logprobs"][0] is None
+    assert len(choice.model_extra["prompt_logprobs"][1]) == 1
+    assert choice.logprobs.text_offset == [0, 5]
+
+
 def test_token_ids_in_a_stream(well: Served, client: Any) -> None:
     """return_token_ids: the prompt's with the first chunk, each token's with its own."""
     stream = client.chat.completions.create(

@@ -134,7 +134,7 @@ class WorkerConnection:
 
     def close(self) -> None:
         """Fail what is under way and let go of the socket. May be called twice."""
-        self._down("the router closed the link")
+        self._down("the router closed the link", expected=True)
         self._dealer.close()
 
     def submit(self, request: EngineCoreRequest, sink: Sink) -> bool:
@@ -226,7 +226,7 @@ class WorkerConnection:
     def _on_disconnected(self) -> None:
         self._down("the connection closed")
 
-    def _down(self, reason: str) -> None:
+    def _down(self, reason: str, *, expected: bool = False) -> None:
         """Fail every key, tell the listener if it knew the worker, and be DOWN."""
         was_up = self.state is LinkState.UP
         incarnation, self.incarnation = self.incarnation, None
@@ -242,7 +242,7 @@ class WorkerConnection:
             if not future.done():
                 future.set_exception(RequestFailed(FailCause.WORKER_LOST, message))
         if was_up and incarnation is not None:
-            logger.warning("%s", message)
+            logger.log(logging.INFO if expected else logging.WARNING, "%s", message)
             self._listener.on_lost(self, incarnation, reason)
 
     def _on_frame(self, parts: list[bytes]) -> None:

@@ -1,0 +1,233 @@
+"""CPU time that the router spends per streamed token, from frame received to bytes written.
+
+A worker process replays frames (one per step, one token per stream in each), the real router runs
+under uvicorn in a process of its own, this process reads the streams. Only the router's CPU time
+(user and system, all its threads) is counted, between the first and the last token of a round.
+
+    .venv/bin/python bench/router_overhead.py --streams 16 --tokens 400 --interval-ms 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import statistics
+import time
+
+import psutil
+import zmq
+
+from tandem.hub import DEFAULT_MODEL, prepare
+from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.link import Link, read_header
+from tandem.protocol.messages import (
+    Beat,
+    Cancel,
+    Frame,
+    Hello,
+    LoadReport,
+    Submit,
+    Welcome,
+    WorkerBeat,
+    decode_to_worker,
+    encode,
+)
+from tandem.protocol.outputs import Accepted, EngineCoreOutput
+from tandem.protocol.requests import EngineCoreRequest
+
+TEXT = "The quick brown fox jumps over the lazy dog, while it rains in Paris and nobody minds. "
+
+
+def replay(port: int, token_ids: list[int], interval: float) -> None:
+    """The worker: every ``interval`` a frame with the next token of each request."""
+    incarnation = new_incarnation()
+    group = KVGroup(num_layers=30, num_kv_heads=3, head_dim=64, block_size=64, dtype="float32")
+    card = ModelCard(
+        model="replay",
+        fingerprint=Fingerprint(revision="r", dtype="float32", layout=KVLayout((group,))),
+        max_model_len=8192,
+        block_size=64,
+        num_blocks=10_000,
+        vocab_size=49_152,
+        max_num_seqs=1024,
+        max_num_batched_tokens=8192,
+        max_logprobs=20,
+        role=WorkerRole.DECODE,
+        incarnation=incarnation,
+    )
+    load = LoadReport(
+        num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=10_000, total_blocks=10_000
+    )
+    router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    router.bind(f"tcp://127.0.0.1:{port}")
+    link, identity = Link(incarnation), b""
+    running: dict[str, tuple[EngineCoreRequest, int]] = {}
+    next_step = next_beat = time.monotonic()
+    step = 0
+
+    def send(message: Welcome | Frame | WorkerBeat) -> None:
+        router.send_multipart([identity, link.seal(), encode(message)])
+
+    while True:
+        while router.poll(max(0.0, next_step - time.monotonic()) * 1000):
+            identity, head, payload = router.recv_multipart()
+            message = decode_to_worker(payload)
+            if isinstance(message, Hello):
+                link = Link(incarnation)
+                link.accept(read_header(head))
+                send(Welcome(card))
+                continue
+            link.accept(read_header(head))
+            if isinstance(message, Submit):
+                key = message.request.key
+                running[key.request] = (message.request, 0)
+                send(Frame(step=step, accepted=(Accepted(key.request, key.attempt),)))
+            elif isinstance(message, Cancel):
+                running.pop(message.request, None)
+        step += 1
+        next_step += interval
+        outputs = []
+        for name, (request, position) in list(running.items()):
+            last = position + 1 == request.params.max_tokens
+            outputs.append(
+                EngineCoreOutput(
+                    name,
+                    request.key.attempt,
+                    0,
+                    position,
+                    (token_ids[position % len(token_ids)],),
+                    finish=FinishReason.LENGTH if last else None,
+                )
+            )
+            if last:
+                del running[name]
+            else:
+                running[name] = (request, position + 1)
+        if outputs:
+            send(Frame(step=step, outputs=tuple(outputs)))
+        if identity and time.monotonic() >= next_beat:
+            next_beat = time.monotonic() + 1.0
+            send(WorkerBeat(Beat(engine_step=step), load))
+
+
+def route(port: int, worker_port: int, model: str) -> None:
+    """The router, as ``tandem router`` runs it."""
+    from tandem.router.app import serve
+    from tandem.router.config import RouterConfig
+
+    endpoint = f"127.0.0.1:{worker_port}"
+    config = RouterConfig(port=port, workers=(endpoint,), model=model)
+    serve(config, log_level="warning")
+
+
+async def read_stream(port: int, path: str, body: dict[str, object]) -> int:
+    """Chunks of one stream."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    content = json.dumps({**body, "stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+    writer.write(head.encode() + content)
+    count = 0
+    while True:
+        line = await reader.readline()
+        if line.startswith(b"data: [DONE]") or not line:
+            break
+        count += line.startswith(b"data: ")
+    writer.close()
+    return count
+
+
+async def one_round(port: int, args: argparse.Namespace) -> None:
+    """All streams at once."""
+    chat = args.endpoint == "chat"
+    body: dict[str, object] = {"max_tokens": args.tokens, "ignore_eos": True}
+    if chat:
+        body["messages"] = [{"role": "user", "content": TEXT}]
+    else:
+        body["prompt"] = TEXT
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    counts = await asyncio.gather(*(read_stream(port, path, body) for _ in range(args.streams)))
+    assert min(counts) >= args.tokens // 2, counts
+
+
+async def wait_ready(port: int) -> None:
+    """Until /ready answers 200."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.1)
+                continue
+            writer.write(b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            line = await reader.readline()
+            writer.close()
+            if b"200" in line:
+                return
+            await asyncio.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """User and system time of all its threads."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--interval-ms", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
+    args = parser.parse_args()
+    model = str(prepare(DEFAULT_MODEL, progress=False).path)
+    from tandem.text.tokenizer import Tokenizer
+
+    token_ids = Tokenizer.load(model).encode(TEXT)
+    spawn = multiprocessing.get_context("spawn")
+    worker_port, port = free_port(), free_port()
+    worker = spawn.Process(target=replay, args=(worker_port, token_ids, args.interval_ms / 1000))
+    router = spawn.Process(target=route, args=(port, worker_port, model))
+    worker.start()
+    router.start()
+    try:
+        asyncio.run(wait_ready(port))
+        asyncio.run(one_round(port, args))  # warm
+        measured = psutil.Process(router.pid)
+        costs = []
+        for _ in range(args.rounds):
+            before = cpu_seconds(measured)
+            asyncio.run(one_round(port, args))
+            spent = cpu_seconds(measured) - before
+            costs.append(1e6 * spent / (args.streams * args.tokens))
+        before = cpu_seconds(measured)
+        time.sleep(5.0)
+        idle = (cpu_seconds(measured) - before) / 5.0
+        print(f"{args.endpoint}, {args.streams} streams, a step every {args.interval_ms:g} ms:")
+        print("CPU per streamed token: " + ", ".join(f"{cost:.0f}" for cost in costs) + " µs")
+        print(f"median {statistics.median(costs):.0f} µs")
+        print(f"idle: {100 * idle:.1f} % of a core; {measured.memory_info().rss >> 20} MiB")
+    finally:
+        router.terminate()
+        worker.terminate()
+        router.join(10)
+        worker.join(10)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The admission queue: bounds, order, age, and what cancelled waiters leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tandem.router.admission.queue import (
+    AdmissionLimits,
+    AdmissionQueue,
+    AdmissionRefused,
+    RejectReason,
+)
+
+LIMITS = AdmissionLimits(
+    max_inflight_requests=2,
+    max_inflight_tokens=100,
+    max_queued_requests=2,
+    max_queued_tokens=100,
+    max_queue_age=5.0,
+)
+
+
+class Counter:
+    """Counts rejections."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def rejected(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def make_queue(**limits: float) -> tuple[AdmissionQueue, Counter]:
+    """A queue of two with a queue of two before it."""
+    counter = Counter()
+    return AdmissionQueue(replace(LIMITS, **limits), counter), counter  # type: ignore[arg-type]
+
+
+async def settle() -> None:
+    """Let every task run as far as it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_requests_and_tokens_are_bounded() -> None:
+    """The third waits for one to leave; so does one that is too large for the moment."""
+    queue, _ = make_queue()
+    await queue.enter(40)
+    await queue.enter(40)
+    third = asyncio.create_task(queue.enter(10))
+    await settle()
+    assert (queue.num_running, queue.num_waiting, queue.waiting_tokens) == (2, 1, 10)
+    queue.leave(40)
+    await third
+    large = asyncio.create_task(queue.enter(70))
+    await settle()
+    assert not large.done()
+    queue.leave(10)
+    queue.leave(40)
+    await large
+    assert (queue.num_running, queue.running_tokens, queue.waiting_tokens) == (1, 70, 0)
+
+
+async def test_an_empty_house_takes_any_size() -> None:
+    """A request larger than the whole bound runs alone."""
+    queue, _ = make_queue()
+    await queue.enter(1000)
+    assert queue.num_running == 1
+
+
+async def test_order_is_priority_then_arrival() -> None:
+    """Lower priority numbers first; nobody overtakes within one."""
+    queue, _ = make_queue(max_inflight_requests=1, max_queued_requests=9)
+    await queue.enter(1)
+    order: list[str] = []
+
+    async def come(name: str, priority: int) -> None:
+        await queue.enter(1, priority=priority)
+        order.append(name)
+        queue.leave(1)
+
+    tasks = [
+        asyncio.create_task(come(name, priority))
+        for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0))
+    ]
+    await settle()
+    queue.leave(1)
+    await asyncio.gather(*tasks)
+
+    assert order == ["c", "a", "d", "b"]
+    assert queue.num_running == queue.running_tokens == 0
+
+
+async def test_full_queue_refuses_at_once() -> None:
+    """By requests or by tokens; told when to come again."""
+    queue, counter = make_queue()
+    await queue.enter(1)
+    await queue.enter(1)
+    waiting = [asyncio.create_task(queue.enter(60))]
+    await settle()
+    with pytest.raises(AdmissionRefused, match="60 prompt tokens") as by_tokens:
+        await queue.enter(60)
+    waiting.append(asyncio.create_task(queue.enter(1)))
+    await settle()
+    with pytest.raises(AdmissionRefused, match="2 requests") as by_requests:
+        await queue.enter(1)
+
+    assert by_tokens.value.reason is RejectReason.TOKENS
+    assert by_requests.value.retry_after > 1
+    assert counter.reasons == ["max_num_queued_tokens", "max_num_queued_reqs"]
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert (queue.num_waiting, queue.waiting_tokens, queue.num_running) == (0, 0, 2)
+
+
+async def test_age() -> None:
+    """Who waited too long is sent away; the others keep their turn."""
+    queue, counter = make_queue(max_queue_age=0.02)
+    await queue.enter(100)
+    with pytest.raises(AdmissionRefused) as caught:
+        await queue.enter(1)
+
+    assert caught.value.reason is RejectReason.AGE
+    assert counter.reasons == ["max_queue_age"]
+    assert (queue.num_waiting, queue.waiting_tokens) == (0, 0)
+
+
+async def test_cancelled_in_the_moment_of_its_turn() -> None:
+    """The place goes to the next one, whichever of the two happens first."""
+    queue, _ = make_queue(max_inflight_requests=1)
+    await queue.enter(1)
+    first = asyncio.create_task(queue.enter(1))
+    second = asyncio.create_task(queue.enter(1))
+    await settle()
+    queue.leave(1)
+    first.cancel()
+    await second
+    assert first.cancelled() or await asyncio.gather(first, return_exceptions=True)
+    assert queue.num_running == 1
+
+    third = asyncio.create_task(queue.enter(1))
+    await settle()
+    third.cancel()
+    queue.leave(1)
+    await settle()
+    assert (queue.num_running, queue.num_waiting, queue.waiting_tokens) == (0, 0, 0)

@@ -1,0 +1,333 @@
+"""Links to workers over real sockets: greeting, loss, garbage, peers; and who counts as alive."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.router.builders import Stack, beats, make_request, tokens_of, until
+from tests.router.fake_worker import FakeWorker, Turn
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.errors import FailCause, RequestFailed
+from tandem.protocol.link import Link
+from tandem.protocol.messages import Beat, Draining, ReplyTo, Reset, Welcome, encode
+from tandem.protocol.outputs import Accepted
+from tandem.router.workers.connection import LinkState
+from tandem.router.workers.dealer import CurveKeys
+from tandem.router.workers.liveness import LinkTimes, Liveness
+from tandem.router.workers.static import StaticDiscovery
+
+Make = Callable[..., FakeWorker]
+ANSWER = list(range(100, 108))
+
+
+async def test_peers_are_told_to_decode_workers(stack: Stack, prefill: Make, decode: Make) -> None:
+    """Whenever the set changes, and only those whose KV fits."""
+    p1, p2, other = prefill(), prefill(), prefill(revision="r2")
+    d = decode()
+    await stack.find(p1, p2, other, d)
+    await until(lambda: len(d.peers) == 2)
+
+    assert d.peers == {p.card.control: p.incarnation for p in (p1, p2)}
+    p1.stop()
+    await until(lambda: len(d.peers) == 1)
+    assert d.peers == {p2.card.control: p2.incarnation}
+
+
+async def test_successor_at_the_same_address(stack: Stack, decode: Make) -> None:
+    """A process that takes over an address is another worker; the old one's keys fail."""
+    d = decode()
+    await stack.find(d)
+    d.stop()
+    await until(lambda: not stack.pool.workers)
+    successor = decode(port=d.port)
+    await until(lambda: successor.incarnation in stack.pool.workers)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+
+
+def garbage(worker: FakeWorker) -> list[list[bytes]]:
+    """What a broken or hostile sender might say."""
+    header = Link(worker.incarnation).seal()
+    return [
+        [b""],
+        [b"x" * 44, b"y"],
+        [header],
+        [header, b"", b""],
+        [b"\x00" * 200, encode(Reset("no"))],
+    ]
+
+
+async def test_garbage_is_counted_and_dropped(stack: Stack, decode: Make) -> None:
+    """Random bytes end neither the link nor a request on it."""
+    d = decode(step=0.01)
+    await stack.find(d)
+    running = asyncio.create_task(stack.run(make_request()))
+    for parts in garbage(d):
+        d.send_raw(parts)
+
+    assert tokens_of(await running) == ANSWER
+    await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="garbage") == 5)
+    assert d.incarnation in stack.pool.workers
+
+
+async def test_undecodable_payload_in_a_good_frame(stack: Stack, decode: Make) -> None:
+    """It counts as a frame of the link, says nothing, and breaks nothing."""
+    d = decode()
+    await stack.find(d)
+    d.send_sealed(b"\xc1")
+
+    await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="garbage"))
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+
+
+async def test_lost_frame_resets_the_link(stack: Stack, decode: Make) -> None:
+    """A gap in the sequence: RESET, all keys fail, HELLO, and on it goes."""
+    d = decode(step=0.02)
+    await stack.find(d)
+    running = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: d.submitted)
+    d.skip_sequence()
+
+    with pytest.raises(RequestFailed) as caught:
+        await running
+    assert caught.value.cause is FailCause.WORKER_LOST
+    assert d.resets == ["lost or misdirected frame"]
+    await until(lambda: d.incarnation in stack.pool.workers)
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+
+
+async def test_frame_for_another_router(stack: Stack, decode: Make) -> None:
+    """A wrong destination is a lost frame."""
+    d = decode()
+    await stack.find(d)
+    d.send_raw([Link(d.incarnation, d.incarnation).seal(), encode(Draining(1))])
+
+    await until(lambda: d.resets)
+    await until(lambda: d.incarnation in stack.pool.workers)
+
+
+async def test_frame_of_another_process(stack: Stack, decode: Make) -> None:
+    """A new incarnation on the same connection: the old worker is lost."""
+    d, other = decode(), decode()
+    await stack.find(d)
+    router = stack.pool.me
+    d.send_raw([Link(other.incarnation, router).seal(), encode(Draining(1))])
+
+    await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="reset"))
+    await until(lambda: d.incarnation in stack.pool.workers)
+
+
+async def test_worker_says_reset(stack: Stack, decode: Make) -> None:
+    """The router greets again."""
+    d = decode()
+    await stack.find(d)
+    d.send_now(Reset("I forgot you"))
+
+    await until(lambda: d.num_greeted == 2)
+    await until(lambda: d.incarnation in stack.pool.workers)
+
+
+async def test_unexpected_messages_are_counted(stack: Stack, decode: Make) -> None:
+    """A second WELCOME, a reply to nothing, words about unknown keys."""
+    d = decode()
+    await stack.find(d)
+    turn = Turn(d, stack.pool.me, make_request())
+    d.send_now(Welcome(d.card))
+    d.send_now(ReplyTo(Reply(id=77, ok=True)))
+    d.do(lambda: turn.say(accepted=(Accepted("ghost", 0),)))
+
+    name = "tandem:router_frames_dropped_total"
+    await until(lambda: stack.metric(name, reason="stale") == 2)
+    assert stack.metric(name, reason="unexpected") == 1
+
+
+async def test_draining_worker_gets_nothing_new(stack: Stack, decode: Make) -> None:
+    """What runs there goes on; new requests go elsewhere."""
+    d1, d2 = decode(step=0.02), decode(step=0.001)
+    await stack.find(d1)
+    running = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: d1.submitted)
+    await stack.find(d1, d2)
+    d1.send_now(Draining(1000))
+    await until(lambda: stack.pool.workers[d1.incarnation].draining)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert tokens_of(await running) == ANSWER
+    assert (len(d1.submitted), len(d2.submitted)) == (1, 1)
+
+
+async def test_draining_by_load_report(stack: Stack, decode: Make) -> None:
+    """The beats say it too."""
+    d = decode()
+    await stack.find(d)
+    d.load = replace_load(d, draining=True)
+    await beats(stack, d)
+
+    assert stack.pool.up(WorkerRole.DECODE) == []
+
+
+def replace_load(worker: FakeWorker, **fields: object):
+    """The worker's load with other fields."""
+    import msgspec
+
+    return msgspec.structs.replace(worker.load, **fields)
+
+
+async def test_stalled_worker_is_lost(stack: Stack, decode: Make) -> None:
+    """Beats without progress while work is pending are no life."""
+    d = decode()
+    await stack.find(d)
+    d.has_work = True
+
+    await until(lambda: d.num_greeted == 2)
+    d.has_work = False
+    await until(lambda: d.incarnation in stack.pool.workers)
+
+
+async def test_unusable_cards(stack: Stack, decode: Make, make_worker: Make) -> None:
+    """No role, another protocol, or the same worker twice: not placed upon."""
+    d = decode()
+    d.card = msgspec_replace(d.card, role=None)
+    other = decode()
+    fingerprint = msgspec_replace(other.card.fingerprint, version=99)
+    other.card = msgspec_replace(other.card, fingerprint=fingerprint)
+    good = decode()
+    for worker in (d, other):
+        stack.pool.add(worker.endpoint)
+    await stack.find(good)
+    stack.pool.add(good.endpoint.replace("127.0.0.1", "localhost"))
+    await until(lambda: list(stack.pool.links().values()) == [LinkState.UP] * 4)
+
+    assert list(stack.pool.workers) == [good.incarnation]
+    stack.pool.remove(good.endpoint.replace("127.0.0.1", "localhost"))
+    assert list(stack.pool.workers) == [good.incarnation]
+
+
+def msgspec_replace(value, **fields):
+    """A struct with other fields."""
+    import msgspec
+
+    return msgspec.structs.replace(value, **fields)
+
+
+async def test_calls(stack: Stack, decode: Make) -> None:
+    """A command that is not answered, or cannot be sent, fails in time."""
+    d = decode()
+    await stack.find(d)
+    connection = stack.pool.workers[d.incarnation].connection
+    d.silent = True
+    command = Command(id=1, name=CommandName.STATS)
+
+    with pytest.raises(RequestFailed, match="did not answer"):
+        await connection.call(command, 0.05)
+    waiting = asyncio.create_task(connection.call(command, 5.0))
+    with pytest.raises(RequestFailed, match="silent"):
+        await waiting
+    with pytest.raises(RequestFailed, match="not connected"):
+        await connection.call(command, 5.0)
+    assert not connection.submit(make_request(), None)  # type: ignore[arg-type]
+    connection.send_peers({})
+
+
+async def test_nobody_answers_hello(stack: Stack) -> None:
+    """Something listens and speaks ZMQ, but not this protocol: tried again, for ever."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router = context.socket(zmq.ROUTER)
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    stack.pool.add(f"127.0.0.1:{port}")
+    greeted: set[bytes] = set()
+
+    def greet_twice() -> bool:
+        while router.poll(0):
+            greeted.add(router.recv_multipart()[0])
+        return len(greeted) == 2
+
+    await until(greet_twice)
+    assert stack.pool.links() == {f"127.0.0.1:{port}": LinkState.GREETING}
+    assert not stack.pool.workers
+    router.close(0)
+    context.term()
+
+
+async def test_discovery(stack: Stack, decode: Make) -> None:
+    """Addresses of the list are added once, and looked up anew while they are down."""
+    d = decode()
+    nobody = "127.0.0.1:9"
+    discovery = StaticDiscovery(stack.pool, [d.endpoint, nobody, d.endpoint])
+    task = asyncio.create_task(discovery.run(0.05))
+    await until(lambda: d.incarnation in stack.pool.workers)
+    await asyncio.sleep(0.2)
+
+    assert stack.pool.links() == {d.endpoint: LinkState.UP, nobody: LinkState.DOWN}
+    task.cancel()
+    stack.pool.reconnect("127.0.0.1:8")
+    stack.pool.remove("127.0.0.1:8")
+
+
+async def test_curve(make_worker: Make) -> None:
+    """With keys, a worker without them cannot be talked to."""
+    public, secret = zmq.curve_keypair()
+    d = make_worker(WorkerRole.DECODE)
+    stack = Stack(curve=CurveKeys(server=public, public=public, secret=secret))
+    stack.pool.add(d.endpoint)
+    assert not await stack.pool.wait_change(0.3)
+    assert not stack.pool.workers
+    await stack.close()
+    await stack.close()
+
+
+TIMES = LinkTimes(beat_interval=1.0, beat_timeout=5.0, stall_timeout=20.0)
+
+
+def test_silence() -> None:
+    """Up to the timeout and not a moment longer; any frame starts over."""
+    alive = Liveness(TIMES)
+    alive.restart(100.0)
+    assert alive.overdue(105.0) is None
+    assert "silent" in str(alive.overdue(105.1))
+    assert "HELLO" in str(alive.overdue(105.1, greeting=True))
+    alive.heard(105.0)
+    assert alive.overdue(110.0) is None
+
+
+def test_own_beats() -> None:
+    """One per interval."""
+    alive = Liveness(TIMES)
+    alive.restart(0.0)
+    assert [alive.beat_due(t) for t in (0.5, 1.0, 1.5, 2.0)] == [False, True, False, True]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=60))
+def test_stall_needs_pending_work(history) -> None:
+    """Lost exactly when no counter moved for the timeout while every beat had work."""
+    alive = Liveness(TIMES)
+    alive.restart(0.0)
+    step, since = 0, 0.0
+    last_work = False
+    for second, (progress, work) in enumerate(history, start=1):
+        step += progress
+        alive.heard(float(second))
+        alive.progress(float(second), Beat(engine_step=step, has_work=work))
+        if progress or not work:
+            since = float(second)
+        last_work = work
+        stalled = last_work and second - since > TIMES.stall_timeout
+        assert (alive.overdue(float(second)) is not None) == stalled
+        if stalled:
+            return
+
+
+def test_idle_is_no_stall() -> None:
+    """Counters may stand still for ever without work."""
+    alive = Liveness(replace(TIMES, beat_timeout=1e9))
+    alive.restart(0.0)
+    alive.progress(1.0, Beat())
+    assert alive.overdue(1000.0) is None

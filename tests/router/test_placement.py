@@ -1,0 +1,280 @@
+"""Placement: the policy, the index of cached blocks, and the health of links. All pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.router.builders import inc, view
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import BlockHash
+from tandem.protocol.outputs import BlockEvents
+from tandem.router.placement import links as health
+from tandem.router.placement.links import LinkHealth, WorkerHealth
+from tandem.router.placement.prefix_index import ENTRY_BYTES, PrefixIndex
+from tandem.router.placement.prefix_load import PrefixLoadPolicy
+from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
+
+P, D = WorkerRole.PREFILL, WorkerRole.DECODE
+NONE = Exclusions()
+
+
+def place(prompt, workers, *, links=None, exclusions=NONE):
+    """Ask the policy; all pairs are linked unless said otherwise."""
+    producers = [w.incarnation for w in workers if w.role is P]
+    consumers = [w.incarnation for w in workers if w.role is D]
+    if links is None:
+        links = [(p, d) for p in producers for d in consumers]
+    fleet = FleetSnapshot(tuple(workers), frozenset(links))
+    return PrefixLoadPolicy(16).place(prompt, fleet, 0.0, exclusions)
+
+
+def where(placement):
+    """(prefill, worker) as small numbers."""
+    if placement is None:
+        return None
+    number = int.from_bytes(placement.worker, "big")
+    prefill = placement.prefill
+    return (None if prefill is None else int.from_bytes(prefill, "big"), number)
+
+
+LONG = PromptFacts(num_tokens=1000)
+
+
+def test_nobody() -> None:
+    """Without a decode worker there is no place."""
+    assert place(LONG, []) is None
+    assert place(LONG, [view(1, P)]) is None
+
+
+def test_shapes() -> None:
+    """Hand-off where it pays and can work, else whole, with the reason."""
+    workers = [view(1, P), view(2, D)]
+    short = PromptFacts(num_tokens=15)
+    cached = PromptFacts(num_tokens=1000, hits={inc(2): 992})
+    whole = PromptFacts(num_tokens=1000, whole=True)
+
+    assert where(place(LONG, workers)) == (1, 2)
+    assert where(place(LONG, workers[1:])) == (None, 2)
+    assert where(place(short, workers)) == (None, 2)
+    assert where(place(cached, workers)) == (None, 2)
+    assert where(place(whole, workers)) == (None, 2)
+    assert where(place(LONG, workers, links=[])) == (None, 2)
+    assert "one worker" in place(whole, workers).explanation.rule
+    assert place(LONG, workers).pair == (inc(1), inc(2))
+    assert place(short, workers).pair is None
+
+
+def test_one_token() -> None:
+    """The prefill worker does all of it, if there is one."""
+    one = PromptFacts(num_tokens=1000, one_token=True)
+    assert where(place(one, [view(1, P), view(2, D)])) == (None, 1)
+    assert where(place(one, [view(2, D)])) == (None, 2)
+    last = Exclusions(no_handoff=True)
+    assert where(place(one, [view(1, P), view(2, D)], exclusions=last)) == (None, 2)
+
+
+def test_prefix_then_load() -> None:
+    """A long hit outweighs some load; a great load outweighs the hit."""
+    hit = PromptFacts(num_tokens=1000, hits={inc(2): 640})
+    assert where(place(hit, [view(1, P), view(2, P), view(3, D)])) == (2, 3)
+    assert where(place(hit, [view(1, P), view(2, P, waiting_tokens=400), view(3, D)])) == (2, 3)
+    assert where(place(hit, [view(1, P), view(2, P, waiting_tokens=4000), view(3, D)])) == (1, 3)
+
+
+def test_load_of_decode_workers() -> None:
+    """Fewer requests, more room; what was sent since the last report counts too."""
+    assert where(place(LONG, [view(1, D, num_running=3), view(2, D)])) == (None, 2)
+    assert where(place(LONG, [view(1, D, num_legs=3), view(2, D)])) == (None, 2)
+    assert where(
+        place(LONG, [view(1, D, free_share=0.01, num_running=1), view(2, D, num_running=5)])
+    ) == (
+        None,
+        2,
+    )
+    assert where(place(LONG, [view(1, D, suspect=True), view(2, D, num_running=60)])) == (None, 2)
+
+
+def test_who_may_not_meet() -> None:
+    """Other fingerprints, broken links, excluded and draining workers."""
+    workers = [view(1, P), view(2, P), view(3, D)]
+    assert where(place(LONG, [view(1, P, fingerprint="g"), view(3, D)])) == (None, 3)
+    assert where(place(LONG, workers, links=[(inc(2), inc(3))])) == (2, 3)
+    assert where(place(LONG, workers, exclusions=Exclusions(workers=frozenset({inc(1)})))) == (2, 3)
+    assert where(place(LONG, workers, exclusions=Exclusions(prefill=frozenset({inc(1)})))) == (2, 3)
+    pairs = Exclusions(pairs=frozenset({(inc(1), inc(3))}))
+    assert where(place(LONG, workers, exclusions=pairs)) == (2, 3)
+    assert where(place(LONG, [view(1, P, draining=True), *workers[1:]])) == (2, 3)
+    assert place(LONG, [view(3, D, draining=True)]) is None
+    pinned = PromptFacts(num_tokens=1000, fingerprint="g")
+    assert place(pinned, workers) is None
+
+
+def test_explanation_shows_the_numbers() -> None:
+    """One line for the rule, one per candidate, cheapest first."""
+    hit = PromptFacts(num_tokens=1000, hits={inc(1): 64})
+    lines = place(hit, [view(1, P), view(2, P), view(3, D)]).explanation.lines()
+
+    assert lines[0] == "hand-off"
+    assert len(lines) == 4
+    assert "prefill prefill1: cost 936 = 64 tokens cached" in lines[2]
+
+
+@given(
+    loads=st.lists(
+        st.tuples(st.sampled_from([P, D]), st.integers(0, 20), st.integers(0, 5000), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    num_tokens=st.integers(1, 5000),
+    excluded=st.sets(st.integers(0, 7)),
+)
+def test_any_fleet(loads, num_tokens, excluded) -> None:
+    """Never an excluded or draining worker, never two of one role; None only without a D."""
+    workers = [
+        view(number, role, num_running=running, waiting_tokens=tokens, draining=draining)
+        for number, (role, running, tokens, draining) in enumerate(loads)
+    ]
+    exclusions = Exclusions(workers=frozenset(inc(number) for number in excluded))
+    placement = place(PromptFacts(num_tokens=num_tokens), workers, exclusions=exclusions)
+    usable = {w.incarnation: w for w in workers if not w.draining}
+    for number in excluded:
+        usable.pop(inc(number), None)
+
+    if placement is None:
+        assert not any(w.role is D for w in usable.values())
+        return
+    assert usable[placement.worker].role is D
+    if placement.prefill is not None:
+        assert usable[placement.prefill].role is P
+
+
+def block(number: int) -> BlockHash:
+    """A readable hash."""
+    return BlockHash(number.to_bytes(16, "big"))
+
+
+def test_index_follows_events() -> None:
+    """Stored, removed, cleared, in this order of precedence."""
+    index = PrefixIndex(1 << 20)
+    hashes = [block(n) for n in range(4)]
+    index.apply(inc(1), BlockEvents(stored=tuple(hashes)))
+    index.apply(inc(2), BlockEvents(stored=(hashes[0],)))
+    index.apply(inc(1), BlockEvents(removed=(hashes[2],)))
+
+    assert index.hits(inc(1), hashes) == 2
+    assert index.hits(inc(9), hashes) == 0
+    assert index.hit_tokens([inc(1), inc(2), inc(3)], hashes, 16) == {inc(1): 32, inc(2): 16}
+    index.apply(inc(1), BlockEvents(cleared=True, stored=(hashes[0],)))
+    assert index.hits(inc(1), hashes) == 1
+    index.drop(inc(1))
+    index.drop(inc(1))
+    assert (index.hits(inc(1), hashes), len(index)) == (0, 1)
+    assert index.hits(inc(2), [hashes[0]]) == 1
+
+
+def test_index_forgets_the_oldest_of_the_largest() -> None:
+    """The bound holds; the smaller worker keeps its entries."""
+    index = PrefixIndex(32 * ENTRY_BYTES)
+    index.apply(inc(2), BlockEvents(stored=(block(1000),)))
+    for number in range(100):
+        index.apply(inc(1), BlockEvents(stored=(block(number),)))
+        assert len(index) <= 32
+
+    assert index.hits(inc(1), [block(99)]) == 1
+    assert index.hits(inc(1), [block(0)]) == 0
+    assert index.hits(inc(2), [block(1000)]) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.lists(st.integers(0, 15), max_size=6),
+            st.lists(st.integers(0, 15), max_size=6),
+            st.booleans(),
+        ),
+        max_size=30,
+    )
+)
+def test_index_equals_sets(events) -> None:
+    """Within its bound the index is one set per worker, and its length their sizes."""
+    index = PrefixIndex(1 << 20)
+    model: dict[int, set[int]] = {}
+    for worker, stored, removed, cleared in events:
+        index.apply(
+            inc(worker),
+            BlockEvents(tuple(map(block, stored)), tuple(map(block, removed)), cleared),
+        )
+        held = set() if cleared else model.get(worker, set())
+        model[worker] = (held | set(stored)) - set(removed)
+
+    assert len(index) == sum(map(len, model.values()))
+    for worker, held in model.items():
+        assert [index.hits(inc(worker), [block(n)]) for n in range(16)] == [
+            int(n in held) for n in range(16)
+        ]
+
+
+PAIR = (inc(1), inc(2))
+
+
+@pytest.mark.parametrize("cause", [FailCause.IDENTITY, FailCause.DIGEST])
+def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
+    """For ever, or until one end is another process."""
+    links = LinkHealth()
+    links.failed(PAIR, cause, 0.0)
+    links.succeeded(PAIR)
+
+    assert not links.usable(PAIR, 1e9)
+    assert links.quarantined() == {PAIR: cause}
+    links.forget(inc(1))
+    assert links.usable(PAIR, 0.0)
+
+
+@pytest.mark.parametrize(
+    "cause", [FailCause.PEER, FailCause.GONE, FailCause.WORKER_LOST, FailCause.DRAINING]
+)
+def test_what_is_not_the_links_fault(cause: FailCause) -> None:
+    """Does not count, however often."""
+    links = LinkHealth()
+    for now in range(10):
+        links.failed(PAIR, cause, float(now))
+    assert links.usable(PAIR, 10.0)
+
+
+def test_timeouts_rest_a_link() -> None:
+    """Several within a while; a success in between starts over; after the rest it is tried."""
+    links = LinkHealth()
+    for _ in range(health.TIMEOUTS - 1):
+        links.failed(PAIR, FailCause.TIMEOUT, 0.0)
+    links.succeeded(PAIR)
+    links.slow(PAIR, 0.0)
+    assert links.usable(PAIR, 0.0)
+    links.slow(PAIR, 1.0)
+    links.failed(PAIR, FailCause.TIMEOUT, 2.0)
+    assert not links.usable(PAIR, 3.0)
+    assert links.usable(PAIR, 2.0 + health.REST)
+    links.succeeded((inc(8), inc(9)))
+
+
+def test_old_timeouts_do_not_count() -> None:
+    """Only those of the last while."""
+    links = LinkHealth()
+    for step in range(6):
+        links.failed(PAIR, FailCause.TIMEOUT, step * health.WINDOW)
+    assert links.usable(PAIR, 6 * health.WINDOW)
+
+
+def test_suspect_workers() -> None:
+    """Internal errors one after the other, for a while, by incarnation."""
+    workers = WorkerHealth()
+    for now in range(health.FAULTS):
+        assert not workers.suspect(inc(1), float(now))
+        workers.fault(inc(1), float(now))
+    assert workers.suspect(inc(1), 3.0)
+    assert not workers.suspect(inc(1), 3.0 + health.REST)
+    workers.forget(inc(1))
+    assert not workers.suspect(inc(1), 3.0)

@@ -1,6 +1,7 @@
 """Block tables: hits, growth, sharing with copies, and who frees what in which order."""
 
 import pytest
+from tests.engine_plan.builders import request_of
 
 from tandem.engine.cache.groups import only_group
 from tandem.engine.cache.manager import KVCacheManager
@@ -9,7 +10,6 @@ from tandem.engine.scheduler.output import SeqId
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.layout import KVGroup, KVLayout
-from tests.engine_plan.builders import request_of
 
 BLOCK = 4
 _numbers = iter(range(10**6))

@@ -1,5 +1,7 @@
 """What a request knows of itself: counts, limits, hashes; and the queue that orders them."""
 
+from tests.engine_plan.builders import EOS, params_of, request_of
+
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.scheduler.output import SeqId
 from tandem.engine.scheduler.preemption import choose_victim
@@ -8,7 +10,6 @@ from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import NOBODY
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.requests import Produce
-from tests.engine_plan.builders import EOS, params_of, request_of
 
 ROOT = root_hash(fingerprint="f", block_size=4)
 

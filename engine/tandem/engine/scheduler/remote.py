@@ -146,10 +146,8 @@ class RemoteKV:
         request.num_computed = known // manager.block_size * manager.block_size
         manager.truncate(request, request.num_computed)
         manager.cache_full(request)
-        blocks = manager.grow(request, request.num_prefill)
-        if blocks is None:
-            self._roster.running.remove(request)
-            self._roster.preempt(request)
+        room = manager.grow(request, request.num_prefill)
+        assert room is not None, "at least as many blocks were given back just now"
 
     def _count(self, request: Request) -> None:
         stats, group = self._roster.stats, request.group

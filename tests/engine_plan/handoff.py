@@ -1,0 +1,209 @@
+"""A hand-off in the test's own memory: two KVConnectors and the wire between them.
+
+Nothing moves by itself: a test says when the wire delivers, fails, or lets blocks go, so that
+every order of events can be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.engine.executor.sim import SimExecutor
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import (
+    FirstToken,
+    Hold,
+    Loaded,
+    LoadFailed,
+    Lookup,
+    Released,
+    Remote,
+)
+from tandem.engine.scheduler.output import Fence
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.ids import RequestKey
+
+Event = Loaded | LoadFailed | Released
+
+
+@dataclass
+class Export:
+    """What a producer has computed for a key."""
+
+    num_prompt: int
+    upto: int = 0
+    block_ids: tuple[int, ...] = ()
+    fences: list[Fence] = field(default_factory=list)
+    first: tuple[FirstToken, ...] | None = None
+    ended: str | None = None
+    why: str | None = None
+
+
+class Connector:
+    """What both sides share: events to poll, and the calls that were made."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.calls: list[tuple[str, RequestKey]] = []
+        self.pending: set[RequestKey] = set()
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Takes everything."""
+        self.calls.append(("admit", request.key))
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """Everything is computed here."""
+        return Remote(Lookup.NOTHING)
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Never asked for."""
+        raise AssertionError("nothing is loaded here")
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """Nobody listens."""
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """Nobody listens."""
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Nothing is kept."""
+        self.calls.append(("finished", request.key))
+        return Hold.FREE
+
+    def poll(self) -> list[Loaded | LoadFailed | Released]:
+        """What the test put there."""
+        events, self.events = self.events, []
+        return events
+
+    def has_pending(self) -> bool:
+        """Whether events wait or promises are open."""
+        return bool(self.events or self.pending)
+
+
+class ProducerSide(Connector):
+    """Exports what was computed, keeps blocks until the test releases them."""
+
+    def __init__(self, quota: int = 100) -> None:
+        super().__init__()
+        self.exports: dict[RequestKey, Export] = {}
+        self.quota = quota
+        self.may_start = True
+
+    def admit(self, request: Request) -> Refusal | None:
+        """A producer's prompt is refused beyond the quota."""
+        if request.kv is None:
+            return super().admit(request)
+        if len(self.exports) >= self.quota:
+            return Refusal(code=RefusalCode.CAPACITY, message="too many leases")
+        self.exports[request.key] = Export(request.num_prefill)
+        return super().admit(request)
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """A producer may have to wait for the quota."""
+        wait = request.kv is not None and not self.may_start
+        return Remote(Lookup.LATER if wait else Lookup.NOTHING)
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """Chunks come in order, from the first token on, without gaps."""
+        export = self.exports.get(request.key)
+        if export is None:
+            return
+        assert tokens.start == export.upto, "a gap or a repeat"
+        assert not export.block_ids or export.block_ids == tuple(block_ids), "blocks moved"
+        assert export.first is None
+        export.upto, export.block_ids = tokens.stop, tuple(block_ids)
+        export.fences.append(done)
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """All of the prompt is there by now."""
+        export = self.exports[request.key]
+        assert export.upto == export.num_prompt
+        export.first, export.ended = tuple(first), finish
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """A producer's blocks stay until released."""
+        hold = super().finished(request, why)
+        export = self.exports.get(request.key)
+        if export is None:
+            return hold
+        export.why = why
+        self.pending.add(request.key)
+        return Hold.KEPT
+
+    def release(self, key: RequestKey) -> None:
+        """The lease is over."""
+        del self.exports[key]
+        self.pending.discard(key)
+        self.events.append(Released(key))
+
+
+class ConsumerSide(Connector):
+    """Loads what the producer exported when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready: dict[RequestKey, int] = {}
+        """Keys whose KV comes, to the tokens that come."""
+        self.loads: dict[RequestKey, tuple[tuple[int, ...], range]] = {}
+        self.local: dict[RequestKey, int] = {}
+        self.loading: set[RequestKey] = set()
+        self.keep_on_abort = True
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """Later, until the producer has something."""
+        if request.kv is None:
+            return Remote(Lookup.NOTHING)
+        self.local[request.key] = num_local
+        count = self.ready.get(request.key)
+        return Remote(Lookup.LATER) if count is None else Remote(Lookup.READY, count)
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Once for each key."""
+        assert request.key not in self.loads
+        self.loads[request.key] = tuple(block_ids), tokens
+        self.loading.add(request.key)
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Blocks that are still being written are kept."""
+        hold = super().finished(request, why)
+        if request.key in self.loading and self.keep_on_abort:
+            self.pending.add(request.key)
+            return Hold.KEPT
+        return hold
+
+    def release(self, key: RequestKey) -> None:
+        """Nothing writes the blocks any more."""
+        self.loading.discard(key)
+        self.pending.discard(key)
+        self.events.append(Released(key))
+
+    def fail(self, key: RequestKey, *, blocks_free: bool = True) -> None:
+        """The hand-off failed."""
+        if blocks_free:
+            self.loading.discard(key)
+        self.events.append(LoadFailed(key, FailCause.PEER, "the peer is gone", blocks_free))
+
+    def deliver(
+        self,
+        key: RequestKey,
+        first: Sequence[FirstToken],
+        *,
+        source: SimExecutor,
+        blocks: Sequence[int],
+        target: SimExecutor,
+    ) -> None:
+        """Bring the bytes and commit."""
+        block_ids, tokens = self.loads[key]
+        target.fill(block_ids, tokens, source.read(blocks, tokens))
+        self.loading.discard(key)
+        self.events.append(Loaded(key, tuple(first)))

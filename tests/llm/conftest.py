@@ -1,6 +1,7 @@
 """A client that replays what an engine said, and a small tokenizer to say it in."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 import pytest
@@ -29,6 +30,7 @@ class ReplayClient:
         self.hangs = hangs
         """Whether the engine falls silent after its script, instead of ending."""
         self.asked = asyncio.Event()
+        self.ended = threading.Event()
         self.requests: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
         self.commands: list[Command] = []
@@ -49,6 +51,7 @@ class ReplayClient:
                 await asyncio.Event().wait()
             ended = True
         finally:
+            self.ended.set()
             if not ended:
                 self.aborted.append(request.key.request)
 

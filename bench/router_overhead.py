@@ -75,7 +75,7 @@ def replay(port: int, token_ids: list[int], interval: float) -> None:
         router.send_multipart([identity, link.seal(), encode(message)])
 
     while True:
-        while router.poll(max(0.0, next_step - time.monotonic()) * 1000):
+        while router.poll(int(1000 * max(0.0, next_step - time.monotonic()))):
             identity, head, payload = router.recv_multipart()
             message = decode_to_worker(payload)
             if isinstance(message, Hello):

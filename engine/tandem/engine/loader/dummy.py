@@ -52,7 +52,8 @@ class DummyWeights(Weights):
             raise MissingTensor(f"a dummy for {name} needs its shape")
         scale, mean = _spread(name, shape)
         block = torch.rand(min(PERIOD, math.prod(shape)), generator=_generator(self._seed, name))
-        block = block.sub_(0.5).mul_(scale * math.sqrt(12)).add_(mean).to(self.dtype)
+        block = block.sub_(0.5).mul_(scale * math.sqrt(12)).add_(mean)
+        block = block.to(device=self.device, dtype=self.dtype)
         whole = _repeat(block, math.prod(shape)).view(shape)
         return whole if shard is None else whole[shard.slices(name, shape)].contiguous()
 
@@ -70,7 +71,7 @@ def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 
 
 def _repeat(block: Tensor, count: int) -> Tensor:
-    out = torch.empty(count, dtype=block.dtype)
+    out = torch.empty(count, dtype=block.dtype, device=block.device)
     whole = count // block.numel() * block.numel() if block.numel() else 0
     if whole:
         out[:whole].view(-1, block.numel()).copy_(block)

@@ -1,0 +1,133 @@
+"""The batch's sampling parameters: a column each, a row per sequence, changed as sequences come.
+
+Rows have the numbers of the runner's ``InputBatch``. What only some requests ask for is kept by
+row beside the columns, so that a batch in which nobody asks is seen to be empty at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from tandem.engine.sample.rules import RowRules, rules_of
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import SamplingParams
+
+
+class SamplingBatch:
+    """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row."""
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.seeds = torch.zeros(max_rows, dtype=torch.int64)
+        self.temperature = torch.ones(max_rows)
+        self.min_p = torch.zeros(max_rows)
+        self.top_k = torch.zeros(max_rows, dtype=torch.int64)
+        """0 is off."""
+        self.top_p = torch.ones(max_rows)
+        self.repetition = torch.ones(max_rows)
+        self.frequency = torch.zeros(max_rows)
+        self.presence = torch.zeros(max_rows)
+        self.random: set[int] = set()
+        """Rows that draw; the others take the best token."""
+        self.filtered: set[int] = set()
+        """Rows that draw under min-p, top-k or top-p."""
+        self.rules: dict[int, RowRules] = {}
+        """Rows whose logits are changed before the choice."""
+        self.logprobs: dict[int, int] = {}
+        """Rows that want log-probabilities, and of how many best tokens."""
+        self._columns = (
+            *(self.seeds, self.temperature, self.min_p, self.top_k, self.top_p),
+            *(self.repetition, self.frequency, self.presence),
+        )
+
+    def add(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        token_ids: Sequence[int],
+        num_prompt: int,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        """Put a sequence into a row; whatever was there is forgotten.
+
+        Args:
+            row: 0 to ``max_rows`` - 1.
+            params: verified; with a seed if it draws, else InvalidParameter.
+            token_ids: prompt, then output so far; read, not kept.
+            num_prompt: where the output begins in ``token_ids``.
+            eos_token_ids: held back until ``min_tokens`` unless ``ignore_eos``.
+        """
+        self.remove(row)
+        self._fill(row, params)
+        if not params.greedy and params.top_k != 1:
+            self._make_random(row, params)
+        rules = rules_of(
+            params, token_ids=token_ids, num_prompt=num_prompt, eos_token_ids=eos_token_ids
+        )
+        if rules is not None:
+            self.rules[row] = rules
+        if params.logprobs is not None:
+            self.logprobs[row] = params.logprobs
+
+    def extend(self, row: int, token_ids: Sequence[int]) -> None:
+        """The row's output went on by these tokens. Free for rows that do not look back."""
+        rules = self.rules.get(row)
+        if rules is not None:
+            rules.extend(token_ids)
+
+    def remove(self, row: int) -> None:
+        """Forget the row. A free row may be removed again."""
+        self.random.discard(row)
+        self.filtered.discard(row)
+        self.rules.pop(row, None)
+        self.logprobs.pop(row, None)
+
+    def move(self, source: int, target: int) -> None:
+        """Put the sequence of ``source`` in the place of ``target``'s, if any; free ``source``."""
+        if source == target:
+            return
+        self.remove(target)
+        for column in self._columns:
+            column[target] = column[source]
+        for rows in (self.random, self.filtered):
+            if source in rows:
+                rows.add(target)
+        if source in self.rules:
+            self.rules[target] = self.rules[source]
+        if source in self.logprobs:
+            self.logprobs[target] = self.logprobs[source]
+        self.remove(source)
+
+    def needs_tokens(self, row: int) -> bool:
+        """Whether the row's next draw needs all its earlier tokens given to ``extend`` first.
+
+        Other rows may be sampled while their last token is still on its way to the host.
+        """
+        rules = self.rules.get(row)
+        return rules is not None and rules.needs_tokens
+
+    def rules_at(self, row: int, position: int) -> RowRules | None:
+        """The row's rules if they have anything to say at this output position."""
+        rules = self.rules.get(row)
+        return rules if rules is not None and rules.applies(position) else None
+
+    def _fill(self, row: int, params: SamplingParams) -> None:
+        self.seeds[row] = params.seed or 0
+        self.temperature[row] = params.temperature
+        self.min_p[row] = params.min_p
+        self.top_k[row] = max(params.top_k, 0)
+        self.top_p[row] = params.top_p
+        self.repetition[row] = params.repetition_penalty
+        self.frequency[row] = params.frequency_penalty
+        self.presence[row] = params.presence_penalty
+
+    def _make_random(self, row: int, params: SamplingParams) -> None:
+        """A single candidate (top-k 1) is no draw, so equals go to the lowest id there too."""
+        if params.seed is None:
+            raise InvalidParameter("seed", None, "an integer: whoever admits a request gives one")
+        self.random.add(row)
+        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
+            self.filtered.add(row)

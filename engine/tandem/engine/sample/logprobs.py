@@ -1,0 +1,122 @@
+"""The last stage: log-probabilities of the raw logits, before anything was changed or dropped.
+
+Numbers stay in tensors until somebody asks, so that a step does not wait for its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.engine.sample.transfer import index_on
+from tandem.kernels.sampling import score_tokens
+from tandem.protocol.outputs import TokenLogprobs
+
+PART = 32
+"""Rows that are scored at a time: bounds the float32 copy of the logits."""
+_LOW = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobTensors:
+    """Scores of some draws. Tensors lie where the logits were."""
+
+    draws: tuple[int, ...]
+    """Which draws of the step; ascending."""
+    counts: tuple[int, ...]
+    """Best tokens that each of them asked for."""
+    token_ids: Tensor
+    """int64 [draws]."""
+    logprobs: Tensor
+    """float32 [draws]."""
+    ranks: Tensor
+    """int64 [draws]; equals share the better rank."""
+    top_ids: Tensor
+    """int64 [draws, most asked for], best first, of equals the lowest id first."""
+    top_logprobs: Tensor
+    """float32, parallel to ``top_ids``."""
+
+    def by_draw(self) -> dict[int, TokenLogprobs]:
+        """The scores as the protocol has them; waits for the device."""
+        return dict(zip(self.draws, self.as_list(), strict=True))
+
+    def as_list(self) -> list[TokenLogprobs]:
+        """The scores in the order of ``draws``; waits for the device."""
+        columns = zip(
+            self.token_ids.tolist(),
+            self.logprobs.tolist(),
+            self.ranks.tolist(),
+            self.top_ids.tolist(),
+            self.top_logprobs.tolist(),
+            self.counts,
+            strict=True,
+        )
+        return [
+            TokenLogprobs(token, logprob, rank, tuple(ids[:count]), tuple(values[:count]))
+            for token, logprob, rank, ids, values, count in columns
+        ]
+
+
+def score(
+    logits: Tensor,
+    token_ids: Tensor,
+    *,
+    rows: Sequence[int],
+    draws: Sequence[int],
+    counts: Sequence[int],
+) -> LogprobTensors:
+    """Score drawn tokens.
+
+    Args:
+        logits: any float [rows, vocabulary], raw.
+        token_ids: int64 [every draw of the step].
+        rows: row of ``logits`` of each draw that is scored, at least one.
+        draws: index in ``token_ids`` of each.
+        counts: how many best tokens each asks for.
+    """
+    chosen = token_ids[index_on(draws, token_ids.device)]
+    index = index_on(rows, logits.device)
+    top = min(max(counts), logits.shape[1])
+    parts = [
+        _score_part(logits[at].float(), ids, top)
+        for at, ids in zip(torch.split(index, PART), torch.split(chosen, PART), strict=True)
+    ]
+    columns = [torch.cat(column) for column in zip(*parts, strict=True)]
+    return LogprobTensors(tuple(draws), tuple(counts), chosen, *columns)
+
+
+def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], n: int) -> list[TokenLogprobs]:
+    """Scores of a prompt's tokens: row i of ``logits`` [positions, vocabulary] predicts token i.
+
+    ``n`` best tokens each. Waits for the device.
+    """
+    if not next_token_ids:
+        return []
+    tokens = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
+    every = range(len(next_token_ids))
+    return score(logits, tokens, rows=every, draws=every, counts=[n] * len(every)).as_list()
+
+
+def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` best logits of each row and their ids, of equals the lowest id first.
+
+    float32 [rows, vocabulary] to float32 and int64 [rows, count]. ``topk`` alone leaves equals in
+    any order, so it is given integers that order first by logit, then by id: the bits of a
+    float, negatives turned round, order like the float.
+    """
+    bits = (logits + 0.0).view(torch.int32)
+    bits = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    turned = _LOW - torch.arange(logits.shape[1], device=logits.device)
+    ids = _LOW - (bits.long() << 32).bitwise_or_(turned).topk(count).values.bitwise_and_(_LOW)
+    return logits.gather(1, ids), ids
+
+
+def _score_part(logits: Tensor, token_ids: Tensor, top: int) -> tuple[Tensor, ...]:
+    scores = score_tokens(logits, token_ids, 0)
+    if not top:
+        return scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs
+    values, ids = best_first(logits, top)
+    return scores.logprobs, scores.ranks, ids, values - logits.logsumexp(-1, keepdim=True)

@@ -1,0 +1,114 @@
+"""What a request asks of its logits beyond the temperature and the filters: the rules of one row.
+
+Most requests ask nothing and have no rules; a batch without any pays nothing for these stages.
+Bad words look at the output alone: a word that began in the prompt was not said by the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.engine.sample.seen import SeenTokens
+from tandem.protocol.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class RowRules:
+    """Rules of one row, and of its tokens what they need."""
+
+    allowed: Tensor | None
+    """int64: the only tokens that may be drawn; None allows all."""
+    bad_words: tuple[tuple[int, ...], ...]
+    """Sequences whose last token is not drawn after the others."""
+    tail: list[int]
+    """The last output tokens, as many as the longest bad word can look back on."""
+    min_tokens: int
+    end_ids: Tensor
+    """int64: what may not be drawn before ``min_tokens``."""
+    bias: tuple[Tensor, Tensor] | None
+    """int64 tokens and float32 numbers to add to their logits."""
+    seen: SeenTokens | None
+    """For the penalties; None where they are off."""
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether a draw needs every token before it on the host."""
+        return self.seen is not None or self._lookback > 0
+
+    def applies(self, position: int) -> bool:
+        """Whether there is anything to do for the draw at this output position."""
+        lasting = self.bad_words or self.allowed is not None or self.bias is not None
+        return bool(lasting) or self.seen is not None or self.holds_back_end(position)
+
+    def holds_back_end(self, position: int) -> bool:
+        """Whether the output is still too short to end."""
+        return position < self.min_tokens and self.end_ids.numel() > 0
+
+    def forbidden_words(self) -> list[int]:
+        """The tokens that would complete a bad word now."""
+        return [
+            word[-1]
+            for word in self.bad_words
+            if len(word) == 1 or tuple(self.tail[1 - len(word) :]) == word[:-1]
+        ]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The row's output went on by these tokens."""
+        if self._lookback:
+            self.tail = [*self.tail, *tokens][-self._lookback :]
+        if self.seen is not None:
+            for token in tokens:
+                self.seen.add(token)
+
+    @property
+    def _lookback(self) -> int:
+        return max(map(len, self.bad_words), default=1) - 1
+
+
+def rules_of(
+    params: SamplingParams,
+    *,
+    token_ids: Sequence[int],
+    num_prompt: int,
+    eos_token_ids: Collection[int],
+) -> RowRules | None:
+    """The rules of a row with these tokens (prompt, then output), or None if it has none."""
+    rules = RowRules(
+        allowed=_ids(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
+        bad_words=tuple(word for word in params.bad_words_token_ids if word),
+        tail=[],
+        min_tokens=params.min_tokens,
+        end_ids=_end_ids(params, eos_token_ids),
+        bias=_bias(params),
+        seen=_seen(params, token_ids, num_prompt),
+    )
+    rules.tail = list(token_ids[max(num_prompt, len(token_ids) - rules._lookback) :])
+    return rules if rules.applies(position=0) else None
+
+
+def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
+    eos = () if params.ignore_eos else eos_token_ids
+    return _ids({*eos, *params.stop_token_ids} if params.min_tokens else ())
+
+
+def _bias(params: SamplingParams) -> tuple[Tensor, Tensor] | None:
+    if not params.logit_bias:
+        return None
+    values = torch.tensor(list(params.logit_bias.values()), dtype=torch.float32)
+    return torch.tensor(list(params.logit_bias), dtype=torch.int64), values
+
+
+def _seen(params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> SeenTokens | None:
+    """Presence and frequency ask for the output alone: a long prompt is then not even looked at."""
+    repetition = params.repetition_penalty != 1.0
+    if not (repetition or params.presence_penalty or params.frequency_penalty):
+        return None
+    return SeenTokens(token_ids[:num_prompt] if repetition else (), token_ids[num_prompt:])
+
+
+def _ids(tokens: Collection[int]) -> Tensor:
+    return torch.tensor(sorted(set(tokens)), dtype=torch.int64)

@@ -23,6 +23,7 @@ from tandem.engine.scheduler.connector import (
 from tandem.engine.scheduler.output import Fence
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.requests import Produce
 
 Event = Loaded | LoadFailed | Released
 
@@ -207,3 +208,49 @@ class ConsumerSide(Connector):
         target.fill(block_ids, tokens, source.read(blocks, tokens))
         self.loading.discard(key)
         self.events.append(Loaded(key, tuple(first)))
+
+
+class BothSides:
+    """A connector of a worker that produces and consumes."""
+
+    def __init__(self) -> None:
+        self.producer, self.consumer = ProducerSide(), ConsumerSide()
+
+    def _side(self, request: Request) -> ProducerSide | ConsumerSide:
+        return self.producer if isinstance(request.kv, Produce) else self.consumer
+
+    def admit(self, request: Request) -> Refusal | None:
+        """See the side."""
+        return self._side(request).admit(request)
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """See the side."""
+        return self._side(request).lookup(request, num_local)
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """See the side."""
+        self._side(request).begin_load(request, block_ids, tokens)
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """See the side."""
+        self._side(request).computed(request, block_ids, tokens, done)
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """See the side."""
+        self._side(request).first_tokens(request, first, finish)
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """See the side."""
+        return self._side(request).finished(request, why)
+
+    def poll(self) -> list[Loaded | LoadFailed | Released]:
+        """Of both sides."""
+        return [*self.producer.poll(), *self.consumer.poll()]
+
+    def has_pending(self) -> bool:
+        """Of either side."""
+        return self.producer.has_pending() or self.consumer.has_pending()

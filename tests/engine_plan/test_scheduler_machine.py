@@ -1,0 +1,290 @@
+"""Any order of arrivals, cancels, hand-offs and steps gives each request its own tokens.
+
+The judge is ``SimModel.generate``, which computes one request alone. The pools are so small that
+requests preempt each other, prompts share prefixes, and every step is followed by a check that
+each block is held by exactly those who are known to hold it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from tests.engine_plan.builders import Harness, params_of, request_of
+from tests.engine_plan.handoff import BothSides
+
+from tandem.engine.scheduler.connector import FirstToken, Loaded
+from tandem.protocol.errors import RefusalCode
+from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+
+PEER = Incarnation(b"d" * 16)
+EXAMPLES = int(os.environ.get("TANDEM_SCHEDULER_EXAMPLES", "80"))
+
+prompts = st.builds(
+    lambda start, shared, own: [*range(start, start + shared), *own],
+    st.sampled_from((0, 10)),
+    st.sampled_from((0, 5, 16, 17, 32, 40)),
+    st.lists(st.integers(0, 49), min_size=1, max_size=20),
+)
+params = st.builds(
+    params_of,
+    n=st.sampled_from((1, 1, 1, 2, 3)),
+    temperature=st.sampled_from((0.0, 1.0)),
+    seed=st.integers(0, 3),
+    max_tokens=st.sampled_from((1, 2, 5, 17, 40, None)),
+    min_tokens=st.sampled_from((0, 0, 1)),
+    ignore_eos=st.booleans(),
+    logprobs=st.sampled_from((None, None, 1)),
+    prompt_logprobs=st.sampled_from((None, None, None, 1)),
+    stop_token_ids=st.sampled_from(((), (3, 4, 5))),
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """An engine with a connector, stepped and disturbed."""
+
+    @initialize(
+        num_blocks=st.integers(5, 14),
+        budget=st.sampled_from((3, 16, 64)),
+        overlap=st.booleans(),
+        caching=st.booleans(),
+        policy=st.sampled_from(("fcfs", "priority")),
+        seats=st.sampled_from((1, 2, 4, 16)),
+        watermark=st.sampled_from((0.0, 0.1)),
+    )
+    def build(self, num_blocks, budget, overlap, caching, policy, seats, watermark):
+        """An engine of some shape."""
+        self.sides = BothSides()
+        self.harness = Harness(
+            num_blocks,
+            connector=self.sides,
+            max_num_batched_tokens=budget,
+            async_scheduling=overlap,
+            enable_prefix_caching=caching,
+            policy=policy,
+            max_num_seqs=seats,
+            watermark=watermark,
+        )
+        self.number = 0
+        self.live: dict[RequestKey, EngineCoreRequest] = {}
+        self.checked = 0
+
+    def _add(self, request: EngineCoreRequest) -> None:
+        code = self.harness.add(request)
+        assert code in (None, RefusalCode.NEVER_FITS)
+        if code is None:
+            self.live[request.key] = request
+
+    @rule(prompt=prompts, params=params, priority=st.integers(0, 2))
+    def add(self, prompt, params, priority):
+        """A whole request."""
+        self.number += 1
+        name = f"r{self.number}"
+        self._add(request_of(name, prompt, params=params, priority=priority))
+
+    @rule(prompt=prompts, params=params, data=st.data())
+    def resume(self, prompt, params, data):
+        """A request whose earlier attempt emitted some tokens of each choice."""
+        self.number += 1
+        whole = request_of(f"r{self.number}", prompt, params=params)
+        if len(prompt) >= self.harness.core.max_model_len:
+            return
+        tokens = [self.harness.oracle(whole, choice)[0] for choice in range(params.n)]
+        kept = [data.draw(st.integers(0, len(each))) for each in tokens]
+        ended = tuple(
+            choice for choice, each in enumerate(tokens) if each and kept[choice] == len(each)
+        )
+        if len(ended) == params.n:
+            return
+        self._add(
+            request_of(
+                whole.key.request,
+                prompt,
+                params=params,
+                emitted=tuple(tuple(each[:size]) for each, size in zip(tokens, kept, strict=True)),
+                finished_choices=ended,
+            )
+        )
+
+    @rule(prompt=prompts, params=params, side=st.sampled_from((Produce(PEER), Consume(PEER))))
+    def hand_off(self, prompt, params, side):
+        """One half of a hand-off."""
+        self.number += 1
+        self._add(request_of(f"r{self.number}", prompt, params=params, kv=side))
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data):
+        """A client goes away, wherever its request is, even if it has just ended."""
+        key = data.draw(st.sampled_from(sorted(self.live)))
+        self.harness.core.abort(key)
+        del self.live[key]
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count):
+        """Time goes on."""
+        for _ in range(count):
+            self.harness.step()
+
+    @rule()
+    def reset(self):
+        """The prefix cache is dropped in the middle of everything."""
+        self.harness.core.manager.reset_prefix_cache()
+
+    @rule(data=st.data())
+    def remote(self, data):
+        """One thing happens on the wire, if anything can."""
+        choices = self._wire()
+        if choices:
+            act, key = data.draw(st.sampled_from(choices))
+            act(key)
+
+    def _wire(self) -> list[tuple[Any, RequestKey]]:
+        consumer, producer = self.sides.consumer, self.sides.producer
+        parked = [
+            (self._ready, key)
+            for key, request in self.live.items()
+            if isinstance(request.kv, Consume) and key not in consumer.ready
+        ]
+        loading = [
+            (act, key)
+            for key in sorted(consumer.loading - consumer.pending)
+            for act in (self._deliver, self._fail)
+        ]
+        aborted = [(consumer.release, key) for key in sorted(consumer.pending)]
+        exported = [(self._release, key) for key in sorted(producer.pending)]
+        return [*parked, *loading, *aborted, *exported]
+
+    def _ready(self, key: RequestKey) -> None:
+        self.sides.consumer.ready[key] = len(self.live[key].prompt_token_ids)
+
+    def _chain(self, tokens: list[int]) -> list[int | None]:
+        model = self.harness.executor.model
+        states: list[int | None] = []
+        for token in tokens:
+            states.append(model.write(states[-1] if states else None, token))
+        return states
+
+    def _deliver(self, key: RequestKey) -> None:
+        """The bytes that a right producer would have sent, and its first tokens."""
+        request = self.harness.requests[key]
+        block_ids, tokens = self.sides.consumer.loads[key]
+        states = self._chain(request.prompt_token_ids)
+        executor = self.harness.executor
+        executor.fill(block_ids, tokens, states[tokens.start : tokens.stop])
+        state = states[-1]
+        assert state is not None
+        ends = request.eos_token_ids
+        first = tuple(
+            FirstToken(choice, executor.model.draw(state, request.params, choice, 0, ends))
+            for choice in range(request.params.n)
+        )
+        self.sides.consumer.loading.discard(key)
+        self.sides.consumer.events.append(Loaded(key, first))
+
+    def _fail(self, key: RequestKey) -> None:
+        self.sides.consumer.fail(key)
+        self.live.pop(key, None)
+
+    def _release(self, key: RequestKey) -> None:
+        """A lease ends; what was promised is still there, to the last byte."""
+        export = self.sides.producer.exports[key]
+        request = self.harness.requests[key]
+        states = self._chain(request.prompt_token_ids)[: export.upto]
+        found = self.harness.executor.read(export.block_ids, range(export.upto))
+        assert found == states
+        if export.why != "abort":
+            assert export.upto == len(request.prompt_token_ids)
+        self.sides.producer.release(key)
+
+    @invariant()
+    def holders_are_known(self):
+        """Every block is free or held by exactly those who should hold it."""
+        if hasattr(self, "harness"):
+            self.harness.core.check_integrity()
+            assert not self.harness.failed or set(self._failed_names()).isdisjoint(self._names())
+            stats = self.harness.core.stats()
+            seats = self.harness.config.scheduler.max_num_seqs
+            assert stats["running"] + stats["loading"] <= seats
+
+    def _failed_names(self) -> list[str]:
+        return [each.request for each in self.harness.failed]
+
+    def _names(self) -> list[str]:
+        return [key.request for key in self.live]
+
+    def teardown(self) -> None:
+        """Everything that is left ends, everybody got the right tokens, and nothing is held."""
+        if not hasattr(self, "harness"):
+            return
+        idle = 0
+        for _ in range(5000):
+            moves = self._wire()
+            for act, key in moves:
+                if act != self._fail:
+                    act(key)
+            idle = 0 if self.harness.step().progressed or moves else idle + 1
+            if not self.harness.core.has_work:
+                break
+            assert idle < 3, "work is left and nothing moves"
+        assert not self.harness.core.has_work
+        for request in self.live.values():
+            self._check(request)
+        self.harness.check_empty()
+
+    def _check(self, request: EngineCoreRequest) -> None:
+        if not isinstance(request.kv, Produce):
+            self.harness.check(request)
+        else:
+            for choice in range(request.params.n):
+                expected, _ = self.harness.oracle(request, choice)
+                assert self.harness.tokens(request.key.request, choice) == expected[:1]
+        if not isinstance(request.kv, Consume):
+            self._check_prompt_logprobs(request)
+
+    def _check_prompt_logprobs(self, request: EngineCoreRequest) -> None:
+        mine = [out for out in self.harness.outputs if out.request == request.key.request]
+        told = [out.prompt_logprobs for out in mine if out.prompt_logprobs is not None]
+        if request.params.prompt_logprobs is None:
+            assert told == []
+        elif not request.emitted and not request.finished_choices:
+            assert len(told) == 1
+            assert len(told[0]) == len(request.prompt_token_ids)
+            self._compare(request, told[0])
+
+    def _compare(self, request: EngineCoreRequest, told: Any) -> None:
+        model, tokens = self.harness.executor.model, request.prompt_token_ids
+        count = request.params.prompt_logprobs or 0
+        expected = [
+            model.logprobs(state or 0, token, count)
+            for state, token in zip(self._chain(tokens), tokens[1:], strict=False)
+        ]
+        assert list(told) == [None, *expected]
+
+
+def test_outputs_are_typed():
+    """What the machine collects is what a frame carries."""
+    harness = Harness()
+    harness.add(request_of("a"))
+    harness.run()
+    assert all(isinstance(each, EngineCoreOutput) for each in harness.outputs)
+
+
+TestSchedulerMachine = SchedulerMachine.TestCase
+TestSchedulerMachine.settings = settings(
+    max_examples=EXAMPLES,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)

@@ -291,6 +291,21 @@ def test_body_limit(serve: Serve, decode: Make) -> None:
     assert served.post("/v1/chat/completions", json=BODY).status_code == 200
 
 
+def test_body_that_does_not_come(serve: Serve, decode: Make) -> None:
+    """Half a body: 408 after a while; a client that leaves then is just gone."""
+    served = serve(decode(), body_timeout=0.2)
+    host, port = served.url.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(head)
+        assert b"408" in slow.recv(4096)
+    with socket.create_connection((host, int(port))) as leaving:
+        leaving.sendall(head)
+
+    wait_for(lambda: "tandem:router_requests_cancelled_total 1.0" in served.metrics())
+    assert served.post("/v1/chat/completions", json=BODY).status_code == 200
+
+
 def test_api_key(serve: Serve, decode: Make) -> None:
     """Asked for on the API, not on the probes."""
     served = serve(decode(), wait=False, api_key=("secret",))

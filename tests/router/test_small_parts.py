@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 from tests.router.builders import inc, make_request
 
 from tandem.protocol.errors import (
@@ -19,12 +22,18 @@ from tandem.protocol.errors import (
 )
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.hashing import hash_blocks, root_hash
+from tandem.protocol.outputs import Accepted
 from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig, check_endpoint
+from tandem.router.dispatch.attempt import Attempt, Leg
+from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed
 from tandem.router.dispatch.job import Job
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.chunks import chat_writer, completion_writer, usage
 from tandem.router.openai.errors import answer_of
+from tandem.router.openai.sse import EventStream
+from tandem.router.placement.base import Placement
+from tandem.router.placement.explain import Explanation
 
 
 def test_every_setting_explains_itself() -> None:
@@ -71,8 +80,10 @@ def test_endpoints() -> None:
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (RequestFailed(FailCause.TIMEOUT, "m"), 504, "timeout"),
-        (RequestFailed(FailCause.IDENTITY, "m"), 500, "failed_closed"),
+        (DeadlinePassed(FailCause.TIMEOUT, "m"), 504, "timeout"),
+        (FailedClosed(FailCause.IDENTITY, "m"), 500, "failed_closed"),
+        (RequestFailed(FailCause.TIMEOUT, "m"), 503, "timeout"),
+        (RequestFailed(FailCause.IDENTITY, "m"), 503, "identity"),
         (RequestFailed(FailCause.INTERNAL, "m", ("a", "b")), 503, "internal"),
         (
             RequestRefused(Refusal(code=RefusalCode.DUPLICATE, message="m")),
@@ -181,3 +192,44 @@ def test_hashes_of_the_caller_are_used_if_they_fit() -> None:
     assert len(job.hashes("g", 16)) == 4
     assert Job(request, name="2", deadline=1.0, max_attempts=3).hashes("f", 16) == right
     assert inc(1) != inc(2)
+
+
+async def test_a_client_that_does_not_read() -> None:
+    """Its stream is closed after a while, and so is what feeds it."""
+
+    class Source:
+        closed = 0
+
+        async def aclose(self) -> None:
+            self.closed += 1
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"data: x\n\n"
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    source = Source()
+    gone: list[bool] = []
+    stream = EventStream(events(), source, seconds=0.02, gone=lambda: gone.append(True))
+    await stream({"type": "http"}, receive, send)
+
+    assert source.closed == 1
+    assert gone == [True]
+
+
+async def test_a_slow_client_is_no_silent_worker() -> None:
+    """Events that wait to be read count as said."""
+    attempt = Attempt(0, Placement(inc(1), None, Explanation("", ())), asyncio.get_running_loop())
+    leg = Leg(attempt, None, is_prefill=False)  # type: ignore[arg-type]  # no worker is needed
+    attempt.legs.append(leg)
+    late = attempt.started_at + 100
+
+    leg.receive(Accepted("1", 0))
+    assert attempt.overdue(late, accept=1.0, progress=1.0) is None

@@ -41,6 +41,8 @@ from tandem.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+SLOW_READER = 60.0
+"""Seconds beyond a request's deadline that its client may take to read the rest."""
 KEEP_ALIVE = 75
 """Seconds; longer than clients keep idle connections, so that none is closed under a request."""
 
@@ -126,7 +128,6 @@ def create_app(config: RouterConfig) -> FastAPI:
         async with router.running():
             gc.freeze()  # what is loaded by now stays; do not look at it again
             yield
-            readiness.stopping = True
 
     app = FastAPI(title="Tandem", version=version("tandem"), lifespan=lifespan)
     app.state.router = router
@@ -136,6 +137,8 @@ def create_app(config: RouterConfig) -> FastAPI:
         llm=router.llm,
         metrics=router.metrics,
         names=router.names,
+        body_seconds=config.body_timeout,
+        stream_seconds=config.request_timeout + SLOW_READER,
         is_served=lambda: bool(router.pool.up(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
     )

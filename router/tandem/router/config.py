@@ -57,6 +57,7 @@ class RouterConfig:
     )
     max_queue_age: float = setting(60.0, "A request that waited this long is answered 503.")
     max_body_bytes: int = setting(32 << 20, "Largest body of a request; above it: 413.")
+    body_timeout: float = setting(60.0, "Time that the body of a request may take to come.")
     beat_interval: float = setting(1.0, "Time between two beats to a worker.")
     beat_timeout: float = setting(5.0, "A worker that is silent this long is lost.")
     stall_timeout: float = setting(
@@ -80,9 +81,21 @@ class RouterConfig:
         for name in ("min_handoff_tokens", "max_queued_requests", "max_queued_tokens"):
             check_integer(name, getattr(self, name), 0)
         check_integer("ready_prefill", self.ready_prefill, 0)
-        for name in ("request_timeout", "accept_timeout", "progress_timeout", "beat_interval"):
+        for name in (
+            "request_timeout",
+            "accept_timeout",
+            "progress_timeout",
+            "beat_interval",
+            "body_timeout",
+        ):
             check_positive(name, getattr(self, name))
-        for name in ("beat_timeout", "stall_timeout", "max_queue_age", "drain_timeout"):
+        for name in (
+            "beat_timeout",
+            "stall_timeout",
+            "body_timeout",
+            "max_queue_age",
+            "drain_timeout",
+        ):
             check_positive(name, getattr(self, name))
         check_positive("worker_wait", self.worker_wait, or_zero=True)
         if self.beat_timeout <= self.beat_interval:

@@ -25,12 +25,9 @@ class Readiness:
         self._fleet = fleet
         self._prefill = prefill
         self._decode = decode
-        self.stopping = False
 
     def problem(self) -> str | None:
         """Why no request should be sent here, or None."""
-        if self.stopping:
-            return "the router is stopping"
         problem = self._fleet.servable(prefill=self._prefill, decode=self._decode)
         if problem is None:
             self._prefill, self._decode = 0, 1

@@ -15,8 +15,8 @@ from tandem.protocol.outputs import Accepted, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.placement.base import Placement
-from tandem.router.workers.connection import LegEvent
 from tandem.router.workers.pool import Worker
+from tandem.router.workers.seams import LegEvent
 
 
 class LegState(Enum):
@@ -63,7 +63,7 @@ class Attempt:
         self.legs: list[Leg] = []
         self.started_at = loop.time()
         self.heard_at = self.started_at
-        """Last output, for the progress deadline."""
+        """Last event that came, read or not: a slow client is not the worker's silence."""
         self.decoding = False
         """The worker that runs to the end has spoken: the hand-off, if any, is over."""
         self._loop = loop
@@ -87,6 +87,7 @@ class Attempt:
 
     def receive(self, leg: Leg, event: LegEvent) -> None:
         """Called by a leg, in the order of arrival over both."""
+        self.heard_at = self._loop.time()
         self._inbox.append((leg, event))
         self.wake()
 
@@ -134,8 +135,7 @@ class Attempt:
         return self.failure(leg, event.cause, event.message)
 
     def heard(self, leg: Leg) -> None:
-        """An output came from ``leg``."""
-        self.heard_at = self._loop.time()
+        """An output of ``leg`` was read."""
         if leg.spoke:
             return
         leg.spoke = True
@@ -159,6 +159,8 @@ class Attempt:
 
     def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
         """The failure when a worker did not accept or say a token in time."""
+        if self._inbox:
+            return None
         if now - self.started_at > accept:
             for leg in self.legs:
                 if leg.state is LegState.SENT and not (leg.is_prefill and self.decoding):

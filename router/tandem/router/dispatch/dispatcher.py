@@ -17,19 +17,20 @@ import msgspec
 
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
-from tandem.protocol.errors import FailCause, RefusalCode, RequestFailed, RequestRefused
+from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.attempt import Attempt, Leg
-from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.failure import AttemptFailure, FailedClosed
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
 from tandem.router.dispatch.stopwatch import Stopwatch
+from tandem.router.dispatch.verdicts import check_hope, no_place, too_late, worth_waiting
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
@@ -181,13 +182,13 @@ class Dispatcher:
             async with asyncio.timeout_at(job.deadline):
                 await self.admission.enter(job.num_prompt, priority=job.request.priority)
         except TimeoutError as error:
-            raise self._too_late(job) from error
+            raise too_late(job) from error
 
     async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
         """The next attempt, sent; or the error with which the request ends."""
         waited_until = min(job.deadline, loop.time() + self._limits.worker_wait)
         while True:
-            self._check_hope(job)
+            check_hope(job)
             placement = self._place(job, loop.time())
             if placement is not None:
                 attempt = Attempt(job.num_dispatched, placement, loop)
@@ -197,8 +198,9 @@ class Dispatcher:
                 self._end(job, failure, loop.time())
                 continue
             left = waited_until - loop.time()
-            if left <= 0 or not self._worth_waiting(job):
-                raise self._no_place(job)
+            anyone = bool(self.pool.up(WorkerRole.DECODE))
+            if left <= 0 or not worth_waiting(job, anyone_up=anyone):
+                raise no_place(job)
             await self.pool.wait_change(left)
 
     def _place(self, job: Job, now: float) -> Placement | None:
@@ -242,7 +244,7 @@ class Dispatcher:
             self._end(job, failure, attempt.heard_at)
             self._metrics.contradicted()
             logger.error("request %s failed closed: %s", job.name, failure)
-            raise RequestFailed(
+            raise FailedClosed(
                 FailCause.IDENTITY, f"failed closed: {error}", job.ladder.reasons
             ) from error
 
@@ -276,46 +278,8 @@ class Dispatcher:
 
     def _check_deadlines(self, job: Job, attempt: Attempt) -> AttemptFailure | None:
         if job.expired:
-            raise self._too_late(job)
+            raise too_late(job)
         return attempt.given_up
-
-    def _check_hope(self, job: Job) -> None:
-        """Raise if nothing more may or need be tried."""
-        ladder = job.ladder
-        if job.expired:
-            raise self._too_late(job)
-        if ladder.hopeless is not None:
-            raise RequestRefused(ladder.hopeless)
-        if ladder.exhausted:
-            raise self._no_place(job)
-        last = ladder.failures[-1].refusal if ladder.failures else None
-        if last is not None and last.code is RefusalCode.EXPIRED:
-            raise self._too_late(job)
-
-    def _worth_waiting(self, job: Job) -> bool:
-        """Whether a worker that comes (back) could take the request."""
-        if job.ladder.only_capacity or job.ladder.unsupported is not None:
-            return False
-        lost = any(failure.cause is FailCause.WORKER_LOST for failure in job.ladder.failures)
-        return lost or not self.pool.up(WorkerRole.DECODE)
-
-    def _no_place(self, job: Job) -> RequestRefused | RequestFailed:
-        ladder = job.ladder
-        if ladder.unsupported is not None:
-            return RequestRefused(ladder.unsupported)
-        if not ladder.failures:
-            return RequestFailed(FailCause.WORKER_LOST, "no worker that could take it is up")
-        last = ladder.failures[-1]
-        if ladder.only_capacity and last.refusal is not None:
-            return RequestRefused(last.refusal)
-        cause = last.cause or FailCause.CAPACITY
-        count = len(ladder.failures)
-        return RequestFailed(
-            cause, f"no worker could finish it in {count} attempts; last: {last}", ladder.reasons
-        )
-
-    def _too_late(self, job: Job) -> RequestFailed:
-        return RequestFailed(FailCause.TIMEOUT, "the request's deadline passed", job.ladder.reasons)
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode, RequestFailed
 from tandem.protocol.ids import Incarnation
+
+
+class FailedClosed(RequestFailed):
+    """Two legs disagreed on a token: nothing more may be emitted, by anybody."""
+
+
+class DeadlinePassed(RequestFailed):
+    """The request's own deadline, whatever its workers were doing."""
+
 
 LINK_CAUSES = frozenset(
     {

@@ -64,9 +64,9 @@ class Fleet:
         views = tuple(self._view(worker, now) for worker in self.pool.workers.values())
         return FleetSnapshot(views, self.usable_links(now))
 
-    def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[bytes, int]:
+    def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
         """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""
-        found: dict[bytes, int] = {}
+        found: dict[Incarnation, int] = {}
         for worker in self.pool.workers.values():
             blocks = self.index.hits(worker.incarnation, hashes.get(worker.fingerprint, ()))
             if blocks:

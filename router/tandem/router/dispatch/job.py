@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
-from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.ladder import Ladder
@@ -75,7 +75,7 @@ class Job:
             return None
         return given if given[0] == block_hash(root, prompt[:block_size]) else None
 
-    def facts(self, hits: dict[bytes, int]) -> PromptFacts:
+    def facts(self, hits: dict[Incarnation, int]) -> PromptFacts:
         """What placement must know for the next attempt."""
         params, emitted = self.request.params, self.ledger.num_tokens
         resumed_fork = params.n > 1 and emitted > 0
@@ -87,7 +87,7 @@ class Job:
             whole=resumed_fork or params.prompt_logprobs is not None,
             one_token=left == 1 and not resumed_fork,
             fingerprint=self.fingerprint,
-            hits=hits,  # type: ignore[arg-type]  # an Incarnation is bytes
+            hits=hits,
         )
 
     def legs(

@@ -20,6 +20,7 @@ from tandem.router.openai.service import (
     Service,
     documented,
     input_options,
+    read_body,
     request_id_of,
     service_of,
 )
@@ -32,7 +33,7 @@ routes = APIRouter(tags=["OpenAI"])
 @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
 async def create_chat_completion(request: Request) -> Response:
     """The model's answer to a chat."""
-    body = parse(ChatBody, await request.body())
+    body = parse(ChatBody, await read_body(request))
     body.check()
     service = service_of(request)
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
@@ -50,7 +51,9 @@ async def create_chat_completion(request: Request) -> Response:
         if not body.stream:
             return await _whole(held, body, answer)
     events = _events(held, body, answer)
-    return EventStream(events, held, gone=service.metrics.request_cancelled)
+    return EventStream(
+        events, held, seconds=service.stream_seconds, gone=service.metrics.request_cancelled
+    )
 
 
 def _chat_options(body: ChatBody, service: Service) -> ChatOptions:

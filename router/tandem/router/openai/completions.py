@@ -20,6 +20,7 @@ from tandem.router.openai.service import (
     Service,
     documented,
     input_options,
+    read_body,
     request_id_of,
     service_of,
 )
@@ -32,7 +33,7 @@ routes = APIRouter(tags=["OpenAI"])
 @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
 async def create_completion(request: Request) -> Response:
     """The model's continuation of each prompt."""
-    body = parse(CompletionBody, await request.body())
+    body = parse(CompletionBody, await read_body(request))
     body.check()
     service = service_of(request)
     answer = begin("cmpl", request_id_of(request, body), service.model_name(body.model))
@@ -44,7 +45,9 @@ async def create_completion(request: Request) -> Response:
         if not body.stream:
             return await _whole(held, body, answer, Choices(service, body, echoed), len(prepared))
     events = _events(held, body, answer, Choices(service, body, echoed))
-    return EventStream(events, held, gone=service.metrics.request_cancelled)
+    return EventStream(
+        events, held, seconds=service.stream_seconds, gone=service.metrics.request_cancelled
+    )
 
 
 async def _prepare(

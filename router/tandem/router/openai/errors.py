@@ -20,7 +20,6 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from tandem.protocol.errors import (
-    FailCause,
     InvalidParameter,
     RefusalCode,
     RequestFailed,
@@ -28,6 +27,7 @@ from tandem.protocol.errors import (
     TandemError,
 )
 from tandem.router.admission.queue import AdmissionRefused, RejectReason
+from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed
 from tandem.text.errors import ContextLengthExceeded
 
 RETRY_AFTER = 2
@@ -96,6 +96,17 @@ def body_too_large(limit: int) -> ErrorAnswer:
     )
 
 
+def body_too_slow(seconds: float) -> ErrorAnswer:
+    """408."""
+    return ErrorAnswer(
+        status=408,
+        message=f"The body did not come within {seconds:g} s",
+        type="invalid_request_error",
+        code="request_timeout",
+        headers={"Connection": "close"},
+    )
+
+
 def not_authorized() -> ErrorAnswer:
     """401."""
     return ErrorAnswer(
@@ -151,9 +162,9 @@ def _failed(error: RequestFailed) -> ErrorAnswer:
     message = str(error)
     if error.reasons:
         message = f"{message} [{'; '.join(error.reasons)}]"
-    if error.cause is FailCause.IDENTITY:
+    if isinstance(error, FailedClosed):
         return ErrorAnswer(status=500, message=message, type="server_error", code="failed_closed")
-    if error.cause is FailCause.TIMEOUT:
+    if isinstance(error, DeadlinePassed):
         return ErrorAnswer(status=504, message=message, type="server_error", code="timeout")
     return _unavailable(message, str(error.cause))
 

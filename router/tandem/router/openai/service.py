@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.metrics import RouterMetrics
-from tandem.router.openai.errors import unknown_model
+from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
 from tandem.router.openai.schemas import Body, GenerationBody
+from tandem.router.openai.sse import ClientGone
 from tandem.text.input_processor import InputOptions, TruncationSide
 
 MAX_REQUEST_ID = 256
@@ -26,6 +29,10 @@ class Service:
     metrics: RouterMetrics
     names: Callable[[], tuple[str, ...]]
     """Names under which the model may be asked for; empty while none is known."""
+    body_seconds: float
+    """Longest that a body may take to come."""
+    stream_seconds: float
+    """Longest that a stream may take to be written, its client's slowness included."""
     is_served: Callable[[], bool]
     """Whether a decode worker is up: then its card is known without waiting."""
     trust_request_chat_template: bool = False
@@ -38,6 +45,18 @@ class Service:
         if names and asked not in names:
             raise unknown_model(asked)
         return asked
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
+    seconds = service_of(request).body_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await request.body()
+    except TimeoutError as error:
+        raise HttpProblem(body_too_slow(seconds)) from error
+    except ClientDisconnect as error:
+        raise ClientGone("the client left while it was sending") from error
 
 
 def service_of(request: Request) -> Service:

@@ -64,7 +64,7 @@ class EventStream(Response):
     """Sends the bytes of ``events`` as they come. The headers go out with the first.
 
     An error in mid-stream becomes an event with OpenAI's error object, then the end: the status
-    was decided before.
+    was decided before. A client that does not read for ``seconds`` in all counts as gone.
     """
 
     media_type = "text/event-stream"
@@ -74,6 +74,7 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         source: Closable,
         *,
+        seconds: float,
         gone: Callable[[], None],
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -81,15 +82,16 @@ class EventStream(Response):
         self._events = events
         self._source = source
         """Closed in the end, also when ``events`` never began."""
+        self._seconds = seconds
         self._gone = gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
         async with aclosing(self._source), aclosing(self._events) as events:
             try:
-                async with while_connected(receive):
+                async with while_connected(receive), asyncio.timeout(self._seconds):
                     await self._send_all(events, send)
-            except ClientGone:
+            except (ClientGone, TimeoutError):
                 self._gone()
 
     async def _send_all(self, events: AsyncIterator[bytes], send: Send) -> None:

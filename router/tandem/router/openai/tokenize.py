@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.schemas import DetokenizeBody, TokenizeBody, parse
-from tandem.router.openai.service import Service, documented, service_of
+from tandem.router.openai.service import Service, documented, read_body, service_of
 from tandem.text.chat_template import ChatOptions
 
 routes = APIRouter(tags=["tokenizer"])
@@ -16,7 +16,7 @@ routes = APIRouter(tags=["tokenizer"])
 @routes.post("/tokenize", openapi_extra=documented(TokenizeBody))
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or of a chat."""
-    body = parse(TokenizeBody, await request.body())
+    body = parse(TokenizeBody, await read_body(request))
     body.check_extras()
     service = service_of(request)
     service.model_name(body.model)
@@ -51,7 +51,7 @@ async def _tokens(service: Service, body: TokenizeBody) -> list[int]:
 @routes.post("/detokenize", openapi_extra=documented(DetokenizeBody))
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens spelled out."""
-    body = parse(DetokenizeBody, await request.body())
+    body = parse(DetokenizeBody, await read_body(request))
     body.check_extras()
     service = service_of(request)
     service.model_name(body.model)

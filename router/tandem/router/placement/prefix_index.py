@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 
-ENTRY_BYTES = 160
-"""A 16-byte hash as a bytes object and its place in a dict, measured with CPython 3.11."""
+ENTRY_BYTES = 128
+"""A 16-byte hash as a key: 91 measured at a million, and what allocator and growth add."""
 
 
 class PrefixIndex:

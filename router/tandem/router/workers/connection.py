@@ -9,12 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
-
-import zmq
 
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
 from tandem.protocol.commands import Command, Reply
@@ -39,69 +33,17 @@ from tandem.protocol.messages import (
     decode_to_router,
     encode,
 )
-from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import Accepted, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.workers.dealer import CurveKeys, Dealer
-from tandem.router.workers.liveness import LinkTimes, Liveness
+from tandem.router.workers.dealer import Dealer
+from tandem.router.workers.liveness import Liveness
+from tandem.router.workers.seams import LinkContext, LinkState, Listener, Sink
 
 logger = logging.getLogger(__name__)
 
-LegEvent = EngineCoreOutput | Accepted | Refused | Failed
 _HELLO_RETRY = 0.1
 _HELLO_RETRY_MAX = 5.0
 _BEAT = encode(Beat())
-
-
-class Sink(Protocol):
-    """Where one worker's events of one key go; called in the loop, never blocks."""
-
-    def receive(self, event: LegEvent) -> None:
-        """Take the next event of the key from this worker."""
-        ...
-
-
-class Listener(Protocol):
-    """Where a worker's own news go (the pool); called in the loop, never blocks."""
-
-    def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
-        """WELCOME came."""
-        ...
-
-    def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
-        """The link ended; every key on it has been failed. Follows ``on_up``, once."""
-        ...
-
-    def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
-        """The worker lives."""
-        ...
-
-    def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """Its prefix cache changed."""
-        ...
-
-    def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
-        """It will end within ``grace_ms``."""
-        ...
-
-
-class LinkState(StrEnum):
-    """Where a link stands."""
-
-    DOWN = "down"
-    GREETING = "greeting"
-    UP = "up"
-
-
-@dataclass(frozen=True, slots=True)
-class LinkContext:
-    """What all connections of a router share."""
-
-    zmq: zmq.Context[zmq.Socket[bytes]]
-    me: Incarnation
-    times: LinkTimes
-    dropped: Callable[[str], None]
-    """Counts a dropped frame by its reason."""
-    curve: CurveKeys | None = None
 
 
 class WorkerConnection:

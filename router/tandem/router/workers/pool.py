@@ -18,9 +18,10 @@ from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
-from tandem.router.workers.connection import LinkContext, LinkState, WorkerConnection
+from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.dealer import CurveKeys
 from tandem.router.workers.liveness import LinkTimes
+from tandem.router.workers.seams import LinkContext, LinkState
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +253,8 @@ class WorkerPool:
             if worker.role is not WorkerRole.DECODE:
                 continue
             controls = _controls(prefill, worker.fingerprint)
-            if controls != worker.peers_sent:
+            # A first set that is empty says only that this router has just begun to look.
+            if controls != (worker.peers_sent or {}):
                 worker.connection.send_peers(controls)
                 worker.peers_sent = controls
 

@@ -1,0 +1,51 @@
+"""With what a request ends when no attempt can be made, and whether to wait for one that can."""
+
+from __future__ import annotations
+
+from tandem.protocol.errors import FailCause, RefusalCode, RequestFailed, RequestRefused
+from tandem.router.dispatch.failure import DeadlinePassed
+from tandem.router.dispatch.job import Job
+
+
+def check_hope(job: Job) -> None:
+    """Raise the error with which the request ends, if nothing more may or need be tried."""
+    ladder = job.ladder
+    if job.expired:
+        raise too_late(job)
+    if ladder.hopeless is not None:
+        raise RequestRefused(ladder.hopeless)
+    if ladder.exhausted:
+        raise no_place(job)
+    last = ladder.failures[-1].refusal if ladder.failures else None
+    if last is not None and last.code is RefusalCode.EXPIRED:
+        raise too_late(job)
+
+
+def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
+    """Whether a worker that comes (back) could take the request."""
+    if job.ladder.only_capacity or job.ladder.unsupported is not None:
+        return False
+    lost = any(failure.cause is FailCause.WORKER_LOST for failure in job.ladder.failures)
+    return lost or not anyone_up
+
+
+def no_place(job: Job) -> RequestRefused | RequestFailed:
+    """No worker is left that could take it."""
+    ladder = job.ladder
+    if ladder.unsupported is not None:
+        return RequestRefused(ladder.unsupported)
+    if not ladder.failures:
+        return RequestFailed(FailCause.WORKER_LOST, "no worker that could take it is up")
+    last = ladder.failures[-1]
+    if ladder.only_capacity and last.refusal is not None:
+        return RequestRefused(last.refusal)
+    cause = last.cause or FailCause.CAPACITY
+    count = len(ladder.failures)
+    return RequestFailed(
+        cause, f"no worker could finish it in {count} attempts; last: {last}", ladder.reasons
+    )
+
+
+def too_late(job: Job) -> RequestFailed:
+    """The deadline passed."""
+    return DeadlinePassed(FailCause.TIMEOUT, "the request's deadline passed", job.ladder.reasons)

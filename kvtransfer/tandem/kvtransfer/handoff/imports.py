@@ -53,13 +53,17 @@ class ImportTable:
         held = self.ring[slot]
         assert held.key is not None
         if held.state is SlotState.QUARANTINED:
-            self.ring.give(slot)
-            actions: list[Action] = []
-            self._feed(actions, now)
-            return actions
+            return self.give_back(slot, now)
         if fault is None:
             return self.apply(events.ReadDone(held.key, held.index), now)
         return self.apply(events.ReadFailed(held.key, held.index, message, fault), now)
+
+    def give_back(self, slot: int, now: Millis) -> list[Action]:
+        """A slot that was taken from the ring for something else than a pull is free."""
+        self.ring.give(slot)
+        actions: list[Action] = []
+        self._feed(actions, now)
+        return actions
 
     def link_up(self, peer: Incarnation) -> None:
         """A producer's link stands and its probe passed."""

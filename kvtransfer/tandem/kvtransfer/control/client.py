@@ -1,0 +1,268 @@
+"""D's end of the control plane: a DEALER to every prefill worker that discovery names.
+
+Links are made at discovery, not by the first request. A link that breaks is closed, socket and
+all, so that nothing of it can reach a successor; another is made after a pause that grows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.channel import Channel, mac, open_socket
+from tandem.kvtransfer.control.mail import (
+    Drop,
+    FromPeer,
+    LinkDown,
+    LinkNumber,
+    LinkUp,
+    Say,
+    SetPeers,
+)
+from tandem.kvtransfer.control.session import Liveness, Session
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.messages import (
+    HANDOFF_VERSION,
+    Beat,
+    Hello,
+    Message,
+    Reset,
+    ToConsumer,
+    TurnedAway,
+    Welcome,
+    decode_to_consumer,
+    encode,
+)
+from tandem.protocol.errors import WireError
+from tandem.protocol.link import read_header
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_MS = 50
+LONGEST_PAUSE_MS = 2000
+_BATCH = 512
+
+
+@dataclass(slots=True)
+class _Link:
+    """One connection to one producer."""
+
+    number: LinkNumber
+    socket: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    session: Session
+    liveness: Liveness
+    welcome_by: Millis | None
+    """Until when WELCOME must have come; None once it has."""
+
+
+@dataclass(slots=True)
+class _Producer:
+    """An endpoint that discovery named."""
+
+    endpoint: str
+    retry_at: Millis
+    link: _Link | None = None
+    pause_ms: int = FIRST_PAUSE_MS
+
+
+class ControlClient(Channel):
+    """Keeps a link to each endpoint of ``SetPeers``."""
+
+    name = "kv-control-d"
+    connectors: tuple[str, ...] = ()
+    """Transports that could be loaded, best first; set before ``start``."""
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._numbers = itertools.count(1)
+        self._producers: dict[str, _Producer] = {}
+        self._by_number: dict[LinkNumber, _Producer] = {}
+
+    def next_wake(self, now: Millis) -> Millis:
+        """The next beat, or a link that is due."""
+        due = [each.retry_at for each in self._producers.values() if each.link is None]
+        return min([self._next_beat, *due])
+
+    def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
+        """New peers, something to say, or a link to drop."""
+        if isinstance(item, SetPeers):
+            self._set_peers(item.endpoints, now)
+            return
+        producer = self._by_number.get(item.link)
+        if producer is None:
+            return
+        if isinstance(item, Say):
+            self._send(producer, item.message, now)
+        else:
+            self._send(producer, Reset(item.reason[:500]), now)
+            self._lose(producer, item.reason, now, rest_ms=item.rest_ms)
+
+    def on_ready(self, ready: dict[object, int], now: Millis) -> None:
+        """Read from the links that have something; an EOF ends its link at once."""
+        for producer in list(self._producers.values()):
+            link = producer.link
+            if link is None:
+                continue
+            if link.socket in ready:
+                self._read(producer, link, now)
+            if producer.link is link and link.monitor in ready:
+                self._on_monitor(producer, link, now)
+        self._connect_due(now)
+
+    def on_tick(self, now: Millis) -> None:
+        """Beat every producer; lose those that are silent, stand still or never welcomed us."""
+        beat = self.beat()
+        for producer in list(self._producers.values()):
+            link = producer.link
+            if link is None:
+                continue
+            late = link.welcome_by is not None and now > link.welcome_by
+            fault = "no answer to HELLO" if late else link.liveness.fault(now)
+            if fault is not None:
+                self._lose(producer, fault, now)
+            elif link.welcome_by is None:
+                self._send(producer, beat, now)
+        self._connect_due(now)
+
+    def close_sockets(self) -> None:
+        """Tell the producers, so that they need not wait for beats."""
+        for producer in self._producers.values():
+            if producer.link is not None and producer.link.welcome_by is None:
+                link = producer.link
+                frames = [link.session.seal(), encode(Reset("the worker ends"))]
+                try:
+                    link.socket.send_multipart(frames, zmq.NOBLOCK)
+                except zmq.ZMQError:
+                    continue
+                link.socket.disable_monitor()
+                link.socket.close(linger=100)
+                producer.link = None
+        for producer in self._producers.values():
+            self._close(producer)
+
+    def _set_peers(self, endpoints: tuple[str, ...], now: Millis) -> None:
+        for endpoint in [each for each in self._producers if each not in endpoints]:
+            producer = self._producers[endpoint]
+            self._lose(producer, "no longer a peer", now)
+            del self._producers[endpoint]
+        for endpoint in endpoints:
+            self._producers.setdefault(endpoint, _Producer(endpoint, now))
+        self._connect_due(now)
+
+    def _connect_due(self, now: Millis) -> None:
+        for producer in self._producers.values():
+            if producer.link is None and now >= producer.retry_at:
+                self._connect(producer, now)
+
+    def _connect(self, producer: _Producer, now: Millis) -> None:
+        socket = open_socket(self._context, zmq.DEALER)
+        if producer.endpoint.startswith("["):
+            socket.setsockopt(zmq.IPV6, 1)
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        )
+        number = LinkNumber(next(self._numbers))
+        welcome_by = Millis(now + millis(self.config.kv_connect_seconds))
+        producer.link = _Link(
+            number, socket, monitor, Session(self.me), self.liveness(now), welcome_by
+        )
+        try:
+            socket.connect(f"tcp://{producer.endpoint}")
+        except zmq.ZMQError as error:
+            self._lose(producer, f"{producer.endpoint}: {error}", now)
+            return
+        self._by_number[number] = producer
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        auth = mac(self.config.kv_secret, self.me, self.fingerprint)
+        hello = Hello(HANDOFF_VERSION, self.fingerprint, self.connectors, auth)
+        self._send(producer, hello, now)
+
+    def _read(self, producer: _Producer, link: _Link, now: Millis) -> None:
+        for _ in range(_BATCH):
+            try:
+                frames = link.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_frames(producer, link, frames, now)
+            if producer.link is not link:
+                return
+
+    def _on_frames(
+        self, producer: _Producer, link: _Link, frames: list[bytes], now: Millis
+    ) -> None:
+        if len(frames) != 2:
+            self.garbage(f"{len(frames)} frames")
+            return
+        try:
+            header, message = read_header(frames[0]), decode_to_consumer(frames[1])
+        except WireError as error:
+            self.garbage(str(error))
+            return
+        if isinstance(message, Reset):
+            self._lose(producer, f"the producer reset it: {message.reason}", now)
+        elif not link.session.accept(header):
+            self._lose(producer, "a frame is missing or misdirected", now)
+        else:
+            link.liveness.heard(now)
+            self._on_message(producer, link, message, now)
+
+    def _on_message(
+        self, producer: _Producer, link: _Link, message: ToConsumer, now: Millis
+    ) -> None:
+        if isinstance(message, Beat):
+            link.liveness.beat(message, now)
+        elif isinstance(message, TurnedAway):
+            logger.warning("%s turned this worker away: %s", producer.endpoint, message.reason)
+            self._lose(producer, message.reason, now, rest_ms=LONGEST_PAUSE_MS)
+        elif isinstance(message, Welcome):
+            link.welcome_by = None
+            producer.pause_ms = FIRST_PAUSE_MS
+            host = producer.endpoint.rpartition(":")[0].strip("[]")
+            peer = link.session.peer
+            self._deliver(LinkUp(peer, link.number, message.connector, host, message))
+        elif link.welcome_by is None and not isinstance(message, Reset):
+            self._deliver(FromPeer(link.session.peer, link.number, message))
+
+    def _on_monitor(self, producer: _Producer, link: _Link, now: Millis) -> None:
+        recv_monitor_message(link.monitor, zmq.NOBLOCK)
+        self._lose(producer, "the connection was closed", now)
+
+    def _send(self, producer: _Producer, message: Message, now: Millis) -> None:
+        link = producer.link
+        if link is None:
+            return
+        try:
+            link.socket.send_multipart([link.session.seal(), encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._lose(producer, f"cannot send: {error}", now)
+
+    def _lose(self, producer: _Producer, reason: str, now: Millis, rest_ms: int = 0) -> None:
+        link = producer.link
+        if link is None:
+            return
+        stood = link.welcome_by is None
+        self._close(producer)
+        producer.retry_at = Millis(now + max(producer.pause_ms, rest_ms))
+        producer.pause_ms = min(2 * producer.pause_ms, LONGEST_PAUSE_MS)
+        if stood:
+            logger.info("link to %s ends: %s", producer.endpoint, reason)
+            self.metrics.links_lost.labels("consumer").inc()
+            self._deliver(LinkDown(link.session.peer, link.number, reason))
+
+    def _close(self, producer: _Producer) -> None:
+        link, producer.link = producer.link, None
+        if link is None:
+            return
+        self._by_number.pop(link.number, None)
+        for socket in (link.socket, link.monitor):
+            if socket in self._poller:
+                self._poller.unregister(socket)
+        link.socket.disable_monitor()
+        link.socket.close()

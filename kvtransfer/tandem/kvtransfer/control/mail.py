@@ -1,0 +1,84 @@
+"""What the control and the transfer thread say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+from tandem.kvtransfer.handoff.messages import (
+    KeyedToConsumer,
+    KeyedToProducer,
+    Message,
+    Probe,
+    ProbeDone,
+    ProbeReady,
+    Welcome,
+)
+from tandem.protocol.ids import Incarnation
+
+LinkNumber = NewType("LinkNumber", int)
+"""Counts the links of a service; a link made again has another number."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """HELLO and WELCOME were exchanged."""
+
+    peer: Incarnation
+    link: LinkNumber
+    connector: str
+    host: str = ""
+    """Of P, for D's transport."""
+    welcome: Welcome | None = None
+    """What P said, for D."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    """The link broke: all its keys have failed."""
+
+    peer: Incarnation
+    link: LinkNumber
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromPeer:
+    """A message that is for the transfer thread."""
+
+    peer: Incarnation
+    link: LinkNumber
+    message: KeyedToConsumer | KeyedToProducer | Probe | ProbeReady | ProbeDone
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Send, if that very link still stands."""
+
+    link: LinkNumber
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give the link up, and leave it alone for so long."""
+
+    link: LinkNumber
+    reason: str
+    rest_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SetPeers:
+    """D: keep links to these control sockets (``host:port``) and no others."""
+
+    endpoints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the thread."""
+
+
+ToMover = LinkUp | LinkDown | FromPeer
+ToControl = Say | Drop | SetPeers | Stop

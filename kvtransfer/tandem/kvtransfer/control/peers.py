@@ -1,0 +1,63 @@
+"""D's view of the prefill workers, by incarnation: what the engine's thread may ask at any time.
+
+Written by the transfer thread. A link is up once its probe has passed. One wrong header or digest
+quarantines the incarnation for a while; whatever the client did (cancels, refusals) never counts.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.messages import PeerHealth
+
+MAX_REMEMBERED = 256
+"""Incarnations that are down and still reported."""
+
+
+class PeerBook:
+    """Health per incarnation; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._peers: dict[Incarnation, PeerHealth] = {}
+        self._rests: dict[Incarnation, Millis] = {}
+
+    def is_up(self, peer: Incarnation) -> bool:
+        """Whether a hand-off from this peer may start."""
+        with self._lock:
+            known = self._peers.get(peer)
+        return known is not None and known.up
+
+    def why_down(self, peer: Incarnation) -> str:
+        """For a refusal."""
+        with self._lock:
+            known = self._peers.get(peer)
+        return "never seen" if known is None else known.reason
+
+    def snapshot(self) -> tuple[PeerHealth, ...]:
+        """All peers, the longest known first."""
+        with self._lock:
+            return tuple(self._peers.values())
+
+    def num_up(self) -> int:
+        """Links that may be used."""
+        return sum(each.up for each in self.snapshot())
+
+    def mark(self, peer: Incarnation, *, up: bool, reason: str = "") -> None:
+        """The transfer thread's word."""
+        with self._lock:
+            self._peers[peer] = PeerHealth(peer, up, reason)
+            down = [each for each, health in self._peers.items() if not health.up]
+            for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
+                del self._peers[old]
+                self._rests.pop(old, None)
+
+    def rest(self, peer: Incarnation, until: Millis) -> None:
+        """Quarantine: not up before then, whatever a probe says."""
+        self._rests[peer] = until
+
+    def rests(self, peer: Incarnation, now: Millis) -> int:
+        """Milliseconds of quarantine that are left."""
+        return max(0, self._rests.get(peer, Millis(0)) - now)

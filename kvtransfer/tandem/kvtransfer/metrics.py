@@ -1,0 +1,98 @@
+"""Prometheus series of the hand-off, all under ``tandem:``; one set a registry, a label a role."""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+PHASE_BUCKETS = (
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
+    *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
+)
+RATE_BUCKETS = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11, 3e11)
+
+
+class HandoffMetrics:
+    """Series of one registry. Get it by ``metrics_of``."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.phase = Histogram(
+            "tandem:kv_handoff_phase_seconds",
+            "Phases of a hand-off: pack (P); wait (OPEN to READY), reserve (READY to WANT), "
+            "read, unpack (with verification), commit, load (WANT to committed) (D).",
+            ["phase"],
+            registry=registry,
+            buckets=PHASE_BUCKETS,
+        )
+        self.bytes = Counter(
+            "tandem:kv_handoff_bytes", "KV bytes packed or read.", ["role"], registry=registry
+        )
+        self.parts = Counter(
+            "tandem:kv_handoff_parts", "Parts packed or read.", ["role"], registry=registry
+        )
+        self.endings = Counter(
+            "tandem:kv_handoffs",
+            "Hand-offs that ended, by how.",
+            ["role", "outcome"],
+            registry=registry,
+        )
+        self.failures = Counter(
+            "tandem:kv_handoff_failures",
+            "Hand-offs that failed, by cause.",
+            ["role", "cause"],
+            registry=registry,
+        )
+        self.slots = Gauge(
+            "tandem:kv_slots", "Transfer slots by state.", ["role", "state"], registry=registry
+        )
+        self.leases = Gauge(
+            "tandem:kv_leases", "Exports whose blocks are promised.", registry=registry
+        )
+        self.leased_blocks = Gauge(
+            "tandem:kv_leased_blocks", "Blocks promised to consumers.", registry=registry
+        )
+        self.stray = Counter(
+            "tandem:kv_stray_events",
+            "Late, repeated or unknown messages and events.",
+            ["what"],
+            registry=registry,
+        )
+        self.garbage = Counter(
+            "tandem:kv_garbage_frames",
+            "Frames that are not of the protocol, by port.",
+            ["port"],
+            registry=registry,
+        )
+        self.links = Gauge(
+            "tandem:kv_links", "Links to peers that are up.", ["role"], registry=registry
+        )
+        self.links_lost = Counter(
+            "tandem:kv_links_lost", "Links that broke.", ["role"], registry=registry
+        )
+        self.turned_away = Counter(
+            "tandem:kv_links_refused", "HELLOs that were turned away.", registry=registry
+        )
+        self.probe_rate = Histogram(
+            "tandem:kv_link_probe_bytes_per_second",
+            "Rate at which a new link delivered the pattern.",
+            registry=registry,
+            buckets=RATE_BUCKETS,
+        )
+        self.transport = Gauge(
+            "tandem:kv_transport_info",
+            "Transport preferred here; fallback is 1 where a better one could not load.",
+            ["role", "connector", "fallback"],
+            registry=registry,
+        )
+
+
+_metrics: WeakKeyDictionary[CollectorRegistry, HandoffMetrics] = WeakKeyDictionary()
+
+
+def metrics_of(registry: CollectorRegistry) -> HandoffMetrics:
+    """The series of a registry, made once: a process may hold a producer and a consumer."""
+    found = _metrics.get(registry)
+    if found is None:
+        found = _metrics[registry] = HandoffMetrics(registry)
+    return found

@@ -1,0 +1,281 @@
+"""D's transfer thread: reads into receive slots, verifies, unpacks, asks P for its word."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+import torch
+
+from tandem.kernels.blocks import unpack
+from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.events import ConsumerEvent
+from tandem.kvtransfer.handoff import pull as events
+from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Read, Send, Tell, Unpack
+from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.messages import ProbeReady, Welcome
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy
+from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.kvtransfer.mover.header import (
+    HEADER_BYTES,
+    Header,
+    fingerprint_digest,
+    key_digest,
+    read_header,
+)
+from tandem.kvtransfer.mover.memory import SlotMemory, slot_bytes_for
+from tandem.kvtransfer.mover.mover import Mover, MoverParts
+from tandem.kvtransfer.mover.phases import Phases
+from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
+from tandem.kvtransfer.transports.base import Progress, Ticket, Transport
+from tandem.protocol.errors import FailCause, WireError
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+FromEngine = events.Opened | events.Load | events.Cancel
+ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
+
+
+class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
+    """Owns the import table and the receive slots."""
+
+    name = "kv-transfer-d"
+
+    def __init__(self, parts: MoverParts) -> None:
+        super().__init__(parts)
+        config, block_bytes = parts.config, parts.layout.block_bytes
+        slot_bytes = slot_bytes_for(config.kv_slot_bytes, block_bytes)
+        self.memory = SlotMemory(config.kv_receive_slots, slot_bytes)
+        policy = ConsumerPolicy(
+            block_size=parts.layout.block_size,
+            blocks_per_part=(slot_bytes - HEADER_BYTES) // block_bytes,
+            block_bytes=block_bytes,
+            header_bytes=HEADER_BYTES,
+            credits=config.kv_credits,
+            transfer_ms=millis(config.kv_transfer_seconds),
+            commit_ms=millis(config.kv_commit_seconds),
+            tombstone_ms=millis(config.kv_tombstone_seconds),
+            wait_ms=millis(config.kv_wait_seconds),
+        )
+        ring = SlotRing(config.kv_receive_slots, config.kv_slots_per_peer)
+        self.table = ImportTable(policy, ring)
+        for transport in parts.transports.values():
+            transport.receive(self.memory)
+        self.book = PeerBook()
+        self.phases = Phases(parts.metrics)
+        self.prober = Prober(self)
+        self._welcomes: dict[Incarnation, Welcome] = {}
+        self._reads: dict[tuple[str, Ticket], tuple[Read, float]] = {}
+        self._unpacks: deque[Unpack] = deque()
+        self._fingerprint = fingerprint_digest(parts.fingerprint)
+
+    # -- links --------------------------------------------------------------------------------
+
+    def transport_to(self, peer: Incarnation) -> Transport:
+        """By which the peer is read."""
+        return self.parts.transports[self._welcomes[peer].connector]
+
+    def welcome_of(self, peer: Incarnation) -> Welcome | None:
+        """What the peer said, while its link stands."""
+        return self._welcomes.get(peer)
+
+    def usable(self, peer: Incarnation) -> None:
+        """The probe passed: hand-offs may start."""
+        self.table.link_up(peer)
+        self.book.mark(peer, up=True)
+        self.observe()
+
+    def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
+        """Engine, peers and links, in the order in which they came."""
+        if isinstance(item, FromPeer):
+            return self._take_message(item, now)
+        if isinstance(item, LinkUp):
+            assert item.welcome is not None
+            self._links[item.peer] = item.link
+            self._welcomes[item.peer] = item.welcome
+            self.prober.begin(item.peer, item.host, item.welcome, now)
+            return []
+        if isinstance(item, LinkDown):
+            return self._take_link_down(item, now)
+        if isinstance(item, events.Opened):
+            up = item.producer in self.table.links
+            item = events.Opened(item.key, item.producer, item.budget_ms, up)
+            self.phases.begin(item.key)
+        return self.table.apply(item, now)
+
+    def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
+        message, peer = item.message, item.peer
+        if self._links.get(peer) != item.link:
+            return [Count("d:message of an old link")]
+        if isinstance(message, ProbeReady):
+            self.prober.ready(peer, message, now)
+            return []
+        return self.table.apply(events.Told(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
+
+    def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
+        peer = item.peer
+        if self._links.get(peer) != item.link:
+            return []
+        del self._links[peer]
+        actions = self.table.link_lost(peer, item.reason, now)
+        self.prober.end(peer)
+        self.transport_to(peer).close(peer)
+        del self._welcomes[peer]
+        self.book.mark(peer, up=False, reason=item.reason)
+        return actions
+
+    # -- actions ------------------------------------------------------------------------------
+
+    def execute(self, action: Action, now: Millis) -> list[Action]:
+        """Send, tell and read at once; unpacks wait for their turn, so that messages do not."""
+        if isinstance(action, Send):
+            self.phases.sent(action.message)
+            self.say(action.to, action.message)
+        elif isinstance(action, Tell):
+            self.phases.told(action.event)
+            self.tell(action.event)  # type: ignore[arg-type]
+        elif isinstance(action, Read):
+            return self._read(action, now)
+        elif isinstance(action, Unpack):
+            self._unpacks.append(action)
+        elif isinstance(action, Count):
+            self.metrics.stray.labels(action.what).inc()
+        return []
+
+    def _read(self, item: Read, now: Millis) -> list[Action]:
+        welcome = self._welcomes.get(item.peer)
+        if welcome is None:
+            return self.table.read_ended(item.slot, now, FailCause.PEER, "the link is lost")
+        if item.remote_slot >= welcome.num_slots or item.nbytes > welcome.slot_bytes:
+            message = f"PART names slot {item.remote_slot} of {welcome.num_slots}"
+            return self.table.read_ended(item.slot, now, FailCause.IDENTITY, message)
+        self.start_read(item, now)
+        return []
+
+    def start_read(self, item: Read, now: Millis) -> None:
+        """Post a read; ``work`` polls it to its end, wanted or not."""
+        transport = self.transport_to(item.peer)
+        ticket = transport.read(item.peer, item.remote_slot, item.slot, item.nbytes)
+        self._reads[(transport.traits.name, ticket)] = (item, time.perf_counter())
+        self.active()
+
+    def work(self, now: Millis) -> list[Action]:
+        """Reads, one unpack, probes, deadlines."""
+        actions = self._poll_reads(now) if self._reads else []
+        if self._unpacks:
+            actions += self._unpack(self._unpacks.popleft(), now)
+        actions += self.prober.work(now)
+        due = self.table.next_deadline()
+        if due is not None and due <= now:
+            actions += self.table.expire(now)
+        return actions
+
+    # -- bytes --------------------------------------------------------------------------------
+
+    def _poll_reads(self, now: Millis) -> list[Action]:
+        for transport in self.parts.transports.values():
+            transport.advance()
+        actions: list[Action] = []
+        for where, (read, started) in list(self._reads.items()):
+            progress = self.parts.transports[where[0]].poll(where[1])
+            if progress is Progress.PENDING:
+                continue
+            if progress is Progress.UNKNOWN:
+                self.drop(read.peer, "a read is in an unknown state")
+                continue
+            del self._reads[where]
+            self.active()
+            actions += self._read_ended(read, progress is Progress.DONE, started, now)
+        return actions
+
+    def _read_ended(self, read: Read, done: bool, started: float, now: Millis) -> list[Action]:
+        held = self.table.ring[read.slot]
+        if held.state is SlotState.HELD and held.key == PROBE_KEY:
+            return self.prober.read_ended(read, done, now)
+        if done:
+            self.parts.board.transfers += 1
+            self.metrics.phase.labels("read").observe(time.perf_counter() - started)
+            self.metrics.bytes.labels("consumer").inc(read.nbytes)
+            self.metrics.parts.labels("consumer").inc()
+            return self.table.read_ended(read.slot, now)
+        return self.table.read_ended(read.slot, now, FailCause.PEER, "a read failed")
+
+    def _unpack(self, item: Unpack, now: Millis) -> list[Action]:
+        started = time.perf_counter()
+        fault = self._verify(item)
+        if fault is None:
+            count, block_bytes = len(item.block_ids), self.parts.layout.block_bytes
+            ids = torch.tensor(item.block_ids, dtype=torch.int64)
+            unpack(self.memory.payload(item.slot, count, block_bytes), ids, self.parts.slab)
+            self.metrics.phase.labels("unpack").observe(time.perf_counter() - started)
+        self.parts.board.transfers += 1
+        self.active()
+        cause, message = fault or (None, "")
+        actions = self.table.apply(events.Unpacked(item.key, item.index, cause, message), now)
+        if fault is not None:
+            self._quarantine(item.peer, message, now)
+        return actions
+
+    def _verify(self, item: Unpack) -> tuple[FailCause, str] | None:
+        """What is wrong with a slot's content, if anything."""
+        try:
+            header = read_header(self.memory.view(item.slot, HEADER_BYTES))
+        except WireError as error:
+            return FailCause.IDENTITY, str(error)
+        wanted = Header(
+            key=key_digest(item.key),
+            fingerprint=self._fingerprint,
+            producer=item.peer,
+            part=item.index,
+            start=item.start,
+            stop=item.stop,
+            generation=item.generation,
+            nbytes=item.nbytes,
+            digest=header.digest,
+        )
+        differs = header.differs(wanted)
+        if differs is not None:
+            return FailCause.IDENTITY, f"the slot's header has another {differs}"
+        if self.memory.digest(item.slot, item.nbytes) != header.digest:
+            return FailCause.DIGEST, "the slot's bytes do not have its digest"
+        return None
+
+    def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
+        rest = millis(self.config.kv_quarantine_seconds)
+        logger.error("data of %s was wrong, the link rests: %s", peer.hex()[:8], reason)
+        self.book.rest(peer, Millis(now + rest))
+        self.drop(peer, f"quarantined: {reason}", rest)
+
+    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
+        """Give the link up; ``LinkDown`` follows."""
+        link = self._links.get(peer)
+        if link is not None and self.control is not None:
+            self.control.post(Drop(link, reason, rest_ms))
+
+    def rest(self, now: Millis) -> float | None:
+        """Until the next deadline, unless a read or an unpack is to be moved."""
+        if self._unpacks:
+            return 0
+        naps = [self.until(self.table.next_deadline(), now), self.prober.rest(now)]
+        if self._reads:
+            naps.append(0.05 if self.wakers() else self.nap())
+        return min((each for each in naps if each is not None), default=None)
+
+    def wakers(self) -> list[int]:
+        """Sockets with answers under way, if every read has one."""
+        if not self._reads or any(name != "tcp" for name, _ in self._reads):
+            return []
+        return self.parts.transports["tcp"].filenos()
+
+    def observe(self) -> None:
+        """Slots and links."""
+        ring = self.table.ring
+        self.metrics.slots.labels("consumer", "free").set(ring.free)
+        self.metrics.slots.labels("consumer", "quarantined").set(ring.quarantined)
+        held = len(ring) - ring.free - ring.quarantined
+        self.metrics.slots.labels("consumer", "held").set(held)
+        self.metrics.links.labels("consumer").set(len(self.table.links))

@@ -1,0 +1,82 @@
+"""The header at the start of every slot: whose KV follows, which tokens, and its digest.
+
+Identity travels with the data: D compares every field with what it asked for before it touches
+the payload. Fixed size, little-endian, with a check sum of its own.
+"""
+
+from __future__ import annotations
+
+import struct
+from hashlib import blake2b
+from typing import NamedTuple
+
+from tandem.kvtransfer.handoff.messages import HANDOFF_VERSION
+from tandem.protocol.errors import WireError
+from tandem.protocol.ids import Incarnation, RequestKey
+
+HEADER_BYTES = 256
+_FIELDS = struct.Struct("<8sI16s16s16sQQQQQQ")
+_MAGIC = b"TDMSLOT1"
+_SUM_BYTES = 16
+
+
+class Header(NamedTuple):
+    """What a slot says of itself."""
+
+    key: bytes
+    """Digest of the request key, 16 bytes."""
+    fingerprint: bytes
+    """Digest of layout and weights, 16 bytes."""
+    producer: Incarnation
+    part: int
+    """Index of the part within its hand-off."""
+    start: int
+    stop: int
+    """Tokens [start, stop)."""
+    generation: int
+    nbytes: int
+    """Header and payload."""
+    digest: int
+    """Of the payload, 64 bits."""
+
+    def differs(self, wanted: Header) -> str | None:
+        """Name of the first field that is not as wanted, digests apart."""
+        for name in self._fields:
+            if name != "digest" and getattr(self, name) != getattr(wanted, name):
+                return name
+        return None
+
+
+def key_digest(key: RequestKey) -> bytes:
+    """16 bytes that stand for a key in a header."""
+    fields = (key.router, key.request.encode(), str(key.attempt).encode())
+    hashed = blake2b(digest_size=16, person=b"tandem-key")
+    for field in fields:
+        hashed.update(len(field).to_bytes(8, "little") + field)
+    return hashed.digest()
+
+
+def fingerprint_digest(fingerprint: str) -> bytes:
+    """16 bytes that stand for a fingerprint in a header."""
+    return blake2b(fingerprint.encode(), digest_size=16, person=b"tandem-slot").digest()
+
+
+def write_header(into: memoryview, header: Header) -> None:
+    """Write at the start of a slot."""
+    fields = _FIELDS.pack(_MAGIC, HANDOFF_VERSION, *header)
+    whole = fields + blake2b(fields, digest_size=_SUM_BYTES).digest()
+    into[: len(whole)] = whole
+
+
+def read_header(data: bytes | memoryview) -> Header:
+    """Read from the start of a slot, or WireError for anything that is not a header."""
+    size = _FIELDS.size
+    if len(data) < size + _SUM_BYTES:
+        raise WireError(f"slot header of {len(data)} bytes")
+    fields = bytes(data[:size])
+    magic, version, *rest = _FIELDS.unpack(fields)
+    if magic != _MAGIC or version != HANDOFF_VERSION:
+        raise WireError("slot without a header of this version")
+    if blake2b(fields, digest_size=_SUM_BYTES).digest() != bytes(data[size : size + _SUM_BYTES]):
+        raise WireError("slot header with a wrong check sum")
+    return Header(*rest)

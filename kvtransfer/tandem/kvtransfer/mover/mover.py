@@ -1,0 +1,190 @@
+"""The transfer thread's loop: take what came, get on with the bytes, sleep as long as one may.
+
+``ProducerMover`` and ``ConsumerMover`` fill in both halves. Naps are short while bytes move that
+only move when asked, grow while nothing happens, and are endless when nothing is due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control.channel import Channel, now_ms
+from tandem.kvtransfer.control.mail import LinkNumber, Say
+from tandem.kvtransfer.handoff.actions import Action, Millis
+from tandem.kvtransfer.handoff.messages import Message
+from tandem.kvtransfer.metrics import HandoffMetrics
+from tandem.kvtransfer.mover.mailbox import Mailbox
+from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.transports.base import Transport
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.layout import KVLayout
+
+logger = logging.getLogger(__name__)
+
+Event = TypeVar("Event")
+Item = TypeVar("Item")
+
+NAP_SECONDS = 0.0002
+STOP_SECONDS = 10.0
+_NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
+_LONGEST_NAP = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class MoverParts:
+    """What both movers are made of."""
+
+    config: KVTransferConfig
+    incarnation: Incarnation
+    fingerprint: str
+    layout: KVLayout
+    slab: Tensor
+    """uint8 [num_blocks, block_bytes]."""
+    transports: dict[str, Transport]
+    board: ProgressBoard
+    metrics: HandoffMetrics
+    notify: Callable[[], None]
+
+
+class Mover(Generic[Item, Event]):
+    """A transfer thread."""
+
+    name = "kv-transfer"
+
+    def __init__(self, parts: MoverParts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.metrics = parts.metrics
+        self.inbox: Mailbox[Item | None] = Mailbox()
+        self.problem: str | None = None
+        self.control: Channel | None = None
+        """Set before ``start``."""
+        self._outbox: deque[Event] = deque()
+        self._links: dict[Incarnation, LinkNumber] = {}
+        self._active_at = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def start(self) -> None:
+        """Run in a thread of its own."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, close the transports."""
+        self.inbox.put(None)
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
+        elif self.problem is None:
+            self._end("the KV transfer was never started")
+
+    @property
+    def alive(self) -> bool:
+        """Whether anything posted will still be handled."""
+        return self.problem is None
+
+    def events(self) -> list[Event]:
+        """What happened, for the engine's thread."""
+        events = []
+        with contextlib.suppress(IndexError):
+            while True:
+                events.append(self._outbox.popleft())
+        return events
+
+    # What a half does
+
+    def take(self, item: Item, now: Millis) -> list[Action]:
+        """Run the tables on what came."""
+        raise NotImplementedError
+
+    def execute(self, action: Action, now: Millis) -> list[Action]:
+        """Do what a table asked for; what follows from it at once."""
+        raise NotImplementedError
+
+    def work(self, now: Millis) -> list[Action]:
+        """Get on with the bytes, a piece at a time, and with deadlines."""
+        raise NotImplementedError
+
+    def rest(self, now: Millis) -> float | None:
+        """Seconds to sleep; 0 is not at all, None until something comes."""
+        raise NotImplementedError
+
+    def wakers(self) -> Sequence[int]:
+        """Other descriptors to wake for."""
+        return ()
+
+    def observe(self) -> None:
+        """Set the gauges."""
+        raise NotImplementedError
+
+    # What is the same
+
+    def say(self, peer: Incarnation, message: Message) -> None:
+        """Send on the link as it stands; without one, nothing is sent."""
+        link = self._links.get(peer)
+        if link is not None and self.control is not None:
+            self.control.post(Say(link, message))
+
+    def tell(self, event: Event) -> None:
+        """Queue for the engine's thread and wake it."""
+        self._outbox.append(event)
+        self.parts.notify()
+
+    def active(self) -> None:
+        """Bytes moved: short naps for a while."""
+        self._active_at = time.monotonic()
+
+    def nap(self) -> float:
+        """How long to sleep while bytes are on their way."""
+        quiet = time.monotonic() - self._active_at
+        return next((nap for until, nap in _NAPS if quiet < until), _LONGEST_NAP)
+
+    def until(self, deadline: Millis | None, now: Millis) -> float | None:
+        """Seconds to a deadline."""
+        return None if deadline is None else max(0.0, (deadline - now) / 1000)
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except Exception as error:
+            logger.exception("the transfer thread ends")
+            self._end(f"the KV transfer thread ended: {error!r}")
+        else:
+            self._end("the KV transfer has been closed")
+
+    def _end(self, problem: str) -> None:
+        for transport in self.parts.transports.values():
+            with contextlib.suppress(Exception):
+                transport.stop()
+        self.problem = problem
+        self.inbox.close()
+        self.parts.notify()
+
+    def _turn(self) -> bool:
+        now = now_ms()
+        items = self.inbox.drain()
+        for item in items:
+            if item is None:
+                return False
+            self._carry_out(self.take(item, now), now)
+        self._carry_out(self.work(now), now)
+        if items:
+            self.observe()
+        seconds = self.rest(now_ms())
+        if seconds is None or seconds > 0:
+            self.inbox.wait(seconds, self.wakers())
+        return True
+
+    def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:
+        queue = deque(actions)
+        while queue:
+            queue.extend(self.execute(queue.popleft(), now))

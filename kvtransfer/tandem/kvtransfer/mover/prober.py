@@ -1,0 +1,130 @@
+"""Whether a new link delivers: D reads P's known pattern before any request may use it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.handoff.actions import Action, Millis, Read
+from tandem.kvtransfer.handoff.messages import Probe, ProbeDone, ProbeReady, Welcome
+from tandem.kvtransfer.mover.pattern import pattern
+from tandem.protocol.ids import Incarnation, RequestKey
+
+if TYPE_CHECKING:
+    from tandem.kvtransfer.mover.consumer import ConsumerMover
+
+logger = logging.getLogger(__name__)
+
+PROBE_KEY = RequestKey(b"", "probe", 0)
+"""Holds receive slots for probes; no router has an empty incarnation."""
+
+
+@dataclass(slots=True)
+class _Probing:
+    """One link whose pattern has not been read."""
+
+    number: int
+    until: Millis
+    nbytes: int | None = None
+    """Known from PROBE_READY."""
+    slot: int | None = None
+    """Receive slot, once there is one."""
+    started: float = 0.0
+
+
+class Prober:
+    """Probes of all links; runs in the transfer thread, on its slots."""
+
+    def __init__(self, mover: ConsumerMover) -> None:
+        self._mover = mover
+        self._numbers = itertools.count(1)
+        self._probing: dict[Incarnation, _Probing] = {}
+
+    def begin(self, peer: Incarnation, host: str, welcome: Welcome, now: Millis) -> None:
+        """A link stands: connect the transport and ask P to keep it moving."""
+        mover = self._mover
+        rests = mover.book.rests(peer, now)
+        if rests:
+            mover.drop(peer, "quarantined", rests)
+            return
+        mover.book.mark(peer, up=False, reason="the link is being probed")
+        try:
+            mover.transport_to(peer).connect(peer, host, welcome.card)
+        except TransportError as error:
+            logger.warning("no way to read from %s: %s", host, error)
+            mover.drop(peer, str(error))
+            return
+        number = next(self._numbers)
+        until = Millis(now + millis(mover.config.kv_connect_seconds))
+        self._probing[peer] = _Probing(number, until)
+        mover.say(peer, Probe(number))
+
+    def ready(self, peer: Incarnation, message: ProbeReady, now: Millis) -> None:
+        """P moves its end."""
+        probing = self._probing.get(peer)
+        welcome = self._mover.welcome_of(peer)
+        if probing is None or probing.number != message.number or welcome is None:
+            return
+        limit = min(welcome.slot_bytes, self._mover.memory.slot_bytes)
+        probing.nbytes = max(1, min(message.nbytes, limit))
+        self._read(peer, probing, now)
+
+    def work(self, now: Millis) -> list[Action]:
+        """Probes that wait for a slot, and those whose time is over."""
+        for peer, probing in list(self._probing.items()):
+            if now > probing.until:
+                self.end(peer)
+                self._mover.drop(peer, "the pattern did not come in time")
+            elif probing.nbytes is not None and probing.slot is None:
+                self._read(peer, probing, now)
+        return []
+
+    def rest(self, now: Millis) -> float | None:
+        """Seconds until a probe is to be looked at."""
+        if not self._probing:
+            return None
+        return 0.1
+
+    def read_ended(self, read: Read, done: bool, now: Millis) -> list[Action]:
+        """The pattern's read is terminal."""
+        mover = self._mover
+        probing = self._probing.pop(read.peer, None)
+        right = done and self._is_right(read)
+        actions = mover.table.give_back(read.slot, now)
+        if probing is None:
+            return actions
+        mover.say(read.peer, ProbeDone(probing.number, right))
+        if right:
+            seconds = max(time.perf_counter() - probing.started, 1e-6)
+            mover.metrics.probe_rate.observe(read.nbytes / seconds)
+            mover.usable(read.peer)
+        else:
+            fault = "the pattern is wrong" if done else "the pattern could not be read"
+            mover.drop(read.peer, fault)
+        return actions
+
+    def end(self, peer: Incarnation) -> None:
+        """The link is lost: a read under way is nobody's any more."""
+        probing = self._probing.pop(peer, None)
+        if probing is not None and probing.slot is not None:
+            self._mover.table.ring.quarantine(probing.slot)
+
+    def _read(self, peer: Incarnation, probing: _Probing, now: Millis) -> None:
+        mover, ring = self._mover, self._mover.table.ring
+        welcome = mover.welcome_of(peer)
+        if welcome is None or probing.nbytes is None or not ring.has_room(peer):
+            return
+        probing.slot = ring.take(peer, PROBE_KEY, probing.number)
+        probing.started = time.perf_counter()
+        slot_of_pattern = welcome.num_slots
+        read = Read(PROBE_KEY, peer, 0, slot_of_pattern, probing.slot, probing.nbytes)
+        mover.start_read(read, now)
+
+    def _is_right(self, read: Read) -> bool:
+        got = self._mover.memory.view(read.slot, read.nbytes)
+        return bytes(got) == pattern(read.peer, read.nbytes)

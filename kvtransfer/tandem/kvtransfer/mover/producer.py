@@ -1,0 +1,252 @@
+"""P's transfer thread: fences in, packed slots out, and the only one who says COMMITTED."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from tandem.kernels.blocks import pack
+from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.events import Fence, ProducerEvent, Revoked
+from tandem.kvtransfer.handoff import export as events
+from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Send, Tell
+from tandem.kvtransfer.handoff.export import ProducerPolicy
+from tandem.kvtransfer.handoff.exports import ExportTable
+from tandem.kvtransfer.handoff.messages import Committed, Probe, ProbeDone, ProbeReady, Welcome
+from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.mover.header import (
+    HEADER_BYTES,
+    Header,
+    fingerprint_digest,
+    key_digest,
+    write_header,
+)
+from tandem.kvtransfer.mover.memory import SlotMemory, slot_bytes_for
+from tandem.kvtransfer.mover.mover import NAP_SECONDS, Mover, MoverParts
+from tandem.kvtransfer.mover.pattern import pattern
+from tandem.protocol.ids import Incarnation, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The engine launched a chunk; ``fence`` is behind its last KV write."""
+
+    key: RequestKey
+    block_ids: tuple[int, ...]
+    upto: int
+    fence: Fence
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeAll:
+    """Other weights, or the cache is reset."""
+
+
+FromEngine = (
+    events.Admit
+    | events.Refuse
+    | events.First
+    | events.Finished
+    | events.Cancel
+    | Computed
+    | RevokeAll
+)
+ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer
+
+
+class ProducerMover(Mover[ProducerItem, ProducerEvent]):
+    """Owns the export table and the send slots."""
+
+    name = "kv-transfer-p"
+
+    def __init__(self, parts: MoverParts) -> None:
+        super().__init__(parts)
+        config, block_bytes = parts.config, parts.layout.block_bytes
+        slot_bytes = slot_bytes_for(config.kv_slot_bytes, block_bytes)
+        count = config.kv_send_slots
+        self.memory = SlotMemory(count + 1, slot_bytes)
+        self._write_pattern(count)
+        policy = ProducerPolicy(
+            block_size=parts.layout.block_size,
+            blocks_per_part=(slot_bytes - HEADER_BYTES) // block_bytes,
+            block_bytes=block_bytes,
+            header_bytes=HEADER_BYTES,
+            lease_ms=millis(config.kv_lease_seconds),
+            expect_ms=millis(config.kv_expect_seconds),
+            tombstone_ms=millis(config.kv_tombstone_seconds),
+            wait_ms=millis(config.kv_wait_seconds),
+        )
+        self.table = ExportTable(policy, SlotRing(count, config.kv_slots_per_peer))
+        self._cards = {
+            name: transport.serve(self.memory) for name, transport in parts.transports.items()
+        }
+        self._link_view: frozenset[Incarnation] = frozenset()
+        self._fences: list[Computed] = []
+        self._packs: deque[Pack] = deque()
+        self._probes: dict[Incarnation, Millis] = {}
+        """Consumers that read the pattern, each until when it may."""
+        self._needs_advance = [
+            each for each in parts.transports.values() if each.traits.needs_advance
+        ]
+        self._fingerprint = fingerprint_digest(parts.fingerprint)
+
+    @property
+    def links(self) -> frozenset[Incarnation]:
+        """Consumers whose link stands; read by the engine's thread."""
+        return self._link_view
+
+    def welcome(self, connectors: tuple[str, ...]) -> Welcome | None:
+        """Answer to a HELLO that offers these transports; called by the control thread."""
+        for name in connectors:
+            if name in self._cards:
+                return Welcome(
+                    connector=name,
+                    card=self._cards[name],
+                    slot_bytes=self.memory.slot_bytes,
+                    num_slots=self.config.kv_send_slots,
+                    block_bytes=self.parts.layout.block_bytes,
+                )
+        return None
+
+    def _write_pattern(self, slot: int) -> None:
+        self._pattern_bytes = min(self.config.kv_probe_bytes, self.memory.slot_bytes)
+        known = pattern(self.parts.incarnation, self._pattern_bytes)
+        self.memory.view(slot, self._pattern_bytes)[:] = known
+
+    def take(self, item: ProducerItem, now: Millis) -> list[Action]:
+        """Engine, peers and links, in the order in which they came."""
+        if isinstance(item, FromPeer):
+            return self._take_message(item, now)
+        if isinstance(item, LinkUp):
+            self._links[item.peer] = item.link
+            self._link_view = frozenset(self._links)
+            self.table.link_up(item.peer)
+            return []
+        if isinstance(item, LinkDown):
+            return self._take_link_down(item, now)
+        if isinstance(item, Computed):
+            self._fences.append(item)
+            return self.table.apply(events.Launched(item.key, item.block_ids, item.upto), now)
+        if isinstance(item, RevokeAll):
+            return self.table.revoke_all(now)
+        if isinstance(item, events.Admit):
+            up = item.consumer in self.table.links
+            item = events.Admit(
+                item.key, item.consumer, item.num_tokens, item.budget_ms, item.generation, up
+            )
+        return self.table.apply(item, now)
+
+    def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
+        message, peer = item.message, item.peer
+        if self._links.get(peer) != item.link:
+            return [Count("p:message of an old link")]
+        if isinstance(message, Probe):
+            self._probes[peer] = Millis(now + millis(self.config.kv_connect_seconds))
+            self.active()
+            self.say(peer, ProbeReady(message.number, self._pattern_bytes))
+            return []
+        if isinstance(message, ProbeDone):
+            self._probes.pop(peer, None)
+            return []
+        return self.table.apply(events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
+
+    def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
+        if self._links.get(item.peer) != item.link:
+            return []
+        del self._links[item.peer]
+        self._link_view = frozenset(self._links)
+        self._probes.pop(item.peer, None)
+        return self.table.link_lost(item.peer, now)
+
+    def execute(self, action: Action, now: Millis) -> list[Action]:
+        """Send and tell at once; packs wait for their turn, so that messages do not wait."""
+        if isinstance(action, Send):
+            if isinstance(action.message, Committed):
+                self.metrics.endings.labels("producer", "committed").inc()
+            self.say(action.to, action.message)
+        elif isinstance(action, Tell):
+            if isinstance(action.event, Revoked):
+                self.metrics.failures.labels("producer", action.event.cause).inc()
+            self.tell(action.event)  # type: ignore[arg-type]
+        elif isinstance(action, Pack):
+            self._packs.append(action)
+        elif isinstance(action, Count):
+            self.metrics.stray.labels(action.what).inc()
+        return []
+
+    def work(self, now: Millis) -> list[Action]:
+        """Fences, one pack, the peers' reads, deadlines."""
+        actions = self._see_fences(now)
+        if self._packs:
+            actions += self._pack(self._packs.popleft(), now)
+        self._probes = {peer: until for peer, until in self._probes.items() if until > now}
+        if self._probes or self.table.num_parts_out:
+            for transport in self._needs_advance:
+                transport.advance()
+        due = self.table.next_deadline()
+        if due is not None and due <= now:
+            actions += self.table.expire(now)
+        return actions
+
+    def _see_fences(self, now: Millis) -> list[Action]:
+        if not self._fences:
+            return []
+        seen = [each for each in self._fences if each.fence.done()]
+        if not seen:
+            return []
+        self._fences = [each for each in self._fences if each not in seen]
+        self.active()
+        return [
+            action
+            for each in seen
+            for action in self.table.apply(events.Fenced(each.key, each.upto), now)
+        ]
+
+    def _pack(self, item: Pack, now: Millis) -> list[Action]:
+        started = time.perf_counter()
+        block_bytes = self.parts.layout.block_bytes
+        nbytes = HEADER_BYTES + len(item.block_ids) * block_bytes
+        ids = torch.tensor(item.block_ids, dtype=torch.int64)
+        pack(self.parts.slab, ids, self.memory.payload(item.slot, len(ids), block_bytes))
+        header = Header(
+            key=key_digest(item.key),
+            fingerprint=self._fingerprint,
+            producer=self.parts.incarnation,
+            part=item.index,
+            start=item.start,
+            stop=item.stop,
+            generation=item.generation,
+            nbytes=nbytes,
+            digest=self.memory.digest(item.slot, nbytes),
+        )
+        write_header(self.memory.view(item.slot, HEADER_BYTES), header)
+        self.parts.board.transfers += 1
+        self.metrics.phase.labels("pack").observe(time.perf_counter() - started)
+        self.metrics.bytes.labels("producer").inc(nbytes)
+        self.metrics.parts.labels("producer").inc()
+        self.active()
+        return self.table.apply(events.Packed(item.key, item.index, ok=True), now)
+
+    def rest(self, now: Millis) -> float | None:
+        """Until the next deadline, unless a pack, a fence or a peer's read is to be moved."""
+        if self._packs:
+            return 0
+        naps = [self.until(self.table.next_deadline(), now)]
+        if self._fences:
+            naps.append(NAP_SECONDS)
+        if self._needs_advance and (self._probes or self.table.num_parts_out):
+            naps.append(self.nap())
+        elif self._probes:
+            naps.append(1.0)
+        return min((each for each in naps if each is not None), default=None)
+
+    def observe(self) -> None:
+        """Slots and leases."""
+        ring = self.table.ring
+        self.metrics.slots.labels("producer", "free").set(ring.free)
+        self.metrics.slots.labels("producer", "held").set(len(ring) - ring.free)
+        self.metrics.leases.set(self.table.num_leased)

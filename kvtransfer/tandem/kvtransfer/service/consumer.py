@@ -1,0 +1,172 @@
+"""The consumer: a worker that takes KV from prefill workers and goes on with it.
+
+Contract: each opened key ends in exactly one of ``Loaded``, ``FirstTokenEnded``, ``LoadFailed``,
+``Cancelled``. Until then the engine neither reads nor frees the blocks given to ``begin_load``;
+where the event says ``blocks_free=False`` it waits for ``BlocksFree``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control.client import ControlClient
+from tandem.kvtransfer.control.mail import SetPeers
+from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, LoadFailed, Ready
+from tandem.kvtransfer.handoff import pull as events
+from tandem.kvtransfer.mover.consumer import ConsumerMover
+from tandem.kvtransfer.service.parts import make_parts
+from tandem.kvtransfer.transports.base import Transport
+from tandem.protocol.card import Fingerprint
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.layout import KVLayout
+from tandem.protocol.messages import PeerHealth
+
+
+class HandoffConsumer:
+    """All methods are for the engine's thread and return at once."""
+
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        *,
+        slab: Tensor,
+        layout: KVLayout,
+        num_blocks: int,
+        fingerprint: Fingerprint,
+        incarnation: Incarnation,
+        registry: CollectorRegistry,
+        notify: Callable[[], None],
+        transports: dict[str, Transport] | None = None,
+    ) -> None:
+        """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
+        another thread whenever ``poll`` has something. Raises TransportError."""
+        parts = make_parts(
+            config,
+            "consumer",
+            slab=slab,
+            layout=layout,
+            num_blocks=num_blocks,
+            fingerprint=fingerprint,
+            incarnation=incarnation,
+            registry=registry,
+            notify=notify,
+            transports=transports,
+        )
+        self._board = parts.board
+        self._mover = ConsumerMover(parts)
+        self._channel = ControlClient(
+            config,
+            incarnation,
+            parts.fingerprint,
+            board=parts.board,
+            metrics=parts.metrics,
+            deliver=self._mover.inbox.put,
+        )
+        self._channel.connectors = tuple(parts.transports)
+        self._mover.control = self._channel
+        self._open: set[RequestKey] = set()
+        self._writing: set[RequestKey] = set()
+
+    def start(self) -> None:
+        """Start both threads."""
+        self._mover.start()
+        self._channel.start()
+
+    def close(self) -> None:
+        """End both threads; producers are told. May be called twice."""
+        self._channel.stop()
+        self._mover.stop()
+
+    # Peers
+
+    def set_peers(self, endpoints: Mapping[str, Incarnation] | Iterable[str]) -> None:
+        """Keep links to these control sockets (``host:port``), and to no others."""
+        self._channel.post(SetPeers(tuple(endpoints)))
+
+    def peer_up(self, producer: Incarnation) -> bool:
+        """Whether a hand-off from this prefill worker may start: linked, same fingerprint, the
+        probe passed, not quarantined."""
+        return self._mover.book.is_up(producer)
+
+    def why_down(self, producer: Incarnation) -> str:
+        """Why ``peer_up`` says no."""
+        return self._mover.book.why_down(producer)
+
+    def peer_health(self) -> tuple[PeerHealth, ...]:
+        """Every prefill worker that was seen."""
+        return self._mover.book.snapshot()
+
+    # One hand-off
+
+    def open(self, key: RequestKey, producer: Incarnation, *, budget_ms: int | None) -> None:
+        """Ask ``producer`` for the key; without a link the key fails by an event."""
+        self._open.add(key)
+        self._mover.inbox.put(events.Opened(key, producer, budget_ms, link_up=True))
+
+    def begin_load(
+        self, key: RequestKey, block_ids: Sequence[int], from_token: int, to_token: int
+    ) -> None:
+        """After ``Ready``: bring tokens [from_token, to_token) into ``block_ids``, the whole
+        table with local hits first. ``from_token`` is a multiple of the block size, or equal to
+        ``to_token`` (a full hit: only token 1 is wanted); ``to_token`` is what ``Ready`` said."""
+        load = events.Load(key, tuple(block_ids), from_token, to_token)
+        self._mover.inbox.put(load)
+
+    def cancel(self, key: RequestKey) -> None:
+        """Want no more of it; ``Cancelled`` follows, unless another ending is on its way."""
+        self._mover.inbox.put(events.Cancel(key))
+
+    def poll(self) -> list[ConsumerEvent]:
+        """What happened since; once a step."""
+        polled = self._mover.events()
+        for event in polled:
+            self._account(event)
+        if not self._mover.alive:
+            polled += self._endings()
+        return polled
+
+    def _account(self, event: ConsumerEvent) -> None:
+        if isinstance(event, BlocksFree):
+            self._writing.discard(event.key)
+        elif not isinstance(event, Ready):
+            self._open.discard(event.key)
+            if not getattr(event, "blocks_free", True):
+                self._writing.add(event.key)
+
+    def _endings(self) -> list[ConsumerEvent]:
+        """The transfer thread is gone, and with it all that wrote: every key ends here."""
+        why = self._mover.problem or ""
+        endings: list[ConsumerEvent] = [BlocksFree(key) for key in self._writing]
+        endings += [LoadFailed(key, FailCause.INTERNAL, why) for key in self._open]
+        self._writing.clear()
+        self._open.clear()
+        return endings
+
+    # State
+
+    def has_pending(self) -> bool:
+        """Whether a key is open, or blocks are still written."""
+        return bool(self._open or self._writing)
+
+    def progress(self) -> int:
+        """Grows while parts are read and unpacked."""
+        return self._board.transfers
+
+    def note_progress(self, engine_step: int, has_work: bool) -> None:
+        """The engine's loop came round; beats say so."""
+        self._board.note_engine(has_work)
+
+    def problem(self) -> str | None:
+        """Why this worker must not be given hand-offs any more, or None."""
+        gone = self._mover.problem or self._channel.problem
+        if gone is not None:
+            return gone
+        ring = self._mover.table.ring
+        if 2 * ring.quarantined > len(ring):
+            return f"{ring.quarantined} of {len(ring)} receive slots wait for reads that hang"
+        return None

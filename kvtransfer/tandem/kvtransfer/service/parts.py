@@ -1,0 +1,76 @@
+"""What both services are made of, and checks of what they are given."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.mover.mover import MoverParts
+from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.choose import make_transports
+from tandem.protocol.card import Fingerprint
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.layout import KVLayout
+
+logger = logging.getLogger(__name__)
+
+
+def as_bytes(slab: Tensor, num_blocks: int, layout: KVLayout) -> Tensor:
+    """The slab as uint8 [num_blocks, block_bytes], sharing its memory.
+
+    Raises InvalidParameter when it is not dense or not of that size.
+    """
+    flat = slab.view(-1).view(torch.uint8) if slab.is_contiguous() else None
+    wanted = num_blocks * layout.block_bytes
+    if flat is None or flat.numel() != wanted:
+        size = slab.numel() * slab.element_size()
+        raise InvalidParameter(
+            "slab", f"{size} bytes", f"{wanted} dense bytes: {num_blocks} blocks of the layout"
+        )
+    return flat.view(num_blocks, layout.block_bytes)
+
+
+def make_parts(
+    config: KVTransferConfig,
+    role: str,
+    *,
+    slab: Tensor,
+    layout: KVLayout,
+    num_blocks: int,
+    fingerprint: Fingerprint,
+    incarnation: Incarnation,
+    registry: CollectorRegistry,
+    notify: Callable[[], None],
+    transports: dict[str, Transport] | None,
+) -> MoverParts:
+    """Choose the transports and put everything together. Raises TransportError."""
+    metrics = metrics_of(registry)
+    if transports is None:
+
+        def count_garbage() -> None:
+            metrics.garbage.labels("data").inc()
+
+        transports = make_transports(config, incarnation, role, on_garbage=count_garbage)
+    preferred = next(iter(transports))
+    fallback = config.kv_connector == "auto" and preferred != "nixl"
+    metrics.transport.labels(role, preferred, str(int(fallback))).set(1)
+    logger.info("%s moves KV by %s", role, ", ".join(transports))
+    return MoverParts(
+        config=config,
+        incarnation=incarnation,
+        fingerprint=fingerprint.digest,
+        layout=layout,
+        slab=as_bytes(slab, num_blocks, layout),
+        transports=transports,
+        board=ProgressBoard(),
+        metrics=metrics,
+        notify=notify,
+    )

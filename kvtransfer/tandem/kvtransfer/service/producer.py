@@ -1,0 +1,215 @@
+"""The producer: a worker that computes KV and hands it over.
+
+Contract: after ``admit`` returned None, exactly one ``finished``, then exactly one ``Released``
+from ``poll``. Blocks of an admitted key are never freed, moved or written (beyond computing the
+prompt) by the engine before that.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from prometheus_client import CollectorRegistry
+from torch import Tensor
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control.server import ControlServer
+from tandem.kvtransfer.events import Fence, ProducerEvent, Released
+from tandem.kvtransfer.handoff import export as events
+from tandem.kvtransfer.handoff.messages import FirstToken
+from tandem.kvtransfer.mover.producer import Computed, ProducerMover, RevokeAll
+from tandem.kvtransfer.service.parts import make_parts
+from tandem.kvtransfer.service.quota import Quota
+from tandem.kvtransfer.transports.base import Transport
+from tandem.protocol.card import Fingerprint
+from tandem.protocol.errors import Refusal, RefusalCode
+from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.layout import KVLayout
+
+MAX_PAST = 4096
+"""Ended or cancelled keys that ``admit`` refuses at once (the table refuses older ones)."""
+
+
+class HandoffProducer:
+    """All methods are for the engine's thread and return at once."""
+
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        *,
+        slab: Tensor,
+        layout: KVLayout,
+        num_blocks: int,
+        fingerprint: Fingerprint,
+        incarnation: Incarnation,
+        registry: CollectorRegistry,
+        notify: Callable[[], None],
+        transports: dict[str, Transport] | None = None,
+    ) -> None:
+        """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
+        another thread whenever ``poll`` has something. Raises TransportError, AddressInUse."""
+        parts = make_parts(
+            config,
+            "producer",
+            slab=slab,
+            layout=layout,
+            num_blocks=num_blocks,
+            fingerprint=fingerprint,
+            incarnation=incarnation,
+            registry=registry,
+            notify=notify,
+            transports=transports,
+        )
+        self._board, self._metrics = parts.board, parts.metrics
+        self._mover = ProducerMover(parts)
+        self._channel = ControlServer(
+            config,
+            incarnation,
+            parts.fingerprint,
+            board=parts.board,
+            metrics=parts.metrics,
+            deliver=self._mover.inbox.put,
+            welcome=self._mover.welcome,
+        )
+        self._mover.control = self._channel
+        self._quota = Quota(num_blocks, config.kv_lease_quota, config.kv_lease_backlog)
+        self._finished: set[RequestKey] = set()
+        self._past: OrderedDict[RequestKey, str] = OrderedDict()
+        self._generation = 0
+
+    @property
+    def control(self) -> str:
+        """``host:port`` of the control socket, as peers reach it."""
+        return self._channel.endpoint
+
+    def start(self) -> None:
+        """Start both threads."""
+        self._mover.start()
+        self._channel.start()
+
+    def close(self) -> None:
+        """End both threads; consumers are told. May be called twice."""
+        self._channel.stop()
+        self._mover.stop()
+
+    # One hand-off
+
+    def admit(
+        self,
+        key: RequestKey,
+        *,
+        num_tokens: int,
+        num_blocks: int,
+        consumer: Incarnation,
+        budget_ms: int | None,
+    ) -> Refusal | None:
+        """Promise the KV of the request's first ``num_tokens`` to ``consumer``, or say why not.
+
+        A refusal holds nothing; a consumer that asks for the key is told.
+        """
+        refusal = self._why_not(key, consumer) or self._quota.admit(key, num_blocks)
+        if refusal is not None:
+            if refusal.code is not RefusalCode.DUPLICATE:
+                self._mover.inbox.put(events.Refuse(key))
+            return refusal
+        self._mover.inbox.put(
+            events.Admit(key, consumer, num_tokens, budget_ms, self._generation, link_up=True)
+        )
+        return None
+
+    def _why_not(self, key: RequestKey, consumer: Incarnation) -> Refusal | None:
+        if key in self._quota:
+            return Refusal(code=RefusalCode.DUPLICATE, message=f"{key} is being handed over")
+        if key in self._past:
+            return Refusal(code=RefusalCode.DUPLICATE, message=f"{key} {self._past[key]}")
+        if consumer not in self._mover.links:
+            message = f"decode worker {consumer.hex()[:8]} has no link to this worker"
+            return Refusal(code=RefusalCode.PEER_UNKNOWN, message=message)
+        problem = self.problem()
+        if problem is not None:
+            return Refusal(code=RefusalCode.CAPACITY, message=problem)
+        return None
+
+    def may_start(self, key: RequestKey) -> bool:
+        """Whether the lease quota has room for the key's blocks now; ask each step before it
+        gets blocks. Without asking, ``computed`` counts them over the quota."""
+        return self._quota.may_start(key)
+
+    def computed(self, key: RequestKey, block_ids: Sequence[int], upto: int, fence: Fence) -> None:
+        """Tokens [0, upto) are computed once ``fence`` is done; ``block_ids`` hold them."""
+        self._quota.start(key)
+        self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence))
+
+    def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
+        """Token 1 of each choice; ``finish`` if it ended the request, all choices."""
+        self._mover.inbox.put(events.First(key, tuple(first), finish))
+
+    def cancel(self, key: RequestKey) -> None:
+        """Nobody wants it any more. An unknown key is remembered, and refused when it comes."""
+        if key not in self._quota:
+            self._remember(key, "was cancelled")
+        self._mover.inbox.put(events.Cancel(key))
+
+    def finished(self, key: RequestKey) -> None:
+        """The engine is through with the request; ``Released`` gives the blocks back.
+
+        Without ``final`` before it, the export ends.
+        """
+        if key in self._quota:
+            self._finished.add(key)
+            self._mover.inbox.put(events.Finished(key, cancelled=False))
+
+    def poll(self) -> list[ProducerEvent]:
+        """What happened since; once a step."""
+        polled = self._mover.events()
+        if not self._mover.alive:
+            polled += [Released(key) for key in self._finished]
+        happened: list[ProducerEvent] = []
+        for event in polled:
+            if isinstance(event, Released):
+                if event.key not in self._finished:
+                    continue
+                self._finished.discard(event.key)
+                self._quota.release(event.key)
+                self._remember(event.key, "has been handed over")
+            happened.append(event)
+        self._metrics.leased_blocks.set(self._quota.num_started)
+        return happened
+
+    def revoke_all(self) -> None:
+        """End every lease: weights change, or the cache is reset. Wait until nothing is pending
+        before the first block is written."""
+        self._generation += 1
+        self._mover.inbox.put(RevokeAll())
+
+    # State
+
+    def has_pending(self) -> bool:
+        """Whether a key is admitted and not released."""
+        return len(self._quota) > 0
+
+    def leased_blocks(self) -> int:
+        """Blocks of hand-offs that run or are leased."""
+        return self._quota.num_started
+
+    def consumers(self) -> frozenset[Incarnation]:
+        """Decode workers whose link stands."""
+        return self._mover.links
+
+    def progress(self) -> int:
+        """Grows while parts are packed."""
+        return self._board.transfers
+
+    def note_progress(self, engine_step: int, has_work: bool) -> None:
+        """The engine's loop came round; beats say so."""
+        self._board.note_engine(has_work)
+
+    def problem(self) -> str | None:
+        """Why no hand-off can work any more, or None."""
+        return self._mover.problem or self._channel.problem
+
+    def _remember(self, key: RequestKey, what: str) -> None:
+        self._past[key] = what
+        while len(self._past) > MAX_PAST:
+            self._past.popitem(last=False)

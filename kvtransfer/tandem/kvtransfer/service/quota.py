@@ -1,0 +1,65 @@
+"""How many blocks may be promised at once: P's share for hand-offs, kept on the engine's side.
+
+Two bounds: ``limit`` on blocks of hand-offs that run or are leased (``may_start`` asks; circular
+waits between mixed workers end here), and ``backlog`` on all that were admitted (``admit``).
+"""
+
+from __future__ import annotations
+
+from tandem.protocol.errors import Refusal, RefusalCode
+from tandem.protocol.ids import RequestKey
+
+
+class Quota:
+    """Counts by key; touched by the engine's thread alone."""
+
+    def __init__(self, num_blocks: int, share: float, backlog: float) -> None:
+        self.limit = max(1, int(num_blocks * share))
+        self.backlog = max(self.limit, int(self.limit * backlog))
+        self._admitted: dict[RequestKey, int] = {}
+        self._started: set[RequestKey] = set()
+        self.num_admitted = 0
+        """Blocks of all admitted keys."""
+        self.num_started = 0
+        """Blocks of those that run or are leased."""
+
+    def __contains__(self, key: RequestKey) -> bool:
+        return key in self._admitted
+
+    def __len__(self) -> int:
+        return len(self._admitted)
+
+    def admit(self, key: RequestKey, num_blocks: int) -> Refusal | None:
+        """Count the key in, or say why not."""
+        if num_blocks > self.limit:
+            message = f"{num_blocks} blocks; hand-offs may hold {self.limit} here in all"
+            return Refusal(code=RefusalCode.NEVER_FITS, message=message)
+        if self.num_admitted + num_blocks > self.backlog:
+            message = f"hand-offs of {self.num_admitted} blocks are admitted, {self.backlog} may be"
+            return Refusal(code=RefusalCode.CAPACITY, message=message)
+        self._admitted[key] = num_blocks
+        self.num_admitted += num_blocks
+        return None
+
+    def may_start(self, key: RequestKey) -> bool:
+        """Whether the key's blocks fit under the limit; yes reserves them."""
+        if key in self._started or key not in self._admitted:
+            return True
+        if self.num_started + self._admitted[key] > self.limit:
+            return False
+        self.start(key)
+        return True
+
+    def start(self, key: RequestKey) -> None:
+        """The key holds its blocks, whether it asked or not."""
+        if key in self._admitted and key not in self._started:
+            self._started.add(key)
+            self.num_started += self._admitted[key]
+
+    def release(self, key: RequestKey) -> None:
+        """The key holds nothing any more."""
+        num_blocks = self._admitted.pop(key, 0)
+        self.num_admitted -= num_blocks
+        if key in self._started:
+            self._started.discard(key)
+            self.num_started -= num_blocks

@@ -1,0 +1,52 @@
+"""From the word in the configuration to transports, best first."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.memory import MemoryTransport
+from tandem.kvtransfer.transports.nixl import NixlTransport
+from tandem.kvtransfer.transports.tcp import TcpTransport
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+
+def make_transports(
+    config: KVTransferConfig,
+    incarnation: Incarnation,
+    role: str,
+    *,
+    on_garbage: Callable[[], None] = lambda: None,
+) -> dict[str, Transport]:
+    """What ``kv_connector`` asks for, by name, in order of preference.
+
+    ``auto`` is nixl with tcp behind it, so that ends of which only one can load nixl still meet;
+    without nixl a warning is logged. A connector asked for by name that cannot load raises
+    TransportError.
+    """
+
+    def tcp() -> Transport:
+        return TcpTransport(
+            incarnation,
+            host=config.kv_control_host,
+            first_port=config.kv_data_port,
+            num_ports=config.kv_data_ports,
+            on_garbage=on_garbage,
+        )
+
+    if config.kv_connector == "memory":
+        return {"memory": MemoryTransport()}
+    if config.kv_connector == "tcp":
+        return {"tcp": tcp()}
+    if config.kv_connector == "nixl":
+        return {"nixl": NixlTransport(incarnation, role)}
+    try:
+        return {"nixl": NixlTransport(incarnation, role), "tcp": tcp()}
+    except TransportError as error:
+        logger.warning("KV goes over plain TCP, which is slower: %s", error)
+        return {"tcp": tcp()}

@@ -1,0 +1,207 @@
+"""KV over NIXL (UCX backend) between host memories, one READ a part.
+
+What the library does, measured with 1.5.1: without its progress thread (which spins on a core) a
+READ moves only while both processes call into it, so the transfer thread of either end does, with
+short naps, as long as parts are out. Releasing a handle is no fence: bytes of a released READ
+still land. So a handle is held and polled until DONE or an error that says that the peer is gone.
+Without a progress thread and with these UCX settings a READ between nodes moved 2.9 GB/s where
+the defaults gave 0.54.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.transports.base import Progress, Ticket, Traits
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+UCX_SETTINGS = {
+    "UCX_TLS": "tcp",
+    "UCX_TCP_TX_SEG_SIZE": "256k",
+    "UCX_TCP_RX_SEG_SIZE": "256k",
+    "UCX_TCP_SNDBUF": "4m",
+    "UCX_TCP_RCVBUF": "4m",
+}
+"""Set before UCX is loaded, unless the environment has them."""
+
+
+class NixlCard(msgspec.Struct, frozen=True, array_like=True):
+    """How to reach P's send slots."""
+
+    metadata: bytes
+    address: Annotated[int, Meta(ge=0)]
+    slot_bytes: Annotated[int, Meta(ge=1)]
+    count: Annotated[int, Meta(ge=1)]
+
+
+class _Link:
+    """One producer."""
+
+    def __init__(self, agent: str, card: NixlCard) -> None:
+        self.agent = agent
+        self.card = card
+        self.pending = 0
+        self.closing = False
+
+
+class NixlTransport:
+    """Both ends; one agent a service."""
+
+    traits = Traits(name="nixl", needs_advance=True, fenced=False)
+
+    def __init__(self, incarnation: Incarnation, role: str) -> None:
+        api = _load()
+        self._disconnected: tuple[type[Exception], ...] = _disconnect_errors()
+        try:
+            config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+            self._agent: Any = api.nixl_agent(f"{incarnation.hex()}-{role}", config)
+        except Exception as error:  # the bindings raise their own, without a common root
+            raise TransportError(f"nixl: no agent: {error}") from error
+        self._registered: Any = None
+        self._memory: SlotMemory | None = None
+        self._links: dict[Incarnation, _Link] = {}
+        self._leaving: list[_Link] = []
+        self._tickets = itertools.count()
+        self._reads: dict[Ticket, tuple[Any, _Link]] = {}
+        self._ended: dict[Ticket, Progress] = {}
+
+    def serve(self, memory: SlotMemory) -> bytes:
+        """Register the slots and describe them."""
+        self._register(memory)
+        metadata: bytes = self._agent.get_agent_metadata()
+        card = NixlCard(metadata, memory.address, memory.slot_bytes, memory.count)
+        return msgspec.msgpack.encode(card)
+
+    def receive(self, memory: SlotMemory) -> None:
+        """Register the slots."""
+        self._register(memory)
+
+    def _register(self, memory: SlotMemory) -> None:
+        self._memory = memory
+        region = [(memory.address, memory.count * memory.slot_bytes, 0, "")]
+        try:
+            self._registered = self._agent.register_memory(region, "DRAM")
+        except Exception as error:
+            raise TransportError(f"nixl: cannot register {region}: {error}") from error
+
+    def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
+        """Load the peer's metadata; UCX connects with the first read."""
+        self.close(peer)
+        try:
+            where = msgspec.msgpack.decode(card, type=NixlCard)
+            name = self._agent.add_remote_agent(where.metadata)
+        except Exception as error:
+            raise TransportError(f"nixl: cannot load the peer: {error}") from error
+        agent = name.decode() if isinstance(name, bytes) else name
+        self._leaving = [link for link in self._leaving if link.agent != agent]
+        self._links[peer] = _Link(agent, where)
+
+    def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
+        """Post a READ of one extent."""
+        ticket = Ticket(next(self._tickets))
+        link = self._links.get(peer)
+        if link is None or remote_slot >= link.card.count or nbytes > link.card.slot_bytes:
+            self._ended[ticket] = Progress.FAILED
+            return ticket
+        assert self._memory is not None
+        here = self._memory.address + slot * self._memory.slot_bytes
+        there = link.card.address + remote_slot * link.card.slot_bytes
+        agent = self._agent
+        handle = None
+        try:
+            local = agent.get_xfer_descs([(here, nbytes, 0)], "DRAM")
+            remote = agent.get_xfer_descs([(there, nbytes, 0)], "DRAM")
+            handle = agent.initialize_xfer("READ", local, remote, link.agent)
+            state = agent.transfer(handle)
+        except self._disconnected:
+            self._ended[ticket] = Progress.FAILED
+            return ticket
+        except Exception as error:
+            logger.warning("nixl: a read could not be posted: %s", error)
+            state = "ERR" if handle is None else "UNKNOWN"
+        if state == "ERR":
+            self._ended[ticket] = Progress.FAILED
+        else:
+            link.pending += 1
+            self._reads[ticket] = (handle, link)
+        return ticket
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """Ask the library; an error with a live peer is not known to be terminal."""
+        if ticket in self._ended:
+            return self._ended.pop(ticket)
+        handle, link = self._reads[ticket]
+        try:
+            state = self._agent.check_xfer_state(handle)
+        except self._disconnected:
+            state = "GONE"
+        except Exception as error:
+            logger.warning("nixl: a read is in an unknown state: %s", error)
+            return Progress.UNKNOWN
+        if state == "PROC":
+            return Progress.PENDING
+        del self._reads[ticket]
+        link.pending -= 1
+        with contextlib.suppress(Exception):
+            self._agent.release_xfer_handle(handle)
+        self._forget_leavers()
+        return Progress.DONE if state == "DONE" else Progress.FAILED
+
+    def advance(self) -> None:
+        """Run UCX: the peers' reads of our slots move only here."""
+        self._agent.get_new_notifs()
+
+    def filenos(self) -> list[int]:
+        """UCX tells nobody: nap and ask."""
+        return []
+
+    def close(self, peer: Incarnation) -> None:
+        """Forget the peer once its last read is terminal."""
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._leaving.append(link)
+            self._forget_leavers()
+
+    def _forget_leavers(self) -> None:
+        for link in [each for each in self._leaving if not each.pending]:
+            self._leaving.remove(link)
+            with contextlib.suppress(Exception):
+                self._agent.remove_remote_agent(link.agent)
+
+    def stop(self) -> None:
+        """Deregister and drop the agent; handles that are not terminal die with it."""
+        for peer in list(self._links):
+            self.close(peer)
+        if self._registered is not None:
+            with contextlib.suppress(Exception):
+                self._agent.deregister_memory(self._registered)
+            self._registered = None
+
+
+def _load() -> Any:
+    for name, value in UCX_SETTINGS.items():
+        os.environ.setdefault(name, value)
+    logging.getLogger("nixl").setLevel(logging.WARNING)
+    try:
+        from nixl import _api
+    except (ImportError, OSError, RuntimeError) as error:
+        raise TransportError(f"nixl: cannot load: {error}") from error
+    return _api
+
+
+def _disconnect_errors() -> tuple[type[Exception], ...]:
+    from nixl import _bindings
+
+    found = getattr(_bindings, "nixlRemoteDisconnectError", None)
+    return () if found is None else (found,)

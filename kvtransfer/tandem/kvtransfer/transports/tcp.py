@@ -1,0 +1,216 @@
+"""KV over plain TCP, for machines where nothing better loads.
+
+D's half runs in the transfer thread over non-blocking sockets, one a peer; answers come in the
+order of requests and are received straight into the slots. Closing a socket ends its reads for
+certain: what the kernel still holds never reaches a slot.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.transports.base import Progress, Ticket, Traits
+from tandem.kvtransfer.transports.tcp_server import TcpServer
+from tandem.kvtransfer.transports.tcp_wire import (
+    ANSWER,
+    GREETING,
+    MAGIC,
+    REQUEST,
+    TcpCard,
+    decode_card,
+    encode_card,
+)
+from tandem.protocol.ids import Incarnation
+
+_BUFFER = 4 << 20
+_AT_ONCE = 8 << 20
+"""Bytes received from one peer before others get their turn."""
+
+
+class _Link:
+    """One socket to one producer."""
+
+    def __init__(self, sock: socket.socket, greeting: bytes) -> None:
+        self.sock: socket.socket | None = sock
+        self.outgoing = bytearray(greeting)
+        self.waiting: deque[tuple[Ticket, int, int]] = deque()
+        """(ticket, slot, bytes) in the order of their answers."""
+        self.head = bytearray()
+        self.into: memoryview | None = None
+        """What is still to come of the first answer's bytes."""
+
+
+class TcpTransport:
+    """Both ends."""
+
+    traits = Traits(name="tcp", needs_advance=False, fenced=True)
+
+    def __init__(
+        self,
+        incarnation: Incarnation,
+        *,
+        host: str,
+        first_port: int = 0,
+        num_ports: int = 1,
+        on_garbage: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._incarnation = incarnation
+        self._host = host
+        self._ports = (first_port, num_ports)
+        self._on_garbage = on_garbage
+        self._server: TcpServer | None = None
+        self._memory: SlotMemory | None = None
+        self._links: dict[Incarnation, _Link] = {}
+        self._tickets = itertools.count()
+        self._progress: dict[Ticket, Progress] = {}
+
+    def serve(self, memory: SlotMemory) -> bytes:
+        """Start the server thread."""
+        first, num = self._ports
+        self._server = TcpServer(
+            memory,
+            self._incarnation,
+            host=self._host,
+            first_port=first,
+            num_ports=num,
+            on_garbage=self._on_garbage,
+        )
+        self._server.start()
+        return encode_card(TcpCard(self._server.port, self._server.secret, self._incarnation))
+
+    def receive(self, memory: SlotMemory) -> None:
+        """Remember where reads land."""
+        self._memory = memory
+
+    def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
+        """Begin to connect; the first read shows whether it worked."""
+        self.close(peer)
+        where = decode_card(card)
+        try:
+            family, kind, proto, _, address = socket.getaddrinfo(
+                host, where.port, type=socket.SOCK_STREAM
+            )[0]
+            sock = socket.socket(family, kind, proto)
+        except OSError as error:
+            raise TransportError(f"tcp: {host}:{where.port}: {error}") from error
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
+        sock.connect_ex(address)
+        greeting = GREETING.pack(MAGIC, where.incarnation, where.secret)
+        self._links[peer] = _Link(sock, greeting)
+
+    def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
+        """Ask for a slot."""
+        ticket = Ticket(next(self._tickets))
+        link = self._links.get(peer)
+        if link is None or link.sock is None:
+            self._progress[ticket] = Progress.FAILED
+            return ticket
+        self._progress[ticket] = Progress.PENDING
+        link.waiting.append((ticket, slot, nbytes))
+        link.outgoing += REQUEST.pack(remote_slot, nbytes, ticket)
+        self._advance(link)
+        return ticket
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """As far as ``advance`` has come."""
+        progress = self._progress[ticket]
+        if progress is not Progress.PENDING:
+            del self._progress[ticket]
+        return progress
+
+    def advance(self) -> None:
+        """Send requests and receive answers, as far as the sockets allow."""
+        for link in self._links.values():
+            if link.waiting:
+                self._advance(link)
+
+    def filenos(self) -> list[int]:
+        """Sockets on which answers are awaited."""
+        return [
+            link.sock.fileno()
+            for link in self._links.values()
+            if link.sock is not None and link.waiting and not link.outgoing
+        ]
+
+    def close(self, peer: Incarnation) -> None:
+        """Close its socket: its reads are over."""
+        link = self._links.pop(peer, None)
+        if link is not None:
+            self._break(link)
+
+    def stop(self) -> None:
+        """Close everything."""
+        for peer in list(self._links):
+            self.close(peer)
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _advance(self, link: _Link) -> None:
+        try:
+            self._send(link)
+            self._receive(link)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._break(link)
+
+    def _send(self, link: _Link) -> None:
+        assert link.sock is not None
+        while link.outgoing:
+            try:
+                sent = link.sock.send(link.outgoing)
+            except BlockingIOError:  # or still connecting
+                return
+            del link.outgoing[:sent]
+
+    def _receive(self, link: _Link) -> None:
+        """Raises BlockingIOError when there is no more for now, OSError when it is over."""
+        assert link.sock is not None
+        left = _AT_ONCE
+        while link.waiting and left > 0:
+            if link.into is None:
+                self._receive_head(link)
+                continue
+            got = link.sock.recv_into(link.into)
+            if not got:
+                raise ConnectionResetError
+            left -= got
+            link.into = link.into[got:]
+            if not len(link.into):
+                ticket, _, _ = link.waiting.popleft()
+                self._progress[ticket] = Progress.DONE
+                link.into = None
+
+    def _receive_head(self, link: _Link) -> None:
+        assert link.sock is not None
+        assert self._memory is not None
+        data = link.sock.recv(ANSWER.size - len(link.head))
+        if not data:
+            raise ConnectionResetError
+        link.head += data
+        if len(link.head) < ANSWER.size:
+            return
+        answered, size = ANSWER.unpack(link.head)
+        link.head.clear()
+        ticket, slot, nbytes = link.waiting[0]
+        if (answered, size) != (ticket, nbytes):
+            raise ConnectionAbortedError
+        link.into = self._memory.view(slot, nbytes)
+
+    def _break(self, link: _Link) -> None:
+        """The socket is closed first, so that failed is terminal."""
+        if link.sock is not None:
+            link.sock.close()
+            link.sock = None
+        link.into = None
+        for ticket, _, _ in link.waiting:
+            self._progress[ticket] = Progress.FAILED
+        link.waiting.clear()

@@ -1,0 +1,45 @@
+"""Bytes of the tcp transport: a greeting, requests for a slot, answers with its bytes.
+
+Both sides know the slots by number only. The greeting carries P's incarnation and a secret that P
+gave to D over the authenticated control link, so that whoever else finds the port is turned away.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tandem.kvtransfer.errors import TransportError
+
+GREETING = struct.Struct("<8s16s16s")
+"""Magic, P's incarnation, P's secret."""
+MAGIC = b"TDMDATA1"
+REQUEST = struct.Struct("<IIQ")
+"""Slot, bytes, ticket."""
+ANSWER = struct.Struct("<QI")
+"""Ticket, bytes; the bytes follow."""
+SECRET_BYTES = 16
+
+
+class TcpCard(msgspec.Struct, frozen=True, array_like=True):
+    """How to reach P's server."""
+
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+    incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
+
+
+def encode_card(card: TcpCard) -> bytes:
+    """For WELCOME."""
+    return msgspec.msgpack.encode(card)
+
+
+def decode_card(data: bytes) -> TcpCard:
+    """From WELCOME, or TransportError."""
+    try:
+        return msgspec.msgpack.decode(data, type=TcpCard)
+    except msgspec.MsgspecError as error:
+        raise TransportError(f"tcp: not a card: {error}") from error

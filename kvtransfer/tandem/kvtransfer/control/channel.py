@@ -146,7 +146,7 @@ class Channel:
     def _end(self) -> None:
         with contextlib.suppress(Exception):
             self.close_sockets()
-        self._context.term()
+        self._context.destroy(linger=100)
         self._inbox.close()
 
     def _turn(self) -> bool:

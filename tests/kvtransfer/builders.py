@@ -1,0 +1,210 @@
+"""Workers for the tests of the hand-off: a producer and a consumer over small real slabs.
+
+Engines are scripted: they compute known bytes into known blocks and poll as a step loop would.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.handoff.messages import FirstToken
+from tandem.kvtransfer.service.consumer import HandoffConsumer
+from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.protocol.card import Fingerprint
+from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
+
+BLOCK = 4
+"""Tokens a block."""
+LAYOUT = KVLayout(
+    (KVGroup(num_layers=2, num_kv_heads=2, head_dim=16, block_size=BLOCK, dtype="float32"),)
+)
+NUM_BLOCKS = 64
+FINGERPRINT = Fingerprint(revision="test", dtype="float32", layout=LAYOUT)
+ROUTER = b"R" * 16
+SECONDS = 20.0
+"""No wait of a test is longer."""
+
+
+def make_config(**changes: object) -> KVTransferConfig:
+    """Small slots, quick beats, any port."""
+    fields: dict[str, object] = {
+        "kv_connector": "tcp",
+        "kv_slot_bytes": 4096,
+        "kv_control_port": 0,
+        "kv_beat_seconds": 0.1,
+        "kv_beat_timeout": 1.0,
+        "kv_probe_bytes": 4096,
+        **changes,
+    }
+    return KVTransferConfig(**fields)  # type: ignore[arg-type]
+
+
+def make_key(name: str, attempt: int = 0) -> RequestKey:
+    """A key of the test's router."""
+    return RequestKey(ROUTER, name, attempt)
+
+
+def kv_of(name: str, num_tokens: int) -> torch.Tensor:
+    """uint8 [blocks, block_bytes]: what a right hand-off of that request delivers."""
+    generator = torch.Generator().manual_seed(abs(hash_of(name)))
+    shape = (blocks_for(num_tokens, BLOCK), LAYOUT.block_bytes)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+
+def hash_of(name: str) -> int:
+    """The same in every process."""
+    return int.from_bytes(name.encode().ljust(8, b".")[:8], "little") >> 1
+
+
+class Switch:
+    """A fence that a test closes by hand."""
+
+    def __init__(self, done: bool = False) -> None:
+        self.is_done = done
+
+    def done(self) -> bool:
+        """As set."""
+        return self.is_done
+
+
+class _Worker:
+    """What both roles share."""
+
+    def __init__(self) -> None:
+        self.incarnation: Incarnation = new_incarnation()
+        self.registry = CollectorRegistry()
+        self.slab = torch.zeros(NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8)
+        self.woken = threading.Event()
+        self.seen: list[object] = []
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A sample's value, 0 if it is not there."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def collect(self) -> None:
+        """One poll."""
+        raise NotImplementedError
+
+    def until(self, told: Callable[[], object], seconds: float = SECONDS) -> object:
+        """Poll like a step loop until ``told`` is true; fail at the deadline."""
+        end = time.monotonic() + seconds
+        while True:
+            self.woken.clear()
+            self.collect()
+            found = told()
+            if found:
+                return found
+            left = end - time.monotonic()
+            assert left > 0, f"nothing came; seen so far: {self.seen}"
+            self.woken.wait(min(left, 0.05))
+
+    def wait_for(self, kind: type, key: RequestKey | None = None, seconds: float = SECONDS):
+        """The first event of this kind (and key)."""
+
+        def found() -> object:
+            return next(
+                (e for e in self.seen if isinstance(e, kind) and key in (None, e.key)), None
+            )
+
+        return self.until(found, seconds)
+
+
+class Producer(_Worker):
+    """A prefill worker whose engine is the test."""
+
+    def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
+        super().__init__()
+        self.service = HandoffProducer(
+            config or make_config(),
+            slab=self.slab,
+            layout=LAYOUT,
+            num_blocks=NUM_BLOCKS,
+            fingerprint=more.pop("fingerprint", FINGERPRINT),
+            incarnation=self.incarnation,
+            registry=self.registry,
+            notify=self.woken.set,
+            **more,
+        )
+        self.service.start()
+
+    def collect(self) -> None:
+        """Poll."""
+        self.seen += self.service.poll()
+
+    def admit(self, key: RequestKey, num_tokens: int, consumer: Incarnation, budget_ms=10_000):
+        """The service's answer."""
+        return self.service.admit(
+            key,
+            num_tokens=num_tokens,
+            num_blocks=blocks_for(num_tokens, BLOCK),
+            consumer=consumer,
+            budget_ms=budget_ms,
+        )
+
+    def compute(self, key: RequestKey, num_tokens: int, blocks: list[int], chunk: int = 8) -> None:
+        """Write the KV chunk by chunk and announce each."""
+        kv = kv_of(key.request, num_tokens)
+        for stop in [*range(chunk, num_tokens, chunk), num_tokens]:
+            used = blocks[: blocks_for(stop, BLOCK)]
+            self.slab[used] = kv[: len(used)]
+            self.service.computed(key, used, stop, Switch(done=True))
+
+    def end(self, key: RequestKey, finish: str | None = None) -> None:
+        """Draw token 1 and let go."""
+        self.service.final(key, [FirstToken(0, 42)], finish)
+        self.service.finished(key)
+
+    def hand_over(self, key: RequestKey, num_tokens: int, blocks: list[int], consumer) -> None:
+        """All of it."""
+        assert self.admit(key, num_tokens, consumer) is None
+        self.compute(key, num_tokens, blocks)
+        self.end(key)
+
+
+class Consumer(_Worker):
+    """A decode worker whose engine is the test."""
+
+    def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
+        super().__init__()
+        self.service = HandoffConsumer(
+            config or make_config(),
+            slab=self.slab,
+            layout=LAYOUT,
+            num_blocks=NUM_BLOCKS,
+            fingerprint=more.pop("fingerprint", FINGERPRINT),
+            incarnation=self.incarnation,
+            registry=self.registry,
+            notify=self.woken.set,
+            **more,
+        )
+        self.service.start()
+
+    def collect(self) -> None:
+        """Poll."""
+        self.seen += self.service.poll()
+
+    def meet(self, producer: Producer, seconds: float = SECONDS) -> None:
+        """Link to it, and wait until the probe has passed."""
+        self.service.set_peers({producer.service.control: producer.incarnation})
+        self.until(lambda: self.service.peer_up(producer.incarnation), seconds)
+
+    def open(self, key: RequestKey, producer: Incarnation, budget_ms: int | None = 10_000) -> None:
+        """Ask for it."""
+        self.service.open(key, producer, budget_ms=budget_ms)
+
+    def load(self, key: RequestKey, blocks: list[int], hit: int = 0) -> None:
+        """At READY, bring what is not a hit."""
+        ready = self.wait_for(events.Ready, key)
+        self.service.begin_load(key, blocks, hit, ready.num_tokens)
+
+    def holds(self, name: str, num_tokens: int, blocks: list[int]) -> bool:
+        """Whether the right bytes lie in the blocks."""
+        return bool(torch.equal(self.slab[blocks], kv_of(name, num_tokens)))

@@ -1,0 +1,18 @@
+"""`tandem decode`: a decode worker; takes KV from prefill workers, or does both halves itself."""
+
+from __future__ import annotations
+
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.worker_settings import engine_config, worker_sections
+from tandem.engine.core.server_config import ServerConfig
+from tandem.kvtransfer.config import KVTransferConfig
+
+
+def run(argv: list[str]) -> int:
+    """Serve until a signal."""
+    given = parse("decode", __doc__.splitlines()[0], worker_sections(), argv)
+    server = ServerConfig(**given[ServerConfig])
+    set_up_logging(server.log_level)
+    from tandem.decode import worker
+
+    return worker.run(engine_config(given), server, KVTransferConfig(**given[KVTransferConfig]))

@@ -1,0 +1,22 @@
+"""`tandem prefill`: a prefill worker; computes prompts and hands their KV over."""
+
+from __future__ import annotations
+
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.flags import Section
+from tandem.cli.worker_settings import engine_config, worker_sections
+from tandem.engine.core.server_config import ServerConfig
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.prefill.config import PrefillConfig
+
+
+def run(argv: list[str]) -> int:
+    """Serve until a signal."""
+    sections = [*worker_sections(), Section("Prefill", PrefillConfig)]
+    given = parse("prefill", __doc__.splitlines()[0], sections, argv)
+    server = ServerConfig(**given[ServerConfig])
+    set_up_logging(server.log_level)
+    from tandem.prefill import worker
+
+    kv, prefill = KVTransferConfig(**given[KVTransferConfig]), PrefillConfig(**given[PrefillConfig])
+    return worker.run(engine_config(given), server, kv, prefill)

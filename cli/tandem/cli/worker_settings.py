@@ -1,0 +1,43 @@
+"""Settings that both kinds of worker have, as sections of ``--help``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.cli.flags import Section
+from tandem.engine.config import EngineConfig
+from tandem.engine.config.engine import SECTIONS
+from tandem.engine.core.server_config import ServerConfig
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.protocol.errors import InvalidParameter
+
+_TITLES = {"model": "Model", "cache": "KV cache", "parallel": "Parallelism"}
+_TITLES["scheduler"] = "Scheduler"
+
+
+def worker_sections() -> list[Section]:
+    """Server, engine and hand-off, in the order in which --help shows them."""
+    engine = [Section(_TITLES[name], settings) for name, settings in SECTIONS.items()]
+    device = Section("Device", EngineConfig, frozenset(SECTIONS))
+    return [
+        Section("Server", ServerConfig),
+        *engine,
+        device,
+        Section("KV hand-off", KVTransferConfig),
+    ]
+
+
+def engine_config(given: dict[type, dict[str, Any]]) -> EngineConfig:
+    """The engine's config from what was given; a model may be any source that hub/ knows."""
+    flat: dict[str, Any] = dict(given[EngineConfig])
+    for settings in SECTIONS.values():
+        flat.update(given[settings])
+    source = flat.pop("model", None)
+    if source is None:
+        raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
+    from tandem.hub import prepare
+
+    weights = flat.get("load_format") != "dummy"
+    prepared = prepare(source, weights=weights)
+    flat.setdefault("revision", prepared.fingerprint if weights else None)
+    return EngineConfig.of(str(prepared.path), **flat)

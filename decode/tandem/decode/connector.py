@@ -1,0 +1,137 @@
+"""Engine's KVConnector over a HandoffConsumer: what a prefill worker computed, this one loads.
+
+Called in the step loop, never blocks. A request with ``Consume`` is opened at admission, reserved
+at the first READY and joins the batch when its KV is committed; a failure is told to the router,
+which alone starts another attempt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import (
+    FirstToken,
+    Hold,
+    Loaded,
+    LoadFailed,
+    Lookup,
+    Released,
+    Remote,
+)
+from tandem.engine.scheduler.output import Fence
+from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff import messages
+from tandem.kvtransfer.service.consumer import HandoffConsumer
+from tandem.protocol.errors import Refusal, RefusalCode
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.requests import Consume
+
+_NOTHING = Remote(Lookup.NOTHING)
+_LATER = Remote(Lookup.LATER)
+
+
+@dataclass(slots=True)
+class _Pull:
+    """One hand-off that has not ended."""
+
+    ready: Remote = _LATER
+    loading: bool = False
+    """Blocks were given to the service."""
+    let_go: bool = False
+    """The engine ended the request and left its blocks here."""
+
+
+class DecodeConnector:
+    """One per engine; requests without ``Consume`` pass it by."""
+
+    def __init__(self, consumer: HandoffConsumer) -> None:
+        self._consumer = consumer
+        self._pulls: dict[RequestKey, _Pull] = {}
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Open the hand-off, unless its producer is out of reach."""
+        kv = request.kv
+        if not isinstance(kv, Consume):
+            return None
+        if not self._consumer.peer_up(kv.producer):
+            return Refusal(
+                code=RefusalCode.PEER_UNKNOWN,
+                message=f"no live link to prefill worker {kv.producer.hex()[:8]}",
+            )
+        self._pulls[request.key] = _Pull()
+        self._consumer.open(request.key, kv.producer, budget_ms=request.source.budget_ms)
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """What the producer said so far."""
+        pull = self._pulls.get(request.key)
+        return _NOTHING if pull is None or pull.loading else pull.ready
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Bring what the local cache lacks."""
+        pull = self._pulls.get(request.key)
+        if pull is not None:
+            pull.loading = True
+            self._consumer.begin_load(
+                request.key, block_ids, from_token=tokens.start, to_token=tokens.stop
+            )
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """A decode worker exports nothing."""
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """A decode worker exports nothing."""
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Stop a pull that has not ended; its blocks stay until nothing writes them."""
+        pull = self._pulls.get(request.key)
+        if pull is None:
+            return Hold.FREE
+        self._consumer.cancel(request.key)
+        if not pull.loading:
+            del self._pulls[request.key]
+            return Hold.FREE
+        pull.let_go = True
+        return Hold.KEPT
+
+    def poll(self) -> list[Loaded | LoadFailed | Released]:
+        """What the service says, in the engine's words."""
+        return [told for event in self._consumer.poll() for told in self._translate(event)]
+
+    def has_pending(self) -> bool:
+        """Whether a pull has not ended."""
+        return bool(self._pulls)
+
+    def _translate(self, event: events.ConsumerEvent) -> Iterator[Loaded | LoadFailed | Released]:
+        if isinstance(event, events.Ready):
+            if event.key in self._pulls:
+                self._pulls[event.key].ready = Remote(Lookup.READY, event.num_tokens)
+            return
+        if isinstance(event, events.BlocksFree):
+            yield Released(event.key)
+            return
+        pull = self._pulls.pop(event.key, None)
+        if isinstance(event, events.Loaded):
+            if pull is not None and pull.let_go:
+                yield Released(event.key)
+                return
+            yield Loaded(event.key, _first(event.first))
+            return
+        if pull is not None and pull.let_go:
+            if event.blocks_free:
+                yield Released(event.key)
+        elif isinstance(event, events.FirstTokenEnded):
+            first, free = _first(event.first), event.blocks_free
+            yield Loaded(event.key, first, usable=False, blocks_free=free)
+        elif isinstance(event, events.LoadFailed):
+            yield LoadFailed(event.key, event.cause, event.message, event.blocks_free)
+
+
+def _first(first: Sequence[messages.FirstToken]) -> tuple[FirstToken, ...]:
+    return tuple(FirstToken(each.choice, each.token_id, each.logprobs) for each in first)

@@ -1,0 +1,34 @@
+"""Entry of the decode worker: settings in, exit status out."""
+
+from __future__ import annotations
+
+from tandem.decode.connector import DecodeConnector
+from tandem.decode.role import DecodeRole
+from tandem.engine.config import EngineConfig
+from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
+from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.service.consumer import HandoffConsumer
+from tandem.protocol.card import WorkerRole
+
+
+def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int:
+    """Serve until a signal."""
+    executor = UniProcExecutor()
+
+    def make_role(context: RoleContext) -> RoleParts:
+        consumer = HandoffConsumer(
+            kv,
+            slab=executor.worker.slab_blocks(),
+            layout=context.capacity.layout,
+            num_blocks=context.capacity.num_blocks,
+            fingerprint=context.fingerprint,
+            incarnation=context.incarnation,
+            registry=context.registry,
+            notify=context.notify,
+        )
+        consumer.start()
+        return RoleParts(DecodeRole(consumer), DecodeConnector(consumer))
+
+    return run_worker(config, server, WorkerRole.DECODE, executor=executor, make_role=make_role)

@@ -1,0 +1,106 @@
+"""Engine's KVConnector over a HandoffProducer: what a prefill worker computes, it exports.
+
+Called in the step loop, never blocks: the service queues everything for its own threads. The
+engine keeps the blocks of every admitted export until the service says ``Released``, whatever
+became of the request meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import (
+    FirstToken,
+    Hold,
+    Loaded,
+    LoadFailed,
+    Lookup,
+    Released,
+    Remote,
+)
+from tandem.engine.scheduler.output import Fence
+from tandem.engine.scheduler.roster import ABORT, FAILED
+from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff import messages
+from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.protocol.errors import Refusal
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.layout import blocks_for
+from tandem.protocol.requests import Produce
+
+_NOTHING = Remote(Lookup.NOTHING)
+
+
+class PrefillConnector:
+    """One per engine; requests without ``Produce`` pass it by."""
+
+    def __init__(self, producer: HandoffProducer, block_size: int) -> None:
+        self._producer = producer
+        self._block_size = block_size
+        self._exports: set[RequestKey] = set()
+        """Admitted and not yet released."""
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Ask for a place under the lease quota."""
+        kv = request.kv
+        if not isinstance(kv, Produce):
+            return None
+        refusal = self._producer.admit(
+            request.key,
+            num_tokens=request.num_prefill,
+            num_blocks=blocks_for(request.num_prefill, self._block_size),
+            consumer=kv.consumer,
+            budget_ms=request.source.budget_ms,
+        )
+        if refusal is None:
+            self._exports.add(request.key)
+        return refusal
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """A prefill worker computes everything itself."""
+        return _NOTHING
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Never called: ``lookup`` promises nothing."""
+        raise AssertionError("a prefill worker loads nothing")
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """Announce the chunk once its fence is seen."""
+        if request.key in self._exports:
+            self._producer.computed(request.key, block_ids, tokens.stop, done)
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """Tell the consumer token 1 of each choice."""
+        if request.key in self._exports:
+            told = [
+                messages.FirstToken(each.choice, each.token_id, each.logprobs) for each in first
+            ]
+            self._producer.final(request.key, told, finish)
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """The service frees the blocks when nobody may read them any more."""
+        if request.key not in self._exports:
+            return Hold.FREE
+        if why in (ABORT, FAILED):
+            self._producer.cancel(request.key)
+        self._producer.finished(request.key)
+        return Hold.KEPT
+
+    def poll(self) -> list[Loaded | LoadFailed | Released]:
+        """Exports that ended, in the engine's words."""
+        return [self._translate(event) for event in self._producer.poll()]
+
+    def has_pending(self) -> bool:
+        """Exports need no step of the engine: their ends wake the loop."""
+        return bool(self._exports)
+
+    def _translate(self, event: events.ProducerEvent) -> Released | LoadFailed:
+        if isinstance(event, events.Released):
+            self._exports.discard(event.key)
+            return Released(event.key)
+        return LoadFailed(event.key, event.cause, event.message)

@@ -1,0 +1,40 @@
+"""Entry of the prefill worker: settings in, exit status out."""
+
+from __future__ import annotations
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
+from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.prefill.config import PrefillConfig, chunked
+from tandem.prefill.connector import PrefillConnector
+from tandem.prefill.role import PrefillRole
+from tandem.protocol.card import WorkerRole
+
+
+def run(
+    config: EngineConfig, server: ServerConfig, kv: KVTransferConfig, prefill: PrefillConfig
+) -> int:
+    """Serve until a signal."""
+    executor = UniProcExecutor()
+
+    def make_role(context: RoleContext) -> RoleParts:
+        producer = HandoffProducer(
+            kv,
+            slab=executor.worker.slab_blocks(),
+            layout=context.capacity.layout,
+            num_blocks=context.capacity.num_blocks,
+            fingerprint=context.fingerprint,
+            incarnation=context.incarnation,
+            registry=context.registry,
+            notify=context.notify,
+        )
+        producer.start()
+        connector = PrefillConnector(producer, context.capacity.layout.block_size)
+        return RoleParts(PrefillRole(producer), connector, producer.control)
+
+    return run_worker(
+        chunked(config, prefill), server, WorkerRole.PREFILL, executor=executor, make_role=make_role
+    )

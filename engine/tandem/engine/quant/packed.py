@@ -13,6 +13,9 @@ from torch import Tensor
 from tandem.engine.quant.base import Multiply
 
 _TYPES = (torch.float32, torch.bfloat16)
+FEWEST_ROWS = 4
+"""Fewer are filled up with zeros: oneDNN reads a packed weight a quarter faster for 4 rows than for
+1 or 2, where it takes a kernel for vectors."""
 
 
 class PackedMethod:
@@ -39,9 +42,13 @@ class PackedMethod:
         """See LinearMethod."""
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
         product = torch.ops.mkldnn._linear_pointwise.default
+        blank = weight.new_zeros(FEWEST_ROWS, weight.shape[1])
 
         def multiply(x: Tensor) -> Tensor:
+            rows = x.shape[0]
+            if 0 < rows < FEWEST_ROWS:
+                x = torch.cat((x, blank[rows:]))
             result: Tensor = product(x, packed, bias, "none", [], "")
-            return result
+            return result[:rows]
 
         return multiply

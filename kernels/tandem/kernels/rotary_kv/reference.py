@@ -19,9 +19,10 @@ def rotary_kv(
     rotated = qkv[:, : heads + kv_heads]
     normed = rotated if qk_norm is None else _norm(rotated, heads, qk_norm)
     cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
-    turned = torch.addcmul(normed * cos, normed.roll(dim // 2, -1), sin)
-    rotated.copy_(turned)
-    kv[slots.blocks, :, :, slots.offsets] = qkv[:, heads:].view(tokens, 2, kv_heads, dim)
+    torch.addcmul(normed * cos, normed.roll(dim // 2, -1), sin, out=rotated)
+    places = kv.permute(0, 3, 1, 2, 4)
+    new = qkv[:, heads:].view(tokens, 2, kv_heads, dim)
+    places.index_put_((slots.blocks, slots.offsets), new)
     return qkv[:, :heads]
 
 

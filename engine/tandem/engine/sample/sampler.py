@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from tandem.engine.sample.batch import SamplingBatch
-from tandem.engine.sample.bias import add_bias
 from tandem.engine.sample.draw import best, draw
 from tandem.engine.sample.draws import Draws
+from tandem.engine.sample.edits import edit
 from tandem.engine.sample.filters import drop_unlikely
 from tandem.engine.sample.logprobs import LogprobTensors, score
-from tandem.engine.sample.masks import mask
-from tandem.engine.sample.penalties import add_penalties
 from tandem.engine.sample.transfer import index_on, on_device
 from tandem.kernels.sampling import Purpose, row_keys
 
@@ -124,14 +122,7 @@ def _edited(step: _Step, part: Sequence[int]) -> Tensor:
     """A float32 copy of some rows of logits after every rule: float32 [part, vocabulary]."""
     logits = step.logits.index_select(0, _index(part, step.logits)).float()
     rows = [step.rows[at] for at in part]
-    positions = [step.positions[at] for at in part]
-    rules = [
-        step.batch.rules_at(row, position) for row, position in zip(rows, positions, strict=True)
-    ]
-    if any(each is not None for each in rules):
-        mask(logits, rules, positions)
-        add_bias(logits, rules)
-        add_penalties(logits, rules, step.batch, rows)
+    edit(logits, step.batch, rows, [step.positions[at] for at in part])
     return logits
 
 

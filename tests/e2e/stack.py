@@ -94,6 +94,7 @@ class Stack:
         child.signal(number)
         if number == signal.SIGKILL and child.process is not None:
             child.process.wait(10)
+            child.join_output()
             self.killed = self.killed | {name}
 
     def restart(self, name: str) -> None:

@@ -92,7 +92,7 @@ async def test_a_restarted_worker_serves_again(start_stack: StackMaker) -> None:
 
 def moved(stack: Stack) -> bool:
     """One more prompt, and whether its KV came over the hand-off."""
-    before = stack.total("decode-0", "tandem:handoff_bytes_total")
+    before = stack.total("decode-0", "tandem:kv_handoff_bytes_total")
 
     async def ask() -> Answer:
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
@@ -100,7 +100,7 @@ def moved(stack: Stack) -> bool:
 
     answer = asyncio.run(ask())
     assert answer.error is None, answer.error
-    return stack.total("decode-0", "tandem:handoff_bytes_total") > before
+    return stack.total("decode-0", "tandem:kv_handoff_bytes_total") > before
 
 
 @pytest.mark.full

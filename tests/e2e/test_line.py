@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
     """The openai package gets Paris, and the KV crossed NIXL."""
-    before = pair.total("decode-0", "tandem:handoff_bytes_total")
+    before = pair.total("decode-0", "tandem:kv_handoff_bytes_total")
     async with openai.AsyncOpenAI(base_url=f"{pair.url}/v1", api_key="none") as client:
         chat = await client.chat.completions.create(
             model="smol",
@@ -27,8 +27,8 @@ async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
         )
 
     assert "Paris" in (chat.choices[0].message.content or "")
-    assert pair.total("decode-0", "tandem:handoff_bytes_total") > before
-    sample = 'tandem:kv_transport_in_use{transport="nixl"}'
+    assert pair.total("decode-0", "tandem:kv_handoff_bytes_total") > before
+    sample = 'tandem:kv_transport_info{connector="nixl",fallback="0",role="consumer"}'
     assert pair.metrics("decode-0")[sample] == 1
 
 

@@ -52,7 +52,7 @@ async def test_some_prompts_equal_transformers(layout: str, start_stack: StackMa
     with start_stack(**LAYOUTS[layout]) as stack:
         excused = await check(stack, SOME) + await check(stack, SOME)
         if stack.workers.get("prefill-0"):
-            assert stack.total("decode-0", "tandem:handoff_bytes_total") > 0
+            assert stack.total("decode-0", "tandem:kv_handoff_bytes_total") > 0
         print(f"{layout}: {excused} excused")
 
 

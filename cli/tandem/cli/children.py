@@ -46,6 +46,7 @@ class Child:
     started: float = 0.0
     ready: bool = False
     restarts: list[float] = field(default_factory=list)
+    _copier: threading.Thread | None = None
 
     def start(self, log: TextIO) -> None:
         """Start the process; its output goes to ``log``, each line under its name."""
@@ -62,13 +63,22 @@ class Child:
         )
         self.started = time.monotonic()
         self.ready = False
-        threading.Thread(target=self._copy_output, args=(self.process, log), daemon=True).start()
+        self._copier = threading.Thread(
+            target=self._copy_output, args=(self.process, log), daemon=True
+        )
+        self._copier.start()
 
     def _copy_output(self, process: subprocess.Popen[str], log: TextIO) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            log.write(f"{self.name:<10} | {line}")
-            log.flush()
+        with process.stdout as lines:
+            for line in lines:
+                log.write(f"{self.name:<10} | {line}")
+                log.flush()
+
+    def join_output(self) -> None:
+        """After its end: wait (a second) until its last lines are written."""
+        if self._copier is not None:
+            self._copier.join(1.0)
 
     @property
     def exit_code(self) -> int | None:
@@ -109,3 +119,4 @@ def stop_all(children: list[Child], grace: float) -> None:
         except subprocess.TimeoutExpired:
             child.process.kill()
             child.process.wait()
+        child.join_output()

@@ -186,7 +186,7 @@ class EngineCore:
         outputs, failed = self.scheduler.outbox.take()
         blocks = self.manager.log.drain()
         progressed = plan is not None or settled or bool(outputs or failed)
-        self._observe(progressed)
+        self._observe()
         self._check_when_idle()
         return StepOutputs(progressed, outputs, failed, blocks)
 
@@ -278,9 +278,10 @@ class EngineCore:
             known = self._prefill_rate or rate
             self._prefill_rate = known + _RATE_WEIGHT * (rate - known)
 
-    def _observe(self, progressed: bool) -> None:
+    def _observe(self) -> None:
+        """Every call, idle ones too: a peer may have given blocks back without a step."""
         stats = self.scheduler.take_stats()
-        if self._metrics is not None and (progressed or stats.finished):
+        if self._metrics is not None:
             self._metrics.observe(stats, self.scheduler)
 
     def _check_when_idle(self) -> None:

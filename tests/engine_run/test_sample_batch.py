@@ -149,8 +149,9 @@ def test_reused_row_forgets():
     rows, logits = many_rows(8), random_logits(8, VOCABULARY)
     drawn = tokens_of(logits, rows)
     batch = batch_of(rows)
-    for before in range(8):
-        batch = batch_of([rows[before]] * 8)
+    for before in rows:
+        for at in range(8):
+            put(batch, at, before)
         for at, row in enumerate(rows):
             put(batch, at, row)
         out = Sampler(VOCABULARY).sample(

@@ -35,9 +35,10 @@ class UniProcExecutor:
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """The step's result, done when this returns; what the step raised is in the future."""
+        worker = self.worker
         future: Future[ModelRunnerOutput] = Future()
         try:
-            future.set_result(self.worker.execute(plan))
+            future.set_result(worker.execute(plan))
         except Exception as error:
             future.set_exception(error)
         return future

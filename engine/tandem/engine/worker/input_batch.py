@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tandem.engine.sample import SamplingBatch
 from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.block_table import BlockTable
-from tandem.protocol.layout import blocks_for
 
 
 @dataclass(slots=True)
@@ -90,12 +89,6 @@ class InputBatch:
         self.tokens[row, position] = token
         self.lengths[row] = position + 1
         self.sampling.extend(row, (token,))
-
-    def check_room(self, seq: SeqId, num_tokens: int) -> None:
-        """The table of ``seq`` holds ``num_tokens``: the plan and this rank agree."""
-        held = int(self.table.counts[self.row_of[seq]])
-        needed = blocks_for(num_tokens, self.block_size)
-        assert held >= needed, f"sequence {seq} has {held} blocks, {needed} needed"
 
     def _reserve(self, length: int) -> None:
         if length > self.tokens.shape[1]:

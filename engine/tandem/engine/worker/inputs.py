@@ -42,6 +42,8 @@ def make_inputs(rows: tuple[StepRow, ...], batch: InputBatch, device: torch.devi
     lens = first + counts
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
+    room = batch.table.counts[index] * batch.block_size
+    assert (room >= lens).all(), f"rows of {lens} tokens have blocks for {room}"
     owners, positions = _flatten(index, first, counts, starts)
     held = batch.table.blocks
     columns = blocks_for(int(lens.max()), batch.block_size)

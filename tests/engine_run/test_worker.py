@@ -1,0 +1,168 @@
+"""Memory, start and stop of a rank, and the executor around it."""
+
+import msgspec
+import pytest
+import torch
+from tests.engine_run.tiny_models import folder_of
+
+from tandem.engine.attention import select_backend
+from tandem.engine.attention.paged import PagedAttention
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.quant import select_method
+from tandem.engine.quant.dense import DenseMethod
+from tandem.engine.quant.packed import PackedMethod
+from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
+from tandem.engine.worker import capacity
+from tandem.engine.worker.block_table import BlockTable
+from tandem.engine.worker.slab import Slab
+from tandem.kernels import Backend
+from tandem.protocol.errors import InvalidParameter
+
+CPU = torch.device("cpu")
+
+
+def config(**settings):
+    """The tiny Llama on a CPU."""
+    return EngineConfig.of(folder_of("llama"), device="cpu", **settings)
+
+
+def test_capacity_is_what_was_asked_for():
+    """An override, then a number of bytes, then what memory allows and the engine can use."""
+    layout = config().layout
+    asked = config(num_gpu_blocks_override=7)
+    assert capacity.num_blocks(asked, layout, CPU) == 7
+    by_bytes = config(kv_cache_memory_bytes=layout.block_bytes * 5 + 1)
+    assert capacity.num_blocks(by_bytes, layout, CPU) == 5
+    useful = config(max_num_seqs=2, max_model_len=100)
+    assert capacity.num_blocks(useful, layout, CPU) == 2 * 7
+    with pytest.raises(InvalidParameter, match="kv_cache_memory_bytes"):
+        capacity.num_blocks(config(kv_cache_memory_bytes=10), layout, CPU)
+
+
+def test_the_slab_lies_as_the_layout_says():
+    """A block is one row of bytes: [layer][K|V][kv_head][token][head_dim]."""
+    layout = config().layout
+    group = layout.groups[0]
+    slab = Slab(layout, 4, CPU)
+    slab.memory.zero_()
+    slab.layers[2][3, 1, 1, 5] = torch.arange(1.0, group.head_dim + 1)
+    block = slab.blocks[3].view(torch.float32).view(group.block_shape)
+    assert block[2, 1, 1, 5].tolist() == list(range(1, group.head_dim + 1))
+    assert slab.blocks[:3].count_nonzero() == 0
+    assert slab.address == slab.memory.data_ptr()
+
+
+def test_the_slab_takes_injected_memory():
+    """A role's allocator owns the memory; what it gives is checked."""
+    layout = config().layout
+    given = []
+
+    def allocate(size):
+        given.append(torch.zeros(size + 100, dtype=torch.uint8))
+        return given[0]
+
+    slab = Slab(layout, 3, CPU, allocate)
+    slab.layers[0].fill_(1.0)
+    assert given[0].count_nonzero() > 0
+    assert slab.address == given[0].data_ptr()
+    with pytest.raises(AssertionError, match="allocator gave 5 of"):
+        Slab(layout, 3, CPU, lambda size: torch.zeros(5, dtype=torch.uint8))
+    with pytest.raises(InvalidParameter, match="kv_cache_dtype"):
+        Slab(type(layout)((replace_group(layout.groups[0]),)), 3, CPU)
+
+
+def replace_group(group):
+    """The group with pages that this slab does not hold."""
+    return msgspec.structs.replace(group, dtype="float8_e4m3fn")
+
+
+def test_an_executor_starts_once_and_stops_twice():
+    """What it gives at start is what it holds; afterwards it says that it has stopped."""
+    executor = UniProcExecutor()
+    with pytest.raises(AssertionError, match="not started"):
+        executor.execute(SchedulerOutput(1, ()))
+    held = executor.start(config(num_gpu_blocks_override=4))
+    assert held.num_blocks == 4
+    assert held.layout == config().layout
+    (blocks,) = executor.collective("slab_blocks")
+    assert blocks.shape == (4, held.layout.block_bytes)
+    assert held.slab_address == blocks.data_ptr()
+    executor.stop()
+    executor.stop()
+    with pytest.raises(AssertionError, match="not started"):
+        executor.collective("slab_blocks")
+
+
+def test_what_a_step_raises_is_in_its_future():
+    """The step loop meets the error where it settles the step."""
+    executor = UniProcExecutor()
+    executor.start(config(num_gpu_blocks_override=4))
+    future = executor.execute(SchedulerOutput(1, (StepRow(SeqId(3), 0, 1),)))
+    with pytest.raises(KeyError):
+        future.result()
+
+
+def test_dummy_weights_need_no_weights(tmp_path):
+    """load_format dummy starts from config.json alone, and equal seeds are equal models."""
+    (tmp_path / "config.json").write_text((folder_of("qwen3") / "config.json").read_text())
+    logits = []
+    for seed in (1, 1, 2):
+        executor = UniProcExecutor()
+        executor.start(
+            EngineConfig.of(
+                tmp_path, device="cpu", load_format="dummy", seed=seed, num_gpu_blocks_override=2
+            )
+        )
+        model = executor.worker.runner.model
+        logits.append(model.logits(torch.ones(1, 48)))
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+    assert logits[0].isfinite().all()
+
+
+def test_block_tables_grow():
+    """A row takes more blocks than there was room for; others keep theirs."""
+    table = BlockTable(2, 2)
+    table.assign(0, [5, 6])
+    table.append(1, [1])
+    table.append(0, [7, 8, 9])
+    assert table.blocks[0, :5].tolist() == [5, 6, 7, 8, 9]
+    assert table.blocks[1, 0] == 1
+    assert table.counts.tolist() == [5, 1]
+    table.assign(0, [3])
+    assert table.counts[0] == 1
+
+
+def test_backends_are_chosen_or_refused_with_a_reason():
+    """By default a CPU runs torch; a backend that cannot run here says why."""
+    group = config().layout.groups[0]
+    assert select_backend(group, CPU).name == "torch"
+    assert select_backend(group, CPU, "torch").name == "torch"
+    with pytest.raises(InvalidParameter, match=r"triton"):
+        select_backend(group, CPU, "triton")
+    with pytest.raises(InvalidParameter, match="one of torch"):
+        select_backend(group, CPU, "flash")
+    assert PagedAttention(16, None).supports(group, CPU).yes
+    eight_bits = replace_group(group)
+    assert not PagedAttention(16, Backend.TRITON).supports(eight_bits, torch.device("cuda")).yes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 17])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_packed_weights_multiply_as_plain_ones(rows, dtype, with_bias):
+    """Any number of rows, with and without bias, also where rows are filled up."""
+    weight, x = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 24, dtype=dtype)
+    bias = torch.randn(40, dtype=dtype) if with_bias else None
+    method = select_method(CPU, dtype)
+    got = method.load(weight, bias)(x)
+    want = DenseMethod().load(weight, bias)(x)
+    assert got.shape == want.shape
+    torch.testing.assert_close(got, want, atol=0.1 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
+
+
+def test_types_without_packing_stay_plain():
+    """float16 is multiplied by torch's own linear."""
+    assert not PackedMethod.available(torch.float16)
+    assert isinstance(select_method(CPU, torch.float16), DenseMethod)

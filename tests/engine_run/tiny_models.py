@@ -1,0 +1,100 @@
+"""Small random models of every family, saved as transformers saves them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SHAPE = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "initializer_range": 0.3,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
+    "llama-untied-biased": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama-linear": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0}},
+    ),
+    "llama-dynamic": (
+        LlamaForCausalLM,
+        LlamaConfig,
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
+    ),
+    "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 256, "head_dim": 16}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2-yarn": (Qwen2ForCausalLM, Qwen2Config, {"rope_parameters": YARN}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "tie_word_embeddings": False}),
+}
+
+
+@cache
+def folder_of(name: str) -> Path:
+    """The saved model ``name``; made once a run. Biases and norms are random too."""
+    model_class, config_class, differences = MODELS[name]
+    torch.manual_seed(sum(name.encode()))
+    model = model_class(config_class(**{**SHAPE, **differences}))
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in parameter_name else 0.0, 0.2)
+    folder = Path(mkdtemp(prefix=f"tandem-{name}-"))
+    model.save_pretrained(folder, max_shard_size="100KB" if "untied" in name else "1GB")
+    return folder
+
+
+@cache
+def judge_of(name: str):
+    """transformers' model of the same folder, in float32."""
+    model_class, _, _ = MODELS[name]
+    return model_class.from_pretrained(folder_of(name), dtype=torch.float32).eval()
+
+
+def judged(name: str, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+    """transformers' greedy tokens, and its logits [count, vocabulary] at each of them."""
+    model, tokens, logits = judge_of(name), list(prompt), []
+    with torch.inference_mode():
+        for _ in range(count):
+            logits.append(model(torch.tensor([tokens])).logits[0, -1])
+            tokens.append(int(logits[-1].argmax()))
+    return tokens[len(prompt) :], torch.stack(logits)

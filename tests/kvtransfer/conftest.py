@@ -1,7 +1,6 @@
 """A linked producer and consumer, ended with the test."""
 
 import pytest
-
 from tests.kvtransfer.builders import Consumer, Producer
 
 

@@ -6,6 +6,7 @@ all, so that nothing of it can reach a successor; another is made after a pause 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from dataclasses import dataclass
@@ -136,15 +137,9 @@ class ControlClient(Channel):
             if producer.link is not None and producer.link.welcome_by is None:
                 link = producer.link
                 frames = [link.session.seal(), encode(Reset("the worker ends"))]
-                try:
+                with contextlib.suppress(zmq.ZMQError):
                     link.socket.send_multipart(frames, zmq.NOBLOCK)
-                except zmq.ZMQError:
-                    continue
-                link.socket.disable_monitor()
-                link.socket.close(linger=100)
-                producer.link = None
-        for producer in self._producers.values():
-            self._close(producer)
+            self._close(producer, linger=100)
 
     def _set_peers(self, endpoints: tuple[str, ...], now: Millis) -> None:
         for endpoint in [each for each in self._producers if each not in endpoints]:
@@ -256,7 +251,7 @@ class ControlClient(Channel):
             self.metrics.links_lost.labels("consumer").inc()
             self._deliver(LinkDown(link.session.peer, link.number, reason))
 
-    def _close(self, producer: _Producer) -> None:
+    def _close(self, producer: _Producer, linger: int = 0) -> None:
         link, producer.link = producer.link, None
         if link is None:
             return
@@ -265,4 +260,5 @@ class ControlClient(Channel):
             if socket in self._poller:
                 self._poller.unregister(socket)
         link.socket.disable_monitor()
-        link.socket.close()
+        link.monitor.close()
+        link.socket.close(linger=linger)

@@ -28,6 +28,7 @@ class SlotMemory:
         skip = -raw.data_ptr() % PAGE
         self.rows: Tensor = raw[skip : skip + count * slot_bytes].view(count, slot_bytes)
         self._bytes: memoryview = self.rows.numpy().data.cast("B")
+        self.digest(0, slot_bytes)  # the first one makes its tables: not at a request's expense
 
     @property
     def address(self) -> int:

@@ -1,0 +1,99 @@
+"""Makes docs/handoff.md from the tables that the code runs.
+
+    python -m tandem.kvtransfer.handoff.document > docs/handoff.md
+
+A test holds the file to this module's output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+
+from tandem.kvtransfer.handoff import messages
+from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER, DState, PState, Rule
+
+_State = TypeVar("_State", bound=StrEnum)
+_Event = TypeVar("_Event", bound=StrEnum)
+
+_INTRODUCTION = """\
+# The KV hand-off: messages and states
+
+Made from `tandem.kvtransfer.handoff.tables` and `.messages` by
+`python -m tandem.kvtransfer.handoff.document`; do not edit.
+
+P (producer, a prefill worker) computes a prompt's KV; D (consumer, a decode worker) takes it. A key
+is one attempt at one request. Every frame carries the incarnations of both ends and a sequence
+number; a frame that does not fit ends the link, and with it all its keys, on both ends. Deadlines
+travel as remaining milliseconds; each end has its own clock.
+
+What holds:
+
+1. D uses KV only after COMMITTED, which P's transfer thread says only if the lease never lapsed,
+   after every read of D was terminal.
+2. P says READY only after the host has seen the fence behind the KV. From then until COMMITTED or
+   GONE the blocks are not written or freed; GONE comes before the first reuse.
+3. A send slot that D may be reading is not reused before D has answered (TAKEN, DONE) or the link
+   is lost. A receive slot whose read is not terminal is quarantined, never reused.
+4. A key is leased at most once per incarnation. What has ended is remembered for a while, to answer
+   what comes late; what is unknown is answered, so that the other end can free.
+5. A pair of state and event that is not below changes nothing and is counted.
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [
+        _INTRODUCTION,
+        "## Messages\n",
+        "| message | way | fields | meaning |\n|---|---|---|---|",
+        *(_message_row(kind) for kind in _kinds()),
+        "\n## P's states\n",
+        _table(PRODUCER, PState),
+        "\n## D's states\n",
+        _table(CONSUMER, DState),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _kinds() -> list[type[msgspec.Struct]]:
+    to_producer = messages.ToProducer.__args__
+    to_consumer = messages.ToConsumer.__args__
+    return list(dict.fromkeys([*to_producer, *to_consumer]))
+
+
+def _message_row(kind: type[msgspec.Struct]) -> str:
+    to_producer = kind in messages.ToProducer.__args__
+    to_consumer = kind in messages.ToConsumer.__args__
+    way = "both" if to_producer and to_consumer else "D → P" if to_producer else "P → D"
+    text = " ".join((kind.__doc__ or "").split())
+    for prefix in ("D → P: ", "P → D: ", "Both ways: ", "D → P, ", "P → D, "):
+        text = text.removeprefix(prefix)
+    name = str(kind.__struct_config__.tag).upper()
+    return f"| {name} | {way} | {', '.join(kind.__struct_fields__)} | {text} |"
+
+
+def _table(rules: Mapping[tuple[_State | None, _Event], Rule], states: type[_State]) -> str:
+    rows = ["| state | event | next | what is done |", "|---|---|---|---|"]
+    for state in (None, *states):
+        for (here, event), rule in rules.items():
+            if here is state:
+                shown = _names(rule.next)
+                rows.append(f"| {_name(state)} | {event} | {shown} | {rule.does} |")
+    return "\n".join(rows)
+
+
+def _names(states: Iterable[StrEnum | None]) -> str:
+    return ", ".join(_name(state) for state in states)
+
+
+def _name(state: StrEnum | None) -> str:
+    return "(unknown)" if state is None else state.name
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())

@@ -1,0 +1,500 @@
+"""Both machines over virtual time: the straight way, and the ways out of it."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.kvtransfer.machines import (
+    COMMIT_MS,
+    D_INC,
+    EXPECT_MS,
+    LEASE_MS,
+    P_INC,
+    TOKEN,
+    TOMBSTONE_MS,
+    TRANSFER_MS,
+    Face,
+    make_key,
+)
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff import export as p
+from tandem.kvtransfer.handoff import pull as d
+from tandem.kvtransfer.handoff.messages import (
+    Committed,
+    Done,
+    Final,
+    Gone,
+    GoneReason,
+    Open,
+    Part,
+    Ready,
+    Taken,
+    Want,
+)
+from tandem.kvtransfer.handoff.tables import DState, PState
+from tandem.protocol.errors import FailCause
+
+A = make_key("a")
+
+
+def test_a_hand_off_in_chunks_ends_loaded_and_released_once():
+    """Whole blocks go as they are ready, the last partial one with the end of the prompt."""
+    face = Face()
+    face.admit(A, 18)
+    face.open(A)
+    face.flow()
+    face.compute(A, 7)
+    face.flow()
+    face.load(A, 18)
+    face.flow()
+    assert face.imports.pulls[A].unpacked == 4
+    face.compute(A, 18)
+    face.flow()
+    assert face.imports.pulls[A].unpacked == 18
+    assert not any(isinstance(each, events.Loaded) for each in face.d_told)
+    face.end(A)
+    face.flow()
+    assert face.d_told == [events.Ready(A, 18), events.Loaded(A, TOKEN)]
+    assert face.p_told == [events.Released(A)]
+    assert face.is_free()
+    assert face.counted == []
+
+
+def test_parts_never_exceed_the_credits_and_slots():
+    """With two credits two parts are out, however much is ready."""
+    face = Face()
+    face.admit(A, 64)
+    face.compute(A, 64)
+    face.deliver_p(Open(A, None))
+    face.deliver_p(Want(A, 0, 2, 8))
+    assert [pack.index for pack in face.packs] == [0, 1]
+    assert all(len(pack.block_ids) == 2 for pack in face.packs)
+
+
+def test_a_part_is_no_larger_than_the_consumers_slots():
+    """The consumer says how many blocks it can take at once."""
+    face = Face()
+    face.admit(A, 16)
+    face.compute(A, 16)
+    face.deliver_p(Open(A, None))
+    face.deliver_p(Want(A, 0, 2, 1))
+    assert [(pack.start, pack.stop) for pack in face.packs] == [(0, 4), (4, 8)]
+
+
+def test_slots_go_round_between_keys():
+    """A long prompt does not keep the slots from a later one."""
+    face = Face(send_slots=2)
+    keys = [make_key(name) for name in "abc"]
+    for key in keys:
+        face.admit(key, 32)
+        face.compute(key, 32)
+        face.deliver_p(Open(key, None))
+        face.deliver_p(Want(key, 0, 2, 8))
+    order = []
+    while face.packs:
+        pack = face.packs.pop(0)
+        order.append(pack.key.request)
+        face.p(p.Packed(pack.key, pack.index, ok=True))
+        face.deliver_p(Taken(pack.key, pack.index))
+    assert set(order[2:6]) == {"a", "b", "c"}
+    assert len(order) == 12
+
+
+def test_an_open_before_the_request_waits_for_it():
+    """The consumer may be faster than the router's other leg."""
+    face = Face()
+    face.open(A)
+    face.flow()
+    assert face.exports.exports[A].state is PState.EXPECTED
+    face.admit(A, 4)
+    face.compute(A, 4)
+    face.flow()
+    assert face.d_told == [events.Ready(A, 4)]
+
+
+def test_an_open_for_a_request_that_never_comes_is_answered_in_time():
+    """No consumer waits for a producer that was never asked."""
+    face = Face()
+    face.open(A)
+    face.flow()
+    face.after(EXPECT_MS)
+    face.flow()
+    assert isinstance(face.d_told[-1], events.LoadFailed)
+    assert face.d_told[-1].cause is FailCause.GONE
+
+
+def test_expected_keys_are_bounded():
+    """OPENs for requests that are not there cannot fill P's memory."""
+    face = Face()
+    face.exports._max_expected = 2
+    for name in "abc":
+        face.deliver_p(Open(make_key(name), None))
+    assert face.to_d == [Gone(make_key("c"), GoneReason.UNKNOWN)]
+    assert len(face.exports.exports) == 2
+
+
+def test_tombstones_are_bounded_and_forgotten():
+    """What has ended costs memory for a while only."""
+    face = Face()
+    face.exports._max_tombstones = 2
+    for name in "abc":
+        face.p(p.Cancel(make_key(name)))
+    assert [key.request for key in face.exports.exports] == ["b", "c"]
+    face.after(TOMBSTONE_MS)
+    assert face.exports.exports == {}
+    assert face.exports.next_deadline() is None
+
+
+def test_a_done_too_early_or_for_too_little_is_no_commit():
+    """P commits what it has sent in full, nothing else."""
+    for wanted in (False, True):
+        face = Face()
+        face.admit(A, 16)
+        face.compute(A, 16)
+        face.deliver_p(Open(A, None))
+        if wanted:
+            face.deliver_p(Want(A, 0, 1, 1))
+        face.end(A)
+        face.to_d.clear()
+        face.deliver_p(Done(A, ok=True))
+        assert face.to_d == [Gone(A, GoneReason.PROTOCOL)]
+
+
+def test_a_second_want_or_one_out_of_range_ends_the_export():
+    """A consumer that contradicts itself gets nothing."""
+    for want in (Want(A, 3, 1, 1), Want(A, 20, 1, 1)):
+        face = Face()
+        face.admit(A, 16)
+        face.deliver_p(Open(A, None))
+        face.deliver_p(want)
+        assert face.to_d == [Gone(A, GoneReason.PROTOCOL)]
+
+
+def test_another_consumer_gets_nothing():
+    """A key is answered to the consumer that the router named, and to nobody else."""
+    face = Face()
+    face.admit(A, 4)
+    face.compute(A, 4)
+    stranger = p.Asked(A, P_INC, Open(A, None))
+    face.p(stranger)
+    assert face.to_d == [Gone(A, GoneReason.UNKNOWN)]
+    assert face.counted == ["p:wrong consumer"]
+    assert not face.exports.exports[A].opened
+
+
+def test_another_producer_is_not_believed():
+    """COMMITTED from somebody else is counted."""
+    face = Face()
+    face.open(A)
+    face.d(d.Told(A, D_INC, Ready(A, 4, 4, 0)))
+    assert face.counted == ["d:wrong producer"]
+
+
+def test_a_budget_that_is_spent_fails_both_ends():
+    """No hand-off outlives its request's deadline."""
+    face = Face()
+    face.admit(A, 8, budget_ms=1000)
+    face.open(A, budget_ms=1000)
+    face.flow()
+    face.after(1000)
+    face.flow()
+    assert face.d_told[-1].cause is FailCause.TIMEOUT
+    assert isinstance(face.p_told[0], events.Revoked)
+    face.p(p.Finished(A, cancelled=True))
+    assert face.p_told[-1] == events.Released(A)
+    assert face.is_free()
+
+
+def test_waiting_for_computation_is_no_stall_but_a_read_that_hangs_is():
+    """Only what is due makes D's clock run."""
+    face = Face()
+    face.admit(A, 16)
+    face.open(A)
+    face.compute(A, 4)
+    face.flow()
+    face.load(A, 16)
+    face.flow()
+    face.after(10 * TRANSFER_MS)
+    assert face.imports.pulls[A].state is DState.PULLING
+    face.compute(A, 8)
+    while not face.reads:
+        face.packs and face.p(p.Packed(A, face.packs.pop(0).index, ok=True))
+        face.to_d and face.deliver_d(face.to_d.pop(0))
+    face.after(TRANSFER_MS)
+    assert face.d_told[-1].cause is FailCause.TIMEOUT
+    assert face.imports.ring.quarantined == 1
+
+
+def test_no_answer_to_done_fails_the_load():
+    """Commit is never assumed."""
+    face = Face()
+    face.admit(A, 4)
+    face.open(A)
+    face.flow()
+    face.compute(A, 4)
+    face.flow()
+    face.load(A, 4)
+    face.flow()
+    face.end(A)
+    face.deliver_d(face.to_d.pop(0))
+    assert face.imports.pulls[A].state is DState.COMMITTING
+    face.to_p.clear()
+    face.after(COMMIT_MS)
+    assert face.d_told[-1].cause is FailCause.TIMEOUT
+    late = face.d_told.copy()
+    face.deliver_d(Committed(A))
+    assert face.d_told == late
+
+
+def test_a_failed_read_frees_its_slot_and_fails_the_load():
+    """A terminal fault quarantines nothing."""
+    face = Face()
+    face.admit(A, 4)
+    face.open(A)
+    face.compute(A, 4)
+    face.flow()
+    face.load(A, 4)
+    face.deliver_p(face.to_p.pop(0))
+    face.p(p.Packed(A, 0, ok=True))
+    face.deliver_d(face.to_d.pop(0))
+    face.read_done(face.reads.pop(), FailCause.PEER)
+    assert face.d_told[-1].cause is FailCause.PEER
+    assert face.imports.ring.free == len(face.imports.ring)
+    face.flow()
+    assert face.exports.ring.free == len(face.exports.ring)
+
+
+def test_a_pack_that_fails_ends_the_export():
+    """P's own fault is told, not hidden."""
+    face = Face()
+    face.admit(A, 4)
+    face.open(A)
+    face.compute(A, 4)
+    face.flow()
+    face.load(A, 4)
+    face.deliver_p(face.to_p.pop(0))
+    face.p(p.Packed(A, face.packs.pop().index, ok=False))
+    face.flow()
+    assert face.d_told[-1].cause is FailCause.GONE
+    assert face.exports.ring.free == len(face.exports.ring)
+
+
+def test_a_load_that_does_not_fit_is_the_engines_fault():
+    """Too few blocks, or another end than READY said."""
+    for blocks, start, stop in (((1,), 0, 8), ((1, 2), 0, 7), ((1, 2), 2, 8)):
+        face = Face()
+        face.admit(A, 8)
+        face.open(A)
+        face.compute(A, 8)
+        face.flow()
+        face.d(d.Load(A, blocks, start, stop))
+        assert face.d_told[-1].cause is FailCause.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(A, 1, 0, 8, 0, 210),
+        Part(A, 0, 4, 8, 0, 110),
+        Part(A, 0, 0, 6, 0, 210),
+        Part(A, 0, 0, 12, 0, 310),
+        Part(A, 0, 0, 8, 0, 209),
+        Part(A, 0, 0, 0, 0, 10),
+        Part(A, 0, 0, 20, 0, 510),
+    ],
+    ids=["index", "gap", "torn block", "too long", "size", "empty", "not announced"],
+)
+def test_a_part_that_does_not_follow_is_an_identity_fault(part):
+    """D checks every PART against what it wants and what READY announced."""
+    face = Face()
+    face.admit(A, 16)
+    face.open(A)
+    face.compute(A, 16)
+    face.flow()
+    face.load(A, 16)
+    face.deliver_d(part)
+    assert face.d_told[-1].cause is FailCause.IDENTITY
+    assert not face.reads
+
+
+def test_a_ready_that_contradicts_itself_is_an_identity_fault():
+    """Neither the length nor the weights may change under a key."""
+    for ready in (Ready(A, 8, 12, 0), Ready(A, 8, 16, 1), Ready(A, 20, 16, 0)):
+        face = Face()
+        face.admit(A, 16)
+        face.open(A)
+        face.compute(A, 4)
+        face.flow()
+        face.deliver_d(ready)
+        assert face.d_told[-1].cause is FailCause.IDENTITY
+
+
+def test_repeats_and_strangers_are_counted_and_change_nothing():
+    """Late, repeated and unknown messages never assert."""
+    face = Face()
+    for message in (Taken(A, 3),):
+        face.deliver_p(message)
+    for message in (Committed(A), Gone(A, GoneReason.UNKNOWN)):
+        face.deliver_d(message)
+    assert len(face.counted) == 3
+    assert face.exports.exports == {}
+    assert face.imports.pulls == {}
+
+
+_NAMES = st.sampled_from("abc")
+_P_EVENTS = st.one_of(
+    st.builds(
+        p.Admit,
+        st.builds(make_key, _NAMES),
+        st.just(D_INC),
+        st.just(8),
+        st.sampled_from([None, 1000]),
+        st.just(0),
+        st.just(True),
+    ),
+    st.builds(p.Launched, st.builds(make_key, _NAMES), st.just((0, 1)), st.sampled_from([4, 8])),
+    st.builds(p.Fenced, st.builds(make_key, _NAMES), st.sampled_from([4, 8])),
+    st.builds(p.First, st.builds(make_key, _NAMES), st.just(TOKEN), st.just(None)),
+    st.builds(p.Finished, st.builds(make_key, _NAMES), st.booleans()),
+    st.builds(p.Cancel, st.builds(make_key, _NAMES)),
+    st.builds(p.Refuse, st.builds(make_key, _NAMES)),
+    st.builds(p.Revoke, st.builds(make_key, _NAMES)),
+    st.builds(p.Packed, st.builds(make_key, _NAMES), st.integers(0, 2), st.booleans()),
+)
+_TO_P = st.one_of(
+    st.builds(Open, st.builds(make_key, _NAMES), st.sampled_from([None, 500])),
+    st.builds(Want, st.builds(make_key, _NAMES), st.integers(0, 9), st.integers(1, 3), st.just(2)),
+    st.builds(Taken, st.builds(make_key, _NAMES), st.integers(0, 3)),
+    st.builds(Done, st.builds(make_key, _NAMES), st.booleans()),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(_P_EVENTS, _TO_P, st.integers(0, 90_000)), max_size=60))
+def test_no_sequence_of_events_breaks_the_producer(sequence):
+    """Whatever comes in whatever order: slots add up, and each key is released at most as often
+    as the engine let go of it."""
+    face = Face(send_slots=2)
+    for event in sequence:
+        if isinstance(event, int):
+            face.after(event)
+        elif isinstance(event, Open | Want | Taken | Done):
+            face.deliver_p(event)
+        else:
+            face.p(event)
+        out = sum(len(export.out) for export in face.exports.exports.values())
+        assert face.exports.ring.free == len(face.exports.ring) - out
+    released = [each.key for each in face.p_told if isinstance(each, events.Released)]
+    let_go = [e.key for e in sequence if isinstance(e, p.Finished)]
+    assert len(released) <= len(let_go)
+    for key in set(released):
+        assert released.count(key) <= sum(isinstance(e, p.Admit) and e.key == key for e in sequence)
+
+
+_D_EVENTS = st.one_of(
+    st.builds(
+        d.Opened,
+        st.builds(make_key, _NAMES),
+        st.just(P_INC),
+        st.sampled_from([None, 1000]),
+        st.just(True),
+    ),
+    st.builds(
+        d.Load,
+        st.builds(make_key, _NAMES),
+        st.just((0, 1)),
+        st.sampled_from([0, 4, 8]),
+        st.just(8),
+    ),
+    st.builds(d.Cancel, st.builds(make_key, _NAMES)),
+)
+_TO_D = st.one_of(
+    st.builds(Ready, st.builds(make_key, _NAMES), st.sampled_from([4, 8]), st.just(8), st.just(0)),
+    st.builds(
+        Final, st.builds(make_key, _NAMES), st.just(TOKEN), st.sampled_from([None, None, "stop"])
+    ),
+    st.builds(
+        Part,
+        st.builds(make_key, _NAMES),
+        st.integers(0, 1),
+        st.sampled_from([0, 4]),
+        st.sampled_from([4, 8]),
+        st.integers(0, 3),
+        st.sampled_from([110, 210]),
+    ),
+    st.builds(Committed, st.builds(make_key, _NAMES)),
+    st.builds(Gone, st.builds(make_key, _NAMES), st.sampled_from(GoneReason)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            _D_EVENTS, _TO_D, st.integers(0, 90_000), st.sampled_from(["read", "lost", "unpack"])
+        ),
+        max_size=60,
+    )
+)
+def test_no_sequence_of_events_breaks_the_consumer(sequence):
+    """Whatever comes in whatever order: each opened key ends at most once, loaded only after
+    COMMITTED (or when nothing was wanted), and slots add up."""
+    face = Face(receive_slots=2)
+    for event in sequence:
+        if isinstance(event, int):
+            face.after(event)
+        elif event in ("read", "lost") and face.reads:
+            face.read_done(face.reads.pop(0), FailCause.PEER if event == "lost" else None)
+        elif event == "unpack" and face.unpacks:
+            unpack = face.unpacks.pop(0)
+            face.d(d.Unpacked(unpack.key, unpack.index))
+        elif isinstance(event, str):
+            continue
+        elif isinstance(event, Ready | Final | Part | Committed | Gone):
+            face.deliver_d(event)
+        else:
+            face.d(event)
+        ring = face.imports.ring
+        assert len(ring) - ring.free == len(face.reads) + len(face.unpacks)
+    endings = (events.Loaded, events.LoadFailed, events.FirstTokenEnded, events.Cancelled)
+    for name in "abc":
+        key = make_key(name)
+        opened = sum(isinstance(e, d.Opened) and e.key == key for e in sequence)
+        ended = sum(isinstance(e, endings) and e.key == key for e in face.d_told)
+        assert ended <= opened
+
+
+def test_a_link_that_breaks_ends_everything_on_it():
+    """Both ends learn it by themselves; nothing is said."""
+    face = Face()
+    for name in "ab":
+        key = make_key(name)
+        face.admit(key, 8)
+        face.open(key)
+        face.flow()
+        face.compute(key, 8)
+        face.flow()
+        face.load(key, 8)
+    face.break_link()
+    assert [each.cause for each in face.d_told[2:]] == [FailCause.PEER] * 2
+    assert not face.to_p
+    assert not face.to_d
+    for name in "ab":
+        face.end(make_key(name))
+    assert [type(each) for each in face.p_told[2:]] == [events.Released] * 2
+    for pack in face.packs:
+        face.p(p.Packed(pack.key, pack.index, ok=True))
+    assert face.is_free()
+
+
+def test_the_lease_has_a_hard_cap():
+    """A consumer that never comes costs blocks for a while only; a later DONE gets no commit."""
+    face = Face()
+    face.admit(A, 8)
+    face.compute(A, 8)
+    face.end(A)
+    assert face.p_told == []
+    face.after(LEASE_MS)
+    assert face.p_told == [events.Released(A)]
+    face.deliver_p(Done(A, ok=True))
+    assert face.to_d == [Gone(A, GoneReason.EXPIRED)]

@@ -1,0 +1,144 @@
+"""Messages and headers: what was written is read back, and nothing else is read."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.kvtransfer.handoff import messages as m
+from tandem.kvtransfer.mover.header import (
+    HEADER_BYTES,
+    Header,
+    key_digest,
+    read_header,
+    write_header,
+)
+from tandem.protocol.errors import WireError
+from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.outputs import TokenLogprobs
+
+_COUNT = st.integers(0, 1 << 40)
+_KEY = st.builds(
+    RequestKey, st.binary(min_size=16, max_size=16), st.text(max_size=20), st.integers(0, 9)
+)
+_LOGPROBS = st.builds(
+    TokenLogprobs, st.integers(0, 1 << 30), st.floats(-100, 0), st.integers(1, 1000)
+)
+_FIRST = st.tuples(
+    st.builds(m.FirstToken, st.integers(0, 127), st.integers(0, 1 << 30), st.none() | _LOGPROBS)
+)
+_TO_P = st.one_of(
+    st.builds(
+        m.Hello,
+        st.integers(0, 99),
+        st.text(max_size=64),
+        st.just(("nixl", "tcp")),
+        st.binary(min_size=16, max_size=16),
+    ),
+    st.builds(m.Probe, _COUNT),
+    st.builds(m.ProbeDone, _COUNT, st.booleans()),
+    st.builds(m.Open, _KEY, st.none() | _COUNT),
+    st.builds(m.Want, _KEY, _COUNT, st.integers(1, 1 << 16), st.integers(1, 1 << 24)),
+    st.builds(m.Taken, _KEY, _COUNT),
+    st.builds(m.Done, _KEY, st.booleans()),
+    st.builds(m.Beat, _COUNT, _COUNT, st.booleans()),
+    st.builds(m.Reset, st.text(max_size=500)),
+)
+_TO_D = st.one_of(
+    st.builds(m.Welcome, st.just("tcp"), st.binary(max_size=99), _COUNT, st.just(8), _COUNT),
+    st.builds(m.TurnedAway, st.text(max_size=500)),
+    st.builds(m.ProbeReady, _COUNT, _COUNT),
+    st.builds(m.Ready, _KEY, _COUNT, _COUNT, _COUNT),
+    st.builds(m.Part, _KEY, _COUNT, _COUNT, _COUNT, st.integers(0, 1 << 24), _COUNT),
+    st.builds(m.Final, _KEY, _FIRST, st.none() | st.just("stop")),
+    st.builds(m.Committed, _KEY),
+    st.builds(m.Gone, _KEY, st.sampled_from(m.GoneReason)),
+)
+
+
+@given(_TO_P)
+def test_what_a_consumer_says_is_read_back(message):
+    """Every field survives the wire."""
+    assert m.decode_to_producer(m.encode(message)) == message
+
+
+@given(_TO_D)
+def test_what_a_producer_says_is_read_back(message):
+    """Every field survives the wire."""
+    assert m.decode_to_consumer(m.encode(message)) == message
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_a_wire_error_or_a_message(data):
+    """Nothing else can come of bytes."""
+    for decode in (m.decode_to_producer, m.decode_to_consumer):
+        try:
+            decode(data)
+        except WireError:
+            continue
+
+
+@given(_TO_P, st.integers(0, 10_000))
+def test_truncated_messages_are_wire_errors(message, cut):
+    """No prefix of a message is one."""
+    data = m.encode(message)
+    with pytest.raises(WireError):
+        m.decode_to_producer(data[: cut % len(data)])
+
+
+def test_oversized_messages_are_dropped_unread():
+    """The bound holds before anything is decoded."""
+    with pytest.raises(WireError, match="at most"):
+        m.decode_to_producer(bytes(m.MAX_MESSAGE_BYTES + 1))
+
+
+def test_numbers_out_of_range_are_wire_errors():
+    """Negative counts and missing credits are no messages."""
+    key = RequestKey(b"R" * 16, "a", 0)
+    for message in (
+        m.Taken(key, -1),
+        m.Want(key, 0, 0, 1),
+        m.Want(key, 0, 1, 0),
+        m.Hello(1, "f", (), b"short"),
+    ):
+        with pytest.raises(WireError):
+            m.decode_to_producer(m.encode(message))
+
+
+_U64 = st.integers(0, 2**64 - 1)
+_ID = st.binary(min_size=16, max_size=16)
+_HEADER = st.builds(Header, _ID, _ID, _ID.map(Incarnation), _U64, _U64, _U64, _U64, _U64, _U64)
+
+
+@given(_HEADER)
+def test_a_slot_header_is_read_back(header):
+    """Every field survives the slot."""
+    slot = bytearray(HEADER_BYTES)
+    write_header(memoryview(slot), header)
+    assert read_header(memoryview(slot)) == header
+    assert header.differs(header) is None
+
+
+@given(_HEADER, st.integers(0, 123), st.integers(1, 255))
+def test_a_changed_byte_of_a_header_is_seen(header, at, by):
+    """The header has a check sum of its own."""
+    slot = bytearray(HEADER_BYTES)
+    write_header(memoryview(slot), header)
+    slot[at] ^= by
+    with pytest.raises(WireError):
+        read_header(slot)
+
+
+def test_a_header_without_magic_or_too_short_is_a_wire_error():
+    """An empty slot has no header."""
+    for data in (bytes(HEADER_BYTES), b"", struct.pack("<8s", b"TDMSLOT1")):
+        with pytest.raises(WireError):
+            read_header(data)
+
+
+def test_keys_that_look_alike_have_other_digests():
+    """Fields do not run into each other."""
+    one = RequestKey(b"R" * 16, "a1", 0)
+    other = RequestKey(b"R" * 16, "a", 10)
+    assert key_digest(one) != key_digest(other)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from transformers import (
@@ -44,7 +45,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 128,
 }
-MODELS = {
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
     "llama-untied-biased": (
         LlamaForCausalLM,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core import io
-from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterLost
+from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import new_incarnation
@@ -107,8 +107,10 @@ class Worker:
         self.endpoint = self.thread.endpoint
 
     def next(self) -> FromRouter | RouterLost | None:
-        """What the step loop would see next."""
-        return self.inbox.get(timeout=WAIT_MS / 1000)
+        """What the step loop would see next, greetings apart."""
+        while isinstance(item := self.inbox.get(timeout=WAIT_MS / 1000), RouterFound):
+            pass
+        return item
 
     def dropped(self, reason: str) -> float:
         """Frames dropped for a reason."""

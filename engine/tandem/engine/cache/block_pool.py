@@ -44,6 +44,10 @@ class BlockPool:
         """Blocks that can be found by hash."""
         return len(self._block_of)
 
+    def cached(self) -> tuple[BlockHash, ...]:
+        """Every hash under which a block can be found."""
+        return tuple(self._block_of)
+
     def find(self, digest: BlockHash) -> int | None:
         """The block cached under ``digest``. It may be evicted unless held."""
         return self._block_of.get(digest)

@@ -216,6 +216,10 @@ class EngineCore:
             "in_flight": len(self._in_flight),
         }
 
+    def cached_blocks(self) -> BlockEvents:
+        """The whole prefix cache, for a router that has just come."""
+        return BlockEvents(stored=self.manager.pool.cached(), cleared=True)
+
     def load_report(self) -> LoadReport:
         """Load, for placement."""
         roster = self.scheduler.roster

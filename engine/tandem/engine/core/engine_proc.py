@@ -18,8 +18,9 @@ from types import FrameType
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
-from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterLost
+from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
 from tandem.engine.core.link_metrics import LinkMetrics
+from tandem.engine.core.peer_sets import PeerSets
 from tandem.engine.core.probes import ProbeServer, ProbeState
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
@@ -74,6 +75,7 @@ class EngineCoreProc:
         self._steps = 0
         self._draining_until: float | None = None
         self._signals = 0
+        self._peers = PeerSets()
         self._io = IOThread(
             endpoint=f"tcp://{server.host}:{server.port}",
             card=card,
@@ -124,8 +126,13 @@ class EngineCoreProc:
             block = False
             if isinstance(item, FromRouter):
                 self._handle(item)
+            elif isinstance(item, RouterFound):
+                whole = Frame(step=self._steps, blocks=self._core.cached_blocks())
+                self._io.send(item.router, whole)
+                self._io.flush()
             elif isinstance(item, RouterLost):
                 self._core.abort_router(item.router)
+                self._peers.forget(item.router)
 
     def _handle(self, item: FromRouter) -> None:
         message, router = item.message, item.router
@@ -134,7 +141,7 @@ class EngineCoreProc:
         elif isinstance(message, Cancel):
             self._core.abort(RequestKey(router, message.request, message.attempt))
         elif isinstance(message, PeerSet):
-            self._role.set_peers(message.controls)
+            self._role.set_peers(self._peers.add(router, message.controls))
         elif isinstance(message, Call):
             self._io.send(router, ReplyTo(self._core.call(message.command)))
             self._io.flush()

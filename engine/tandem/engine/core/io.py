@@ -58,6 +58,13 @@ class FromRouter:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterFound:
+    """A router greeted: it knows nothing of this worker yet."""
+
+    router: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
 class RouterLost:
     """The link to a router broke: nobody reads its requests' tokens any more."""
 
@@ -65,7 +72,7 @@ class RouterLost:
     reason: str
 
 
-Inbox = SimpleQueue["FromRouter | RouterLost | None"]
+Inbox = SimpleQueue["FromRouter | RouterFound | RouterLost | None"]
 """What the step loop reads; None only wakes it."""
 
 
@@ -206,6 +213,7 @@ class IOThread(threading.Thread):
         self._by_router[peer.link.peer] = peer
         self._metrics.routers(len(self._by_router))
         self._write(peer, Welcome(self._card))
+        self._inbox.put(RouterFound(peer.link.peer))
 
     def _reset(self, peer: _Peer, reason: str) -> None:
         self._metrics.dropped("reset")

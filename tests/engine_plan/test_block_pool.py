@@ -76,7 +76,6 @@ def test_shared_blocks_outlive_their_first_holder():
     pool.hold([block])
 
     pool.release([block])
-    assert pool.is_shared(block) is False
     assert pool.is_free(block) is False
     pool.release([block])
     assert pool.is_free(block) is True

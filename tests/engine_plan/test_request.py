@@ -90,16 +90,6 @@ def test_producers_are_not_preempted_and_end_with_token_one():
     assert made(3).plan_limit == 18
 
 
-def test_the_budget_counts_down():
-    """What is left of a budget is never negative; without one there is nothing to count."""
-    group = made(1).group
-
-    assert group.left_ms(3.0) == 2000
-    assert group.left_ms(9.0) == 0
-    group.deadline = None
-    assert group.left_ms(9.0) is None
-
-
 def test_the_queue_is_ordered_and_forgets_what_left():
     """Priority, then arrival; a discarded request never comes up, a returned one takes its old
     place."""

@@ -151,6 +151,31 @@ def test_preemption_takes_the_latest_and_computes_it_again():
     harness.check_empty()
 
 
+def test_a_token_in_flight_holds_back_its_preempted_sequence():
+    """A sequence preempted while a step still draws its token starts again only with that token."""
+    harness = Harness(2)
+    first, second = (
+        request_of(name, size, params=long_running()) for name, size in (("a", 15), ("b", 16))
+    )
+    harness.add(first)
+    harness.add(second)
+    scheduler, execute = harness.core.scheduler, harness.executor.execute
+    plans = [scheduler.plan(), scheduler.plan()]
+    outputs = [execute(plan).result() for plan in plans if plan is not None]
+    assert harness.core.stats()["waiting"] == 1
+
+    harness.core.abort(first.key)
+    assert scheduler.plan() is None
+    for output in outputs:
+        scheduler.settle(output)
+    plan = scheduler.plan()
+    assert plan is not None
+    assert len(plan.new[0].token_ids) == 17
+    scheduler.settle(execute(plan).result())
+    harness.run()
+    harness.check(second)
+
+
 def test_priority_decides_who_runs_and_who_is_preempted():
     """Under the priority policy a lower number starts first and keeps its blocks."""
     harness = Harness(4, policy="priority")
@@ -164,6 +189,21 @@ def test_priority_decides_who_runs_and_who_is_preempted():
     assert ended == ["b", "a"]
     for request in harness.requests.values():
         harness.check(request)
+
+
+def test_an_urgent_latecomer_goes_before_those_that_run():
+    """Its rows come first, and those that run already are the ones to be preempted for it."""
+    harness = Harness(4, policy="priority")
+    params = long_running(max_tokens=40)
+    harness.add(request_of("a", 16, params=params, priority=5))
+    next_plan(harness)
+    harness.add(request_of("b", 16, params=params, priority=1))
+    next_plan(harness)
+
+    assert [row.seq for row in next_plan(harness).rows] == [1, 0]
+    harness.run()
+    ended = [out.request for out in harness.outputs if out.finish is not None]
+    assert ended == ["b", "a"]
 
 
 def test_fcfs_knows_no_priority():
@@ -324,6 +364,20 @@ def test_prompt_logprobs_are_joined_over_chunks(chunk, num_blocks):
     assert all(len(out.logprobs or ()) == len(out.token_ids) for out in mine)
 
 
+def test_prompts_are_not_scored_again_for_nobody():
+    """Once its prompt logprobs are told, and for its other choices, no rank computes them."""
+    harness = Harness(2)
+    params = long_running(prompt_logprobs=1, n=2, temperature=1.0, max_tokens=3)
+    harness.add(request_of("a", 20, params=params))
+
+    plans = []
+    while harness.core.has_work:
+        plans.append(next_plan(harness))
+
+    news = [new for plan in plans for new in plan.new]
+    assert [new.params.prompt_logprobs for new in news] == [1, None]
+
+
 def test_stop_tokens_are_named():
     """The output that ends with a stop id says which; end-of-sequence has none."""
     harness = Harness(max_model_len=200)
@@ -469,6 +523,20 @@ def test_a_shut_gate_pauses_a_running_request():
     gate.left = 100
     harness.run()
     harness.check(request_of("a", 10))
+
+
+def test_preempted_requests_give_back_what_their_gates_hold():
+    """A preemption releases at the gates, and the new start reserves again."""
+    gate = Turnstile("")
+    gate.left = 10_000
+    harness = Harness(4, gates=(gate,))
+    for name in "ab":
+        harness.add(request_of(name, 16, params=long_running(max_tokens=40)))
+    harness.run()
+
+    assert gate.released == ["b", "a", "b"]
+    for request in harness.requests.values():
+        harness.check(request)
 
 
 def test_queue_limits_refuse():

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from tandem.engine.scheduler.output import NewSequence, SeqId
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
@@ -67,10 +69,6 @@ class RequestGroup:
     def key(self) -> RequestKey:
         """Identity of the attempt."""
         return self.source.key
-
-    def left_ms(self, now: float) -> int | None:
-        """What is left of the budget, at least 0; None without one."""
-        return None if self.deadline is None else max(0, int((self.deadline - now) * 1000))
 
 
 class Request:
@@ -235,11 +233,14 @@ class Request:
 
     def as_new(self) -> NewSequence:
         """All that a rank must know of it."""
+        params = self.params
+        if params.prompt_logprobs is not None and self.prompt_logprobs is None:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)  # told already
         return NewSequence(
             seq=self.seq,
             token_ids=self.token_ids.copy(),
             num_prompt=self.num_prompt,
-            params=self.params,
+            params=params,
             choice=self.choice,
             eos_token_ids=self.group.source.eos_token_ids,
             block_ids=self.block_ids.copy(),

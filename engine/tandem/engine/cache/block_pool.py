@@ -56,10 +56,6 @@ class BlockPool:
         """Whether nobody holds the block."""
         return self._references[block] == 0
 
-    def is_shared(self, block: int) -> bool:
-        """Whether more than one sequence holds the block."""
-        return self._references[block] > 1
-
     def take(self, count: int) -> list[int]:
         """``count`` blocks for one new holder, evicting cached ones if need be."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"

@@ -224,12 +224,12 @@ class Request:
         return limit
 
     def hashes_upto(self, num_blocks: int) -> list[BlockHash]:
-        """Hashes of the first ``num_blocks`` full blocks, extended as far as tokens are known."""
-        if len(self.block_hashes) < num_blocks:
-            size = self.group.block_size
-            known = self.token_ids[: num_blocks * size]
-            extend_hashes(self.block_hashes, self.group.root, known, size)
-        return self.block_hashes[:num_blocks]
+        """Hashes of the first ``num_blocks`` full blocks, as far as tokens are known. To read
+        only: the list may be the request's own."""
+        hashes = self.block_hashes
+        if len(hashes) < num_blocks:
+            extend_hashes(hashes, self.group.root, self.token_ids, self.group.block_size)
+        return hashes if len(hashes) <= num_blocks else hashes[:num_blocks]
 
     def as_new(self) -> NewSequence:
         """All that a rank must know of it."""

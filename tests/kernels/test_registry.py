@@ -1,6 +1,7 @@
 """Ops choose their backend by name or device, and tests can hold one backend to another."""
 
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -25,12 +26,12 @@ def test_a_missing_backend_is_named_with_those_there_are():
 
 def test_backends_are_imported_at_first_use():
     """An op that nobody calls imports nothing; one for no known device says so."""
-    op = Op("test.lazy", {Backend.TORCH: "colorsys:rgb_to_hsv"})
+    op: Op[Callable[..., object]] = Op("test.lazy", {Backend.TORCH: "colorsys:rgb_to_hsv"})
     sys.modules.pop("colorsys", None)
     assert "colorsys" not in sys.modules
     op.on(torch.device("cpu"))
     assert "colorsys" in sys.modules
-    only_gpu = Op("test.gpu", {Backend.TRITON: "nowhere:nothing"})
+    only_gpu: Op[Callable[..., object]] = Op("test.gpu", {Backend.TRITON: "nowhere:nothing"})
     with pytest.raises(NoBackend, match=r"test\.gpu runs on no cpu"):
         only_gpu.on(torch.device("cpu"))
     assert {"test.lazy", "test.gpu", "norm.rms_norm"} <= set(ops())
@@ -38,7 +39,8 @@ def test_backends_are_imported_at_first_use():
 
 def test_hold_compares_results_and_written_arguments():
     """A backend that agrees passes; one that differs is refused with the place."""
-    op = Op("test.held", {Backend.TORCH: f"{__name__}:right", Backend.TRITON: f"{__name__}:wrong"})
+    where = {Backend.TORCH: f"{__name__}:right", Backend.TRITON: f"{__name__}:wrong"}
+    op: Op[Callable[..., object]] = Op("test.held", where)
     op._loaded.update({Backend.TORCH: right, Backend.TRITON: right, Backend.GLUON: wrong})
     x = torch.ones(3)
     assert hold(op, Backend.TRITON, x).worst == 0.0

@@ -53,7 +53,7 @@ def test_row_keys_are_the_documented_chain():
     key = mix_int(mix_int(-5 + GAMMA) + 4 * GAMMA)
     key = mix_int(mix_int(key + 10 * GAMMA) + 1 * GAMMA)
     got = row_keys(torch.tensor([-5]), torch.tensor([3]), torch.tensor([9]), Purpose.TOKEN)
-    assert got.item() & MASK == key
+    assert int(got.item()) & MASK == key
     bits = mix_int(key + 1000 * GAMMA) >> 32
     uniform = uniforms(got, torch.tensor([999])).item()
     assert uniform == pytest.approx((bits + 0.5) / 2**32, rel=1e-6)
@@ -144,7 +144,9 @@ def test_masked_tokens_stay_masked():
     row[0, 3], row[0, 8] = 0.0, -1.0
     floor = thresholds(row, filters(1, top_p=0.9999999, top_k=5))
     for position in range(50):
-        keys = row_keys(*torch.tensor([[1], [0], [position]]), Purpose.TOKEN)
+        keys = row_keys(
+            torch.tensor([1]), torch.tensor([0]), torch.tensor([position]), Purpose.TOKEN
+        )
         assert draw(row, keys, floor).item() in (3, 8)
 
 

@@ -1,5 +1,7 @@
 """Memory, start and stop of a rank, and the executor around it."""
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -8,6 +10,7 @@ from tests.engine_run.tiny_models import folder_of
 from tandem.engine.attention import select_backend
 from tandem.engine.attention.paged import PagedAttention
 from tandem.engine.config import EngineConfig
+from tandem.engine.executor.threads import WAIT_POLICY, wait_passively
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.quant import select_method
 from tandem.engine.quant.dense import DenseMethod
@@ -166,3 +169,13 @@ def test_types_without_packing_stay_plain():
     """float16 is multiplied by torch's own linear."""
     assert not PackedMethod.available(torch.float16)
     assert isinstance(select_method(CPU, torch.float16), DenseMethod)
+
+
+def test_threads_wait_passively_unless_told_otherwise(monkeypatch):
+    """A variable that the user set is left alone."""
+    monkeypatch.delenv(WAIT_POLICY, raising=False)
+    wait_passively()
+    assert os.environ[WAIT_POLICY] == "PASSIVE"
+    monkeypatch.setenv(WAIT_POLICY, "ACTIVE")
+    wait_passively()
+    assert os.environ[WAIT_POLICY] == "ACTIVE"

@@ -14,7 +14,11 @@ from tandem.kernels.registry import Backend, Op
 Decode = Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
 
 DECODE: Op[Decode] = Op(
-    "attention.decode", {Backend.TORCH: "tandem.kernels.attention.decode.reference:decode"}
+    "attention.decode",
+    {
+        Backend.TORCH: "tandem.kernels.attention.decode.reference:decode",
+        Backend.TRITON: "tandem.kernels.attention.decode.triton:decode",
+    },
 )
 
 

@@ -12,7 +12,12 @@ from tandem.kernels.registry import Backend, Op
 Prefill = Callable[[Tensor, Tensor, PagedBatch, float], Tensor]
 
 PREFILL: Op[Prefill] = Op(
-    "attention.prefill", {Backend.TORCH: "tandem.kernels.attention.prefill.reference:prefill"}
+    "attention.prefill",
+    {
+        Backend.TORCH: "tandem.kernels.attention.prefill.reference:prefill",
+        Backend.TRITON: "tandem.kernels.attention.prefill.triton:prefill",
+        Backend.GLUON: "tandem.kernels.attention.prefill.gluon:prefill",
+    },
 )
 
 

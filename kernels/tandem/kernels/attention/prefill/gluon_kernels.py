@@ -23,6 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # before 3.9
+
 # What each partition carries: shared memory and barriers first, then the batch.
 # qs [2, 64, D]; ks, vs [STAGES, BN, D]; q_full, q_empty [2, 1]; k_*, v_* [STAGES, 1]; turn [2, 1].
 
@@ -69,13 +71,16 @@ def _producer(
             i = step % STAGES
             phase = ((step // STAGES) & 1) ^ 1
             step += 1
+            pages = ()  # read before the ring is waited for: an L2 latency less when it opens
+            for h in gl.static_range(PAGES):
+                block = gl.load(table + gl.minimum(first + h, last_page))  # past the last: masked
+                pages = pages + (block * block_rows + head_row,)  # type: ignore[assignment]  # noqa: RUF005
             mbarrier.wait(k_empty.index(i), phase)
             mbarrier.expect(k_full.index(i), BYTES)
             for h in gl.static_range(PAGES):
-                block = gl.load(tables_at(table, first + h, last_page))
-                tma.async_copy_global_to_shared(
+                _load_box(
                     kv_desc,
-                    [block * block_rows + head_row, 0],
+                    [pages[h], 0],
                     k_full.index(i),
                     ks.index(i).slice(h * PAGE, PAGE, dim=0),
                 )
@@ -83,36 +88,33 @@ def _producer(
                 for w in gl.static_range(2):
                     mbarrier.wait(q_empty.index(w), (turn & 1) ^ 1)
                     mbarrier.expect(q_full.index(w), 64 * D * 2)
-                    tma.async_copy_global_to_shared(
-                        q_desc, [q_row + w * 64, head * D], q_full.index(w), qs.index(w)
-                    )
+                    _load_box(q_desc, [q_row + w * 64, head * D], q_full.index(w), qs.index(w))
             mbarrier.wait(v_empty.index(i), phase)
             mbarrier.expect(v_full.index(i), BYTES)
             for h in gl.static_range(PAGES):
-                block = gl.load(tables_at(table, first + h, last_page))
-                tma.async_copy_global_to_shared(
+                _load_box(
                     kv_desc,
-                    [block * block_rows + head_row + two_rows, 0],
+                    [pages[h] + two_rows, 0],
                     v_full.index(i),
                     vs.index(i).slice(h * PAGE, PAGE, dim=0),
                 )
 
 
 @gluon.jit
-def tables_at(table, page, last_page):
-    """Where the block of `page` stands; past the last page, that one again (it is masked)."""
-    return table + gl.minimum(page, last_page)
-
-
-@gluon.jit
-def _softmax(s, top, total, scale, key0, pos0, MASK: gl.constexpr, BN: gl.constexpr, SL: gl.constexpr):
+def _softmax(
+    s, top, total, scale, key0, pos0, MASK: gl.constexpr, BN: gl.constexpr, SL: gl.constexpr
+):
     """One step of the online softmax: p (unnormalised), new top and total, factor for the old."""
     if MASK:
-        pos = pos0 + gl.arange(0, 64, gl.SliceLayout(1, SL))
-        key = key0 + gl.arange(0, BN, gl.SliceLayout(0, SL))
+        pos = pos0 - key0 + gl.arange(0, 64, gl.SliceLayout(1, SL))
+        # Opaque, so that 64 comparisons are not made before the product and kept as packed bits.
+        pos = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [pos], gl.int32, False, 1)
+        key = gl.arange(0, BN, gl.SliceLayout(0, SL))
         s = gl.where(gl.expand_dims(pos, 1) >= gl.expand_dims(key, 0), s, -1e30)
     new = gl.maximum(top, gl.max(s, 1))
     shift = new * scale
+    if MASK:  # a row that has seen no key yet: keep p at zero, whatever -1e30 * scale rounds to
+        shift = gl.where(new < -1e29, 0.0, shift)
     p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
     old = gl.exp2(top * scale - shift)
     return p, new, total * old + gl.sum(p, 1), old
@@ -148,24 +150,33 @@ def _step(
     W: gl.constexpr, MASK: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     PINGPONG: gl.constexpr, SL: gl.constexpr, OL: gl.constexpr,
 ):  # fmt: skip
-    """Q K^T of this tile and P V of the one before, then the softmax under the latter."""
+    """Q K^T of this tile and P V of the one before, then the softmax under the latter.
+
+    p comes and goes in float32: carried as 16-bit values it would be unpacked and packed again.
+    """
     i = step % STAGES
     ip = (step - 1) % STAGES
     mbarrier.wait(k_full.index(i), (step // STAGES) & 1)
     _take_turn(turn, step, W, PINGPONG)
     s_wait = warpgroup_mma(
-        q, ks.index(i).permute((1, 0)), gl.zeros([64, BN], gl.float32, SL), use_acc=False, is_async=True
+        q,
+        ks.index(i).permute((1, 0)),
+        gl.zeros([64, BN], gl.float32, SL),
+        use_acc=False,
+        is_async=True,
     )
+    p = gl.convert_layout(p.to(ks.dtype), gl.DotOperandLayout(0, OL, 2))
     mbarrier.wait(v_full.index(ip), ((step - 1) // STAGES) & 1)
     o_wait = warpgroup_mma(p, vs.index(ip), o, is_async=True)
     _pass_turn(turn, W, PINGPONG)
     s = warpgroup_mma_wait(1, deps=[s_wait])
     mbarrier.arrive(k_empty.index(i), count=1)
-    new_p, top, total, old = _softmax(s, top, total, scale, key0, pos0, MASK, BN, SL)
+    p, top, total, old = _softmax(s, top, total, scale, key0, pos0, MASK, BN, SL)
+    # Passed long ago: its branch keeps ptxas from moving the wait for P V up over the softmax.
+    mbarrier.wait(v_full.index(ip), ((step - 1) // STAGES) & 1)
     o = warpgroup_mma_wait(0, deps=[o_wait])
     mbarrier.arrive(v_empty.index(ip), count=1)
     o = o * gl.expand_dims(gl.convert_layout(old, gl.SliceLayout(1, OL)), 1)
-    p = gl.convert_layout(new_p.to(ks.dtype), gl.DotOperandLayout(0, OL, 2))
     return p, o, top, total
 
 
@@ -203,13 +214,16 @@ def _consumer(
         mbarrier.wait(k_full.index(i), (step // STAGES) & 1)
         _take_turn(turn, step, W, PINGPONG)
         s_wait = warpgroup_mma(
-            q, ks.index(i).permute((1, 0)), gl.zeros([64, BN], gl.float32, SL), use_acc=False, is_async=True
+            q,
+            ks.index(i).permute((1, 0)),
+            gl.zeros([64, BN], gl.float32, SL),
+            use_acc=False,
+            is_async=True,
         )
         _pass_turn(turn, W, PINGPONG)
         s = warpgroup_mma_wait(0, deps=[s_wait])
         mbarrier.arrive(k_empty.index(i), count=1)
-        p, top, total, old = _softmax(s, top, total, scale, (tiles - 1) * BN, pos0, True, BN, SL)
-        p = gl.convert_layout(p.to(ks.dtype), gl.DotOperandLayout(0, OL, 2))
+        p, top, total, _ = _softmax(s, top, total, scale, (tiles - 1) * BN, pos0, True, BN, SL)
         if tiles * BN > length:
             mbarrier.wait(v_full.index(i), (step // STAGES) & 1)
             _blank_tail(vs.index(i), length - (tiles - 1) * BN, D, BN)
@@ -227,10 +241,11 @@ def _consumer(
         step += tiles
         i = (step - 1) % STAGES
         mbarrier.wait(v_full.index(i), ((step - 1) // STAGES) & 1)
-        o = warpgroup_mma(p, vs.index(i), o, is_async=True)
+        p16 = gl.convert_layout(p.to(ks.dtype), gl.DotOperandLayout(0, OL, 2))
+        o = warpgroup_mma(p16, vs.index(i), o, is_async=True)
         o = warpgroup_mma_wait(0, deps=[o])
         mbarrier.arrive(v_empty.index(i), count=1)
-        o = o / gl.expand_dims(gl.convert_layout(total, gl.SliceLayout(1, OL)), 1)
+        o = o * gl.expand_dims(gl.convert_layout(1.0 / total, gl.SliceLayout(1, OL)), 1)
         r = W * 64 + gl.arange(0, 64, gl.SliceLayout(1, OL))
         c = gl.arange(0, D, gl.SliceLayout(0, OL))
         at = ((q_row + r).to(gl.int64) * HEADS + head) * D

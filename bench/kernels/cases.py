@@ -1,0 +1,128 @@
+"""Paged batches to measure attention on, the float64 answer to them, and timing by graph replay."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.attention import PagedBatch
+
+L2_BYTES = 60 << 20
+LOG2_TENFOLD = 3.3219280948873626
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Heads and pages of a model; the default is Qwen3-8B."""
+
+    heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    page: int = 64
+    dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one token's K and V in a layer."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A batch with its slab; q has one entry a layer, so that repeated launches find cold pages."""
+
+    q: Tensor
+    slab: Tensor
+    batch: PagedBatch
+    lengths: list[int]
+    queries: list[int]
+
+    def layer(self, index: int) -> Tensor:
+        """One layer's view of the slab: [blocks, K|V, kv_heads, page, head_dim]."""
+        return self.slab[:, index]
+
+
+def make_case(shape: Shape, lengths: list[int], queries: list[int], layers: int) -> Case:
+    """Random pages in random places, NaN behind every sequence's last token, and random queries."""
+    counts = [-(-max(n, 1) // shape.page) for n in lengths]
+    size = (sum(counts), layers, 2, shape.kv_heads, shape.page, shape.head_dim)
+    slab = torch.empty(size, dtype=shape.dtype, device="cuda")
+    for block in slab.split(max(1, (1 << 28) // slab[0].numel())):
+        block.normal_()
+    order = torch.randperm(sum(counts))
+    tables = torch.full((len(lengths), max(counts)), 2**30, dtype=torch.int32)
+    first = 0
+    for s, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        tables[s, :count] = order[first : first + count]
+        slab[order[first + count - 1], :, :, :, length - (count - 1) * shape.page :] = torch.nan
+        first += count
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    q = torch.randn(
+        layers, sum(queries), shape.heads, shape.head_dim, dtype=shape.dtype, device="cuda"
+    )
+    batch = PagedBatch(
+        starts.cuda(),
+        torch.tensor(lengths, dtype=torch.int32).cuda(),
+        tables.cuda(),
+        max(queries),
+        max(lengths),
+    )
+    return Case(q, slab, batch, lengths, queries)
+
+
+def error(case: Case, layer: int, out: Tensor, scale: float) -> float:
+    """Largest ||out - ref|| / ||ref|| over the sequences, ref in float64 on the first heads."""
+    worst, row, kv = 0.0, 0, case.layer(layer)
+    group = out.shape[1] // kv.shape[2]
+    for s, (n, m) in enumerate(zip(case.lengths, case.queries, strict=True)):
+        if s < 48:
+            blocks = case.batch.block_tables[s, : -(-n // kv.shape[3])].long()
+            h = s % kv.shape[2]
+            k, v = kv[blocks][:, :, h].transpose(0, 1).reshape(2, -1, kv.shape[4])[:, :n].double()
+            for a in range(0, m, 1024):
+                b = min(a + 1024, m)
+                q = case.q[layer, row + a : row + b, h * group : (h + 1) * group].double()
+                seen = torch.arange(n, device="cuda") <= torch.arange(
+                    n - m + a, n - m + b, device="cuda"
+                ).unsqueeze(1)
+                scores = torch.einsum("tgd,nd->tgn", q, k) * scale
+                p = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+                want = torch.einsum("tgn,nd->tgd", p, v)
+                got = out[row + a : row + b, h * group : (h + 1) * group].double()
+                gap = float((got - want).norm() / want.norm())
+                worst = gap if gap > worst or gap != gap else worst
+                if gap != gap:
+                    return gap
+        row += m
+    return worst
+
+
+def replay_us(run: Callable[[], object], calls: int, rest_s: float = 0.0) -> float:
+    """Median µs of one call, in replays of a CUDA graph that holds `calls` of them.
+
+    25 ms of warm-up, then 100 ms (at least 5 replays) are timed, after a rest: matrix kernels run
+    into the power limit, and what ran before would lower their clock.
+    """
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    torch.cuda.synchronize()
+    time.sleep(rest_s)
+    times: list[float] = []
+    while sum(times) < 125e3 or len(times) < 7:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) * 1e3)
+    warm = 0.0
+    while warm < 25e3 and len(times) > 5:
+        warm += times.pop(0)
+    return sorted(times)[len(times) // 2] / calls

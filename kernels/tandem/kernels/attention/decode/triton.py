@@ -1,0 +1,189 @@
+"""Paged decode attention in Triton: how a batch is cut into shares, and its two launches.
+
+The plan (one small launch) and the workspace are made once a step and kept in the batch's memo;
+every layer then costs one launch whose grid depends on the device alone, so that a CUDA graph of it
+serves any lengths. Nothing is read back to the host.
+
+Takes one query a sequence and, for speculation, a few: `ROWS_MAX` rows of queries × group.
+
+Roofline: bytes of K and V over the memory's read rate. bench/results/ has what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import triton
+from torch import Tensor
+
+from tandem.kernels.attention.batch import PagedBatch
+
+from . import reference
+from .triton_kernels import COUNTER_STRIDE, PLAN_FIELDS, decode_shares, plan_shares
+
+ROWS_MAX = 64
+"""Query rows (tokens × query heads of a KV head) that one program can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How one device is used; measured by bench/kernels/decode_attention.py."""
+
+    shares_per_sm: int = 2
+    tile: int = 64
+    stages: int = 3
+    warps: int = 4
+    spread: int = 1
+    pieces: int = 16
+    """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A planned batch: where each program starts, and room for the pieces of pairs that are cut."""
+
+    plan: Tensor
+    """int32 [shares, PLAN_FIELDS]."""
+    pieces: Tensor
+    """float32 [shares, 2, kept, head_dim]: rows before normalisation."""
+    stats: Tensor
+    """float32 [shares, 2, kept, 2]: maximum and sum of each row."""
+    arrivals: Tensor
+    """int32 [sequences, kv_heads, COUNTER_STRIDE], of which the first counts a pair's finished shares;
+    zero between launches."""
+
+
+def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """See the wrapper; also takes up to ROWS_MAX // group queries a sequence.
+
+    A head size that is no power of two is left to the reference.
+    """
+    dim = q.shape[2]
+    if dim & (dim - 1):
+        return reference.decode(q, kv, batch, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    launch(q, kv, batch, scale, out, None, DEFAULT)
+    return out
+
+
+def decode_states(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> tuple[Tensor, Tensor]:
+    """`decode` and, for merging with other keys, lse float32 [tokens, heads] in natural log."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    launch(q, kv, batch, scale, out, lse, DEFAULT)
+    return out, lse
+
+
+def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
+    """Whether the batch's queries fit in the rows of a program, and its heads are powers of two."""
+    dim = kv.shape[4]
+    rows = batch.max_query_len * (q.shape[1] // kv.shape[2])
+    return rows <= ROWS_MAX and dim & (dim - 1) == 0
+
+
+def launch(
+    q: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+    tuning: Tuning,
+) -> None:
+    """Plan the batch unless a layer before did, and fill `out` (and `lse`)."""
+    kv_heads, page, dim = kv.shape[2:]
+    group = q.shape[1] // kv_heads
+    kept = triton.next_power_of_2(max(1, batch.max_query_len) * group)
+    tile = min(tuning.tile, page)
+    shares = _shares(batch, kv, kept, tile, tuning)
+    decode_shares[(shares.plan.shape[0],)](
+        q,
+        kv,
+        batch.block_tables,
+        batch.seq_lens,
+        batch.query_start,
+        out,
+        out if lse is None else lse,
+        shares.plan,
+        shares.pieces,
+        shares.stats,
+        shares.arrivals,
+        q.stride(0),
+        q.stride(1),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        batch.block_tables.stride(0),
+        kv.shape[0],
+        scale * math.log2(math.e),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        D=dim,
+        PAGE=page,
+        TILE=tile,
+        ROWS=max(16, kept),
+        KEPT=kept,
+        WIDE=max(2, 32 // kept),
+        FIELDS=PLAN_FIELDS,
+        SPACING=COUNTER_STRIDE,
+        SPREAD=tuning.spread,
+        HAS_LSE=lse is not None,
+        STAGES=tuning.stages,
+        num_warps=tuning.warps,
+    )
+
+
+def _shares(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:
+    key = ("decode.triton", kv.shape, kept, tile, tuning)
+    if key not in batch.memo:
+        batch.memo[key] = _plan(batch, kv, kept, tile, tuning)
+    return cast("Shares", batch.memo[key])
+
+
+def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:
+    num_blocks, _, kv_heads, page, dim = kv.shape
+    device = batch.seq_lens.device
+    num = sm_count(device) * tuning.shares_per_sm
+    shares = Shares(
+        torch.empty(num, PLAN_FIELDS, dtype=torch.int32, device=device),
+        torch.empty(num, 2, kept, dim, dtype=torch.float32, device=device),
+        torch.empty(num, 2, kept, 2, dtype=torch.float32, device=device),
+        torch.empty(
+            batch.num_sequences, kv_heads, COUNTER_STRIDE, dtype=torch.int32, device=device
+        ),
+    )
+    per_program = 16
+    plan_shares[(triton.cdiv(num, per_program),)](
+        batch.seq_lens,
+        batch.query_start,
+        batch.block_tables,
+        shares.plan,
+        shares.arrivals,
+        batch.num_sequences,
+        num,
+        max(4, tuning.pieces * 8 // (4 + kept)),
+        batch.block_tables.stride(0),
+        num_blocks,
+        KV_HEADS=kv_heads,
+        PAGE=page,
+        TILE=tile,
+        SEQS=triton.next_power_of_2(batch.num_sequences),
+        SHARES=per_program,
+        FIELDS=PLAN_FIELDS,
+        SPACING=COUNTER_STRIDE,
+        num_warps=4,
+    )
+    return shares
+
+
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; a handful where Triton's interpreter stands in for one."""
+    if device.type != "cuda":
+        return 3
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+DEFAULT = Tuning()

@@ -1,0 +1,291 @@
+"""Jit code of paged decode attention: a plan on the device, then one launch that sums its parts.
+
+The work of a batch is a line of *units*: sequence by sequence, KV head by KV head, tile of `TILE`
+tokens by tile. The line is cut into equal shares, one a program, so that lengths that differ
+tenfold cost nothing (the idea of stream-K GEMM, Osama et al. 2023, on the split-KV attention of
+Flash-Decoding, Dao et al. 2023). A (sequence, head) that falls to one program is written at once;
+one that is cut leaves a piece (unnormalised rows, maxima, sums) for each share, and whoever arrives
+last at the counter of that (sequence, head) merges the pieces and sets the counter back to zero.
+
+A share touches at most two cut pairs, one at either end, hence two workspace slots a program: its
+size depends on the grid alone. Launched by triton.py; nothing here allocates.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+COUNTER_STRIDE = 8
+"""int32s from one counter to the next: a sector of L2 each, so that arrivals do not queue."""
+PLAN_FIELDS = 16
+"""Of a share: sequence, head, tile, its units, units of a full one; of its first sequence: keys,
+first query, queries; of its first tile: block."""
+
+
+@triton.jit
+def plan_shares(
+    lengths,
+    query_starts,
+    block_tables,
+    plan,
+    arrivals,
+    num_seqs,
+    num_shares,
+    most_pieces,
+    table_row,
+    num_blocks,
+    KV_HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    SEQS: tl.constexpr,
+    SHARES: tl.constexpr,
+    FIELDS: tl.constexpr,
+    SPACING: tl.constexpr,
+):
+    """Write where each share starts, and zero `arrivals` [num_seqs, KV_HEADS, SPACING].
+
+    Grid: cdiv(num_shares, SHARES); SEQS is a power of two, at least num_seqs. A sequence of no key
+    counts as one tile, so that its rows are written too.
+    """
+    seq = tl.arange(0, SEQS)
+    if tl.program_id(0) == 0:
+        for head in range(KV_HEADS):
+            tl.store(arrivals + (seq * KV_HEADS + head) * SPACING, 0, mask=seq < num_seqs)
+    length = tl.load(lengths + seq, mask=seq < num_seqs, other=0)
+    tiles = tl.where(seq < num_seqs, tl.maximum(tl.cdiv(length, TILE), 1), 0)
+    ends = tl.cumsum(tiles, 0) * KV_HEADS
+    total = tl.sum(tiles, 0) * KV_HEADS
+    # Fewer, longer shares where a pair would be cut into more pieces than are quick to merge, but
+    # never fewer than a quarter of them.
+    longer = tl.minimum(tl.cdiv(tl.max(tiles, 0), most_pieces), tl.cdiv(total, num_shares // 4 + 1))
+    share = tl.maximum(tl.cdiv(total, num_shares), longer)
+    index = tl.program_id(0) * SHARES + tl.arange(0, SHARES)
+    first = index * share
+    before = (ends[None, :] <= first[:, None]) & (seq < num_seqs)[None, :]
+    at = tl.sum(before.to(tl.int32), 1)
+    here = (seq[None, :] == at[:, None]).to(tl.int32)
+    seq_tiles = tl.maximum(tl.sum(here * tiles[None, :], 1), 1)
+    offset = first - tl.sum(here * (ends - tiles * KV_HEADS)[None, :], 1)
+    keep = index < num_shares
+    row = plan + index * FIELDS
+    tl.store(row, at, mask=keep)
+    tl.store(row + 1, offset // seq_tiles, mask=keep)
+    tl.store(row + 2, offset % seq_tiles, mask=keep)
+    tl.store(row + 3, tl.minimum(share, total - first), mask=keep)
+    tl.store(row + 4, share + tl.zeros_like(index), mask=keep)
+    inside = keep & (at < num_seqs)
+    query = tl.load(query_starts + at, mask=inside, other=0)
+    tl.store(row + 5, tl.sum(here * length[None, :], 1), mask=keep)
+    tl.store(row + 6, query, mask=keep)
+    tl.store(row + 7, tl.load(query_starts + at + 1, mask=inside, other=0) - query, mask=keep)
+    page = offset % seq_tiles * TILE // PAGE
+    block = tl.load(block_tables + at.to(tl.int64) * table_row + page, mask=inside, other=0)
+    tl.store(row + 8, tl.minimum(tl.maximum(block, 0), num_blocks - 1), mask=keep)
+
+
+@triton.jit
+def _merge_pieces(
+    pieces, stats, head_first, first, last, share,
+    KEPT: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Sum the pieces of shares first..last: rows [KEPT, D], their maxima and sums [KEPT].
+
+    WIDE pieces are loaded before the first is used: the merge costs one trip to L2 for each WIDE.
+    """
+    rows = tl.arange(0, KEPT)
+    cols = tl.arange(0, D)
+    # The first share of a pair keeps its piece in slot 1, unless the pair begins with the share.
+    first_slot = first * 2 + (head_first > first * share).to(tl.int32)
+    top = tl.full([KEPT], -1e30, tl.float32)
+    total = tl.zeros([KEPT], tl.float32)
+    acc = tl.zeros([KEPT, D], tl.float32)
+    for start in tl.range(first, last + 1, WIDE):
+        maxima = ()
+        sums = ()
+        parts = ()
+        for i in tl.static_range(WIDE):
+            which = start + i + tl.zeros_like(rows)
+            keep = which <= last
+            at = tl.where(which == first, first_slot, which * 2) * KEPT + rows
+            part = tl.load(
+                pieces + at[:, None] * D + cols[None, :],
+                mask=keep[:, None],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            m = tl.load(stats + at * 2, mask=keep, other=-1e30, cache_modifier=".cg")
+            s = tl.load(stats + at * 2 + 1, mask=keep, other=0.0, cache_modifier=".cg")
+            maxima = maxima + (m,)  # type: ignore[assignment]  # noqa: RUF005
+            sums = sums + (s,)  # type: ignore[assignment]  # noqa: RUF005
+            parts = parts + (part,)  # type: ignore[assignment]  # noqa: RUF005
+        new = top
+        for i in tl.static_range(WIDE):
+            new = tl.maximum(new, maxima[i])
+        old = tl.exp2(top - new)
+        total = total * old
+        acc = acc * old[:, None]
+        for i in tl.static_range(WIDE):
+            weight = tl.exp2(maxima[i] - new)
+            total += sums[i] * weight
+            acc += parts[i] * weight[:, None]
+        top = new
+    return acc, top, total
+
+
+@triton.jit
+def _write(
+    out,
+    lse,
+    acc,
+    top,
+    total,
+    token,
+    head,
+    keep,
+    HEADS: tl.constexpr,
+    D: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+):
+    """Normalise and store rows; a row over no key is zero, with lse -inf."""
+    cols = tl.arange(0, D)
+    safe = tl.where(total > 0.0, total, 1.0)
+    value = (acc / safe[:, None]).to(out.dtype.element_ty)
+    row = token.to(tl.int64) * HEADS + head
+    tl.store(out + row[:, None] * D + cols[None, :], value, mask=keep[:, None])
+    if HAS_LSE:
+        natural = tl.where(total > 0.0, (top + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
+        tl.store(lse + row, natural, mask=keep)
+
+
+@triton.jit
+def decode_shares(  # noqa: PLR0915 - a kernel is one function
+    q,
+    kv,
+    block_tables,
+    lengths,
+    query_starts,
+    out,
+    lse,
+    plan,
+    pieces,
+    stats,
+    arrivals,
+    q_t,
+    q_h,
+    kv_block,
+    kv_two,
+    kv_head,
+    table_row,
+    num_blocks,
+    scale,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEPT: tl.constexpr,
+    WIDE: tl.constexpr,
+    FIELDS: tl.constexpr,
+    SPACING: tl.constexpr,
+    SPREAD: tl.constexpr,
+    HAS_LSE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """One share of the line of units. Grid: (num_shares,).
+
+    q [tokens, heads, D] with strides q_t, q_h; kv [blocks, K|V, KV_HEADS, PAGE, D] with strides
+    kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] and lse [tokens, heads] dense.
+    Row r of a tile is query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is
+    what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
+    scale carries log2(e), because the softmax runs in base two.
+    """
+    HEADS: tl.constexpr = KV_HEADS * GROUP
+    # SPREAD > 1 deals neighbours in the grid out over the line.
+    grid = tl.num_programs(0) // SPREAD
+    me = tl.program_id(0) // SPREAD + (tl.program_id(0) % SPREAD) * grid
+    mine = plan + me * FIELDS
+    seq = tl.load(mine)
+    head = tl.load(mine + 1)
+    tile = tl.load(mine + 2)
+    left = tl.load(mine + 3)
+    share = tl.load(mine + 4)
+    length = tl.load(mine + 5)
+    q_first = tl.load(mine + 6)
+    q_len = tl.load(mine + 7)
+    block = tl.load(mine + 8)
+    unit = me * share
+    rows = tl.arange(0, ROWS)
+    cols = tl.arange(0, D)
+    in_tile = tl.arange(0, TILE)
+    kept = tl.arange(0, KEPT)
+    while left > 0:
+        tiles = tl.maximum(tl.cdiv(length, TILE), 1)
+        take = tl.minimum(left, tiles - tile)
+        token = rows // GROUP
+        valid = token < q_len
+        q_at = q + (q_first + token).to(tl.int64)[:, None] * q_t
+        q_at += (head * GROUP + rows % GROUP)[:, None] * q_h + cols[None, :]
+        queries = tl.load(q_at, mask=valid[:, None], other=0.0)
+        seen = length - q_len + token + 1  # keys that a row may look at
+        top = tl.full([ROWS], -1e30, tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        acc = tl.zeros([ROWS, D], tl.float32)
+        table = block_tables + seq.to(tl.int64) * table_row
+        for j in tl.range(tile, tile + take, num_stages=STAGES):
+            base = kv + block.to(tl.int64) * kv_block + head * kv_head + (j * TILE % PAGE) * D
+            k = tl.load(base + in_tile[None, :] * D + cols[:, None])
+            key = j * TILE + in_tile
+            s = tl.dot(queries, k) * scale
+            s = tl.where(key[None, :] < seen[:, None], s, -1e30)
+            new = tl.maximum(top, tl.max(s, 1))
+            p = tl.where(key[None, :] < seen[:, None], tl.exp2(s - new[:, None]), 0.0)
+            old = tl.exp2(top - new)
+            total = total * old + tl.sum(p, 1)
+            # Masked, because a page's tail may hold anything and 0 x NaN is NaN.
+            v = tl.load(
+                base + kv_two + in_tile[:, None] * D + cols[None, :],
+                mask=(key < length)[:, None],
+                other=0.0,
+            )
+            acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v)
+            top = new
+            # The next tile's block, an iteration before its address is needed.
+            block = tl.load(table + tl.minimum(j + 1, tiles - 1) * TILE // PAGE)
+        if take == tiles:
+            h = head * GROUP + rows % GROUP
+            _write(out, lse, acc, top, total, q_first + token, h, valid, HEADS, D, HAS_LSE)
+        else:
+            head_first = unit - tile
+            slot = me * 2 + (unit > me * share).to(tl.int32)
+            at = slot * KEPT + rows
+            tl.store(pieces + at[:, None] * D + cols[None, :], acc, mask=(rows < KEPT)[:, None])
+            tl.store(stats + at * 2, top, mask=rows < KEPT)
+            tl.store(stats + at * 2 + 1, total, mask=rows < KEPT)
+            first = head_first // share
+            last = (head_first + tiles - 1) // share
+            counter = arrivals + (seq * KV_HEADS + head) * SPACING
+            tl.debug_barrier()
+            if tl.atomic_add(counter, 1, sem="acq_rel") == last - first:
+                tl.store(counter, 0)
+                sum_, best, mass = _merge_pieces(
+                    pieces, stats, head_first, first, last, share, KEPT, D, WIDE
+                )
+                t = kept // GROUP
+                h = head * GROUP + kept % GROUP
+                _write(out, lse, sum_, best, mass, q_first + t, h, t < q_len, HEADS, D, HAS_LSE)
+        unit += take
+        left -= take
+        tile = 0
+        head += 1
+        if head == KV_HEADS:
+            head = 0
+            seq += 1
+            if left > 0:
+                length = tl.load(lengths + seq)
+                q_first = tl.load(query_starts + seq)
+                q_len = tl.load(query_starts + seq + 1) - q_first
+        if left > 0:  # an empty sequence's table may hold anything
+            block = tl.load(block_tables + seq.to(tl.int64) * table_row)
+            block = tl.minimum(tl.maximum(block, 0), num_blocks - 1)

@@ -1,0 +1,107 @@
+"""Paged prefill attention in Gluon for Hopper: descriptors, plan and launch.
+
+Any mix of prompts and chunks in one launch: the tiles of all sequences are planned on the device
+once a step (plan.py) and shared out over a grid that depends on the device alone.
+
+Roofline: 4 * heads * head_dim * (query, key) pairs over the dense rate of the tensor cores; the
+pages come from L2 after the first head of a group. bench/results/ has what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.decode import triton as decode_triton
+
+from . import triton as plain
+from .gluon_kernels import prefill_tiles
+from .plan import tiles_of
+from .plan_kernels import PLAN_FIELDS
+
+ROWS = 128
+"""Query rows of a tile: two warpgroups of 64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the kernel is built; measured by bench/kernels/prefill_attention.py."""
+
+    keys: int = 128
+    stages: int = 2
+    take_turns: bool = True
+    consumer_registers: int = 240
+    producer_registers: int = 24
+
+
+DEFAULT = Tuning()
+
+
+def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """See the wrapper; what this kernel does not take goes to the plain Triton one."""
+    if decode_triton.fits(q, kv, batch) or not takes(q, kv):
+        return plain.prefill(q, kv, batch, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    launch(q, kv, batch, scale, out, DEFAULT)
+    return out
+
+
+def takes(q: Tensor, kv: Tensor) -> bool:
+    """Hopper, 16-bit, head size 64 or 128, pages that divide a tile, dense heads in q."""
+    return (
+        torch.cuda.get_device_capability(q.device)[0] == 9
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and kv.shape[4] in (64, 128)
+        and DEFAULT.keys % kv.shape[3] == 0
+        and q.stride(1) == kv.shape[4]
+        and q.stride(0) % 8 == 0
+        and q.data_ptr() % 16 == 0
+        and kv.data_ptr() % 16 == 0
+    )
+
+
+def launch(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, out: Tensor, tuning: Tuning
+) -> None:
+    """Plan the batch unless a layer before did, and fill `out`."""
+    heads, dim = q.shape[1:]
+    kv_heads, page = kv.shape[2:4]
+    tiles = tiles_of(batch, q.shape[0], ROWS)
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    q_desc = TensorDescriptor(
+        q, [q.shape[0], heads * dim], [q.stride(0), 1], [ROWS // 2, dim], layout
+    )
+    block_rows, two_rows, head_rows = (kv.stride(d) // dim for d in (0, 1, 2))
+    last = (kv.shape[0] - 1) * block_rows + two_rows + (kv_heads - 1) * head_rows + page
+    kv_desc = TensorDescriptor(kv, [last, dim], [dim, 1], [page, dim], layout)
+    grid = min(tiles.most * heads, decode_triton.sm_count(q.device))
+    prefill_tiles[(grid,)](
+        q_desc,
+        kv_desc,
+        batch.block_tables,
+        tiles.rows,
+        tiles.count,
+        out,
+        batch.block_tables.stride(0),
+        block_rows,
+        two_rows,
+        head_rows,
+        scale * math.log2(math.e),
+        HEADS=heads,
+        GROUP=heads // kv_heads,
+        D=dim,
+        PAGE=page,
+        BN=tuning.keys,
+        STAGES=tuning.stages,
+        FIELDS=PLAN_FIELDS,
+        PINGPONG=tuning.take_turns,
+        CONSUMER_REGS=tuning.consumer_registers,
+        PRODUCER_REGS=tuning.producer_registers,
+        num_warps=4,
+    )

@@ -1,0 +1,60 @@
+"""The list of query tiles that both prefill kernels walk, made once a step on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import triton
+from torch import Tensor
+
+from tandem.kernels.attention.batch import PagedBatch
+
+from .plan_kernels import PLAN_FIELDS, plan_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Tiles of a batch, those that see most keys first."""
+
+    rows: Tensor
+    """int32 [most tiles, PLAN_FIELDS]; only the first `count` are written."""
+    count: Tensor
+    """int32 [1]."""
+
+    @property
+    def most(self) -> int:
+        """Tiles that there can be, known without reading the device."""
+        return self.rows.shape[0]
+
+
+def tiles_of(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
+    """The batch's queries (`tokens` in all) in tiles of `rows`; made by the first layer to ask."""
+    key = ("prefill.tiles", rows)
+    if key not in batch.memo:
+        batch.memo[key] = _plan(batch, tokens, rows)
+    return cast("Tiles", batch.memo[key])
+
+
+def _plan(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
+    device, sequences = batch.seq_lens.device, batch.num_sequences
+    most = max(1, min(tokens, tokens // rows + sequences))
+    tiles = Tiles(
+        torch.empty(most, PLAN_FIELDS, dtype=torch.int32, device=device),
+        torch.empty(1, dtype=torch.int32, device=device),
+    )
+    per_program = 16
+    plan_tiles[(triton.cdiv(most, per_program),)](
+        batch.query_start,
+        batch.seq_lens,
+        tiles.rows,
+        tiles.count,
+        sequences,
+        most,
+        BM=rows,
+        SEQS=triton.next_power_of_2(sequences),
+        TILES=per_program,
+        FIELDS=PLAN_FIELDS,
+    )
+    return tiles

@@ -1,0 +1,65 @@
+"""Jit code that lists the tiles of a prefill batch on the device, heaviest first."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+PLAN_FIELDS = (
+    8  # query row, rows, position of the first, keys to see, keys in all, sequence, 2 unused
+)
+
+
+@triton.jit
+def plan_tiles(
+    query_starts,
+    lengths,
+    plan,
+    count,
+    num_seqs,
+    max_tiles,
+    BM: tl.constexpr,
+    SEQS: tl.constexpr,
+    TILES: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    """Cut each sequence's queries into tiles of BM rows; write each tile at its rank by keys seen.
+
+    A tile's rank is a count in closed form over sequences (how many tiles of each see more keys),
+    so that no sort and no second pass is needed. Ties keep the order of sequences, which makes the
+    list a permutation. Grid: cdiv(max_tiles, TILES); SEQS >= num_seqs, a power of two.
+    """
+    seq = tl.arange(0, SEQS)
+    real = seq < num_seqs
+    start = tl.load(query_starts + seq, mask=real, other=0)
+    queries = tl.load(query_starts + seq + 1, mask=real, other=0) - start
+    length = tl.load(lengths + seq, mask=real, other=0)
+    cached = length - queries
+    tiles = tl.where(real, tl.cdiv(queries, BM), 0)
+    ends = tl.cumsum(tiles, 0)
+    index = tl.program_id(0) * TILES + tl.arange(0, TILES)
+    at = tl.sum((ends[None, :] <= index[:, None]).to(tl.int32), 1)
+    here = (seq[None, :] == at[:, None]).to(tl.int32)
+    first = (index - tl.sum(here * (ends - tiles)[None, :], 1)) * BM
+    my_queries = tl.sum(here * queries[None, :], 1)
+    my_length = tl.sum(here * length[None, :], 1)
+    position = tl.sum(here * cached[None, :], 1) + first
+    keys = tl.minimum(my_length, position + BM)
+    # Tiles of each sequence that see more keys than this one; equals count if they come before.
+    bar = keys[:, None] - (seq[None, :] < at[:, None]).to(tl.int32)
+    below = tl.minimum(
+        tl.maximum(bar - cached[None, :], 0) // BM, tl.maximum(tiles - 1, 0)[None, :]
+    )
+    above = tl.where(length[None, :] > bar, tiles[None, :] - below, 0)
+    rank = tl.sum(above, 1)
+    total = tl.sum(tiles, 0)
+    keep = (index < total) & (index < max_tiles)
+    row = plan + rank * FIELDS
+    tl.store(row, tl.sum(here * start[None, :], 1) + first, mask=keep)
+    tl.store(row + 1, my_queries - first, mask=keep)
+    tl.store(row + 2, position, mask=keep)
+    tl.store(row + 3, keys, mask=keep)
+    tl.store(row + 4, my_length, mask=keep)
+    tl.store(row + 5, at, mask=keep)
+    if tl.program_id(0) == 0:
+        tl.store(count, total)

@@ -1,0 +1,79 @@
+"""Paged prefill attention in Triton, for any GPU; batches of few queries go to the decode kernel.
+
+Any mix of prompts and chunks in one launch, over the tiles that plan.py lists on the device.
+Roofline as in gluon.py; without Hopper's asynchronous products it reaches some 80 % of that kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.decode import triton as decode_triton
+
+from . import reference
+from .plan import tiles_of
+from .plan_kernels import PLAN_FIELDS
+from .triton_kernels import prefill_tiles
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """Tile sizes and pipelining; measured by bench/kernels/prefill_attention.py."""
+
+    rows: int = 128
+    keys: int = 64
+    warps: int = 8
+    stages: int = 3
+
+
+DEFAULT = Tuning()
+
+
+def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """See the wrapper; a head size that is no power of two is left to the reference."""
+    dim = q.shape[2]
+    if dim & (dim - 1):
+        return reference.prefill(q, kv, batch, scale)
+    if decode_triton.fits(q, kv, batch):
+        return decode_triton.decode(q, kv, batch, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    launch(q, kv, batch, scale, out, DEFAULT)
+    return out
+
+
+def launch(
+    q: Tensor, kv: Tensor, batch: PagedBatch, scale: float, out: Tensor, tuning: Tuning
+) -> None:
+    """Plan the batch unless a layer before did, and fill `out`."""
+    heads, dim = q.shape[1:]
+    kv_heads, page = kv.shape[2:4]
+    tiles = tiles_of(batch, q.shape[0], tuning.rows)
+    prefill_tiles[(heads, tiles.most)](
+        q,
+        kv,
+        batch.block_tables,
+        tiles.rows,
+        tiles.count,
+        out,
+        q.stride(0),
+        q.stride(1),
+        kv.stride(0),
+        kv.stride(1),
+        kv.stride(2),
+        batch.block_tables.stride(0),
+        scale * math.log2(math.e),
+        HEADS=heads,
+        GROUP=heads // kv_heads,
+        D=dim,
+        PAGE=page,
+        BM=tuning.rows,
+        BN=min(tuning.keys, page),
+        STAGES=tuning.stages,
+        FIELDS=PLAN_FIELDS,
+        num_warps=tuning.warps,
+    )

@@ -52,7 +52,17 @@ class PagedBatch:
 
 
 def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
-    """The queries [tokens, heads, head_dim] and pages of one layer fit each other."""
+    """The queries [tokens, heads, head_dim] and pages of one layer fit each other.
+
+    A step's layers come with the same shapes: what was checked once is in the memo.
+    """
+    seen = ("checked", q.shape, q.stride(-1), q.dtype, kv.shape, kv.stride(), kv.dtype, kv.device)
+    if seen not in batch.memo:
+        _check_call(q, kv, batch)
+        batch.memo[seen] = True
+
+
+def _check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
     checks.shape("kv", kv, None, 2, None, None, q.shape[-1])
     checks.same("kv", kv, "q", q)
     checks.shape("q", q, None, None, kv.shape[4])

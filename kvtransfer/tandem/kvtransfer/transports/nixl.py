@@ -192,11 +192,17 @@ class NixlTransport:
 def _load() -> Any:
     for name, value in UCX_SETTINGS.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("nixl").setLevel(logging.WARNING)
+    raises = logging.raiseExceptions
     try:
         from nixl import _api
     except (ImportError, OSError, RuntimeError) as error:
         raise TransportError(f"nixl: cannot load: {error}") from error
+    logging.raiseExceptions = raises  # importing it turns this off, and logs to stdout
+    library = logging.getLogger("nixl")
+    library.handlers.clear()
+    library.propagate = True
+    if "NIXL_LOG_LEVEL" not in os.environ:
+        library.setLevel(logging.WARNING)
     return _api
 
 

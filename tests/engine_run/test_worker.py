@@ -10,7 +10,7 @@ from tests.engine_run.tiny_models import folder_of
 from tandem.engine.attention import select_backend
 from tandem.engine.attention.paged import PagedAttention
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.threads import WAIT_POLICY, wait_passively
+from tandem.engine.executor.threads import SPIN_COUNT, WAIT_POLICY, spin_briefly
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.quant import select_method
 from tandem.engine.quant.dense import DenseMethod
@@ -171,11 +171,17 @@ def test_types_without_packing_stay_plain():
     assert isinstance(select_method(CPU, torch.float16), DenseMethod)
 
 
-def test_threads_wait_passively_unless_told_otherwise(monkeypatch):
-    """A variable that the user set is left alone."""
+def test_threads_spin_briefly_unless_told_otherwise(monkeypatch):
+    """A short spin is the default; the user's word on waiting stays."""
     monkeypatch.delenv(WAIT_POLICY, raising=False)
-    wait_passively()
-    assert os.environ[WAIT_POLICY] == "PASSIVE"
+    monkeypatch.setenv(SPIN_COUNT, "7")
+    spin_briefly()
+    assert os.environ[SPIN_COUNT] == "7"
+    monkeypatch.delenv(SPIN_COUNT)
     monkeypatch.setenv(WAIT_POLICY, "ACTIVE")
-    wait_passively()
-    assert os.environ[WAIT_POLICY] == "ACTIVE"
+    spin_briefly()
+    assert SPIN_COUNT not in os.environ
+    monkeypatch.delenv(WAIT_POLICY)
+    spin_briefly()
+    assert int(os.environ[SPIN_COUNT]) <= 1000
+    monkeypatch.delenv(SPIN_COUNT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.worker_settings import engine_config, worker_sections
 from tandem.engine.core.server_config import ServerConfig
-from tandem.engine.executor.openmp import limit_spinning
+from tandem.engine.executor.threads import spin_briefly
 from tandem.kvtransfer.config import KVTransferConfig
 
 
@@ -14,7 +14,7 @@ def run(argv: list[str]) -> int:
     given = parse("decode", __doc__.splitlines()[0], worker_sections(), argv)
     server = ServerConfig(**given[ServerConfig])
     set_up_logging(server.log_level)
-    limit_spinning()
+    spin_briefly()
     from tandem.decode import worker
 
     return worker.run(engine_config(given), server, KVTransferConfig(**given[KVTransferConfig]))

@@ -6,7 +6,7 @@ from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.worker_settings import engine_config, worker_sections
 from tandem.engine.core.server_config import ServerConfig
-from tandem.engine.executor.openmp import limit_spinning
+from tandem.engine.executor.threads import spin_briefly
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.prefill.config import PrefillConfig
 
@@ -17,7 +17,7 @@ def run(argv: list[str]) -> int:
     given = parse("prefill", __doc__.splitlines()[0], sections, argv)
     server = ServerConfig(**given[ServerConfig])
     set_up_logging(server.log_level)
-    limit_spinning()
+    spin_briefly()
     from tandem.prefill import worker
 
     kv, prefill = KVTransferConfig(**given[KVTransferConfig]), PrefillConfig(**given[PrefillConfig])

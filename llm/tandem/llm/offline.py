@@ -177,10 +177,8 @@ class LLM:
 
 
 def _device_executor() -> Executor:
-    from tandem.engine.executor.openmp import limit_spinning
     from tandem.engine.executor.uniproc import UniProcExecutor
 
-    limit_spinning()
     return UniProcExecutor()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
-from tandem.engine.executor.threads import wait_passively
+from tandem.engine.executor.threads import spin_briefly
 from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class UniProcExecutor:
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """See Executor. torch is imported here, not before."""
-        wait_passively()
+        spin_briefly()
         from tandem.engine.worker import Worker
 
         assert self._worker is None, "the executor has started already"

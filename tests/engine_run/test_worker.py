@@ -19,6 +19,7 @@ from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import capacity
 from tandem.engine.worker.block_table import BlockTable
 from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.threads import StepThreads
 from tandem.kernels import Backend
 from tandem.protocol.errors import InvalidParameter
 
@@ -185,3 +186,17 @@ def test_threads_spin_briefly_unless_told_otherwise(monkeypatch):
     spin_briefly()
     assert int(os.environ[SPIN_COUNT]) <= 1000
     monkeypatch.delenv(SPIN_COUNT)
+
+
+def test_small_steps_take_one_thread():
+    """Few tokens run on one thread, many on all, and the number is put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        threads = StepThreads(CPU)
+        threads.set_for(1)
+        assert torch.get_num_threads() == 1
+        threads.set_for(100)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

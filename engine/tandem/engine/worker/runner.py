@@ -28,6 +28,7 @@ from tandem.engine.scheduler.output import (
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, make_inputs
 from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.threads import StepThreads
 from tandem.kernels.blocks import copy
 from tandem.protocol.outputs import TokenLogprobs
 
@@ -55,6 +56,7 @@ class ModelRunner:
     batch: InputBatch
     sampler: Sampler
     device: torch.device
+    threads: StepThreads
 
     @torch.inference_mode()
     def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
@@ -63,6 +65,7 @@ class ModelRunner:
         self._copy_blocks(plan.block_copies)
         if not plan.rows:
             return ModelRunnerOutput(step=plan.step, sampled=(), fence=FenceDone())
+        self.threads.set_for(plan.num_tokens)
         inputs = make_inputs(plan.rows, self.batch, self.device)
         drawing = [i for i, row in enumerate(plan.rows) if row.sample_choices]
         scored = list(self._to_score(plan.rows, inputs.query_start))

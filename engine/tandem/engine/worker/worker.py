@@ -21,6 +21,7 @@ from tandem.engine.worker import capacity
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.threads import StepThreads
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Worker:
             batch=InputBatch(layout.block_size, config.scheduler.max_num_seqs),
             sampler=Sampler(config.facts.vocab_size),
             device=self._device,
+            threads=StepThreads(self._device),
         )
         return Capacity(num_blocks=blocks, layout=layout, slab_address=slab.address)
 

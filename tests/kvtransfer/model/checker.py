@@ -48,9 +48,9 @@ def explore(setup: Setup, *, faults: int, max_states: int, liveness: bool = True
 def _walk(setup: Setup, faults: int, max_states: int, liveness: bool) -> Found:
     start = World(setup)
     start.faults_left = faults
-    signs: dict[tuple[object, ...], int] = {start.sign(): 0}
+    signs = {hash(start.sign())}  # 64 bits each: two of a million states collide with 3e-8
     parents: list[tuple[int, str]] = [(0, "start")]
-    calm: set[tuple[object, ...]] = set()
+    calm: set[int] = set()
     queue = deque([(0, start)])
     transitions = 0
     while queue:
@@ -62,12 +62,12 @@ def _walk(setup: Setup, faults: int, max_states: int, liveness: bool) -> Found:
                 act(after)
             except AssertionError as error:
                 raise Counterexample(str(error), [*_path(parents, number), name]) from error
-            sign = after.sign()
+            sign = hash(after.sign())
             if sign in signs:
                 continue
             if len(signs) >= max_states:
                 return Found(len(signs), transitions, complete=False)
-            signs[sign] = len(parents)
+            signs.add(sign)
             parents.append((number, name))
             queue.append((len(parents) - 1, after))
         if liveness:
@@ -90,7 +90,7 @@ def _must_come_to_rest(world, calm, path) -> None:
     seen = []
     names = []
     for _ in range(MAX_CALM_STEPS):
-        sign = world.sign()
+        sign = hash(world.sign())
         if sign in calm:
             break
         seen.append(sign)

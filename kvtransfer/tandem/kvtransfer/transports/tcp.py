@@ -27,7 +27,6 @@ from tandem.kvtransfer.transports.tcp_wire import (
 )
 from tandem.protocol.ids import Incarnation
 
-_BUFFER = 4 << 20
 _AT_ONCE = 8 << 20
 """Bytes received from one peer before others get their turn."""
 
@@ -100,7 +99,6 @@ class TcpTransport:
             raise TransportError(f"tcp: {host}:{where.port}: {error}") from error
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
         sock.connect_ex(address)
         greeting = GREETING.pack(MAGIC, where.incarnation, where.secret)
         self._links[peer] = _Link(sock, greeting)

@@ -28,7 +28,6 @@ MAX_CONNECTIONS = 256
 GREETING_SECONDS = 5.0
 MAX_QUEUED = 1024
 """Requests of one connection that wait to be sent."""
-_BUFFER = 4 << 20
 
 
 class _Peer:
@@ -108,7 +107,6 @@ class TcpServer:
             return
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         peer = _Peer(sock, time.monotonic())
         self._peers.add(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)

@@ -1,0 +1,27 @@
+"""A linked pair with nothing to do costs next to nothing."""
+
+import resource
+import time
+
+import pytest
+from tests.kvtransfer.builders import Consumer, Producer, make_config
+
+SECONDS = 4.0
+MOST = 0.01
+"""Of a core, for both together."""
+
+
+@pytest.mark.slow
+def test_an_idle_pair_over_nixl_uses_less_than_a_hundredth_of_a_core(workers):
+    """No thread spins: beats are all there is."""
+    config = make_config(kv_connector="nixl", kv_beat_seconds=0.5, kv_beat_timeout=4.0)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    time.sleep(1.0)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(SECONDS)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    print(f"\nidle pair: {100 * used / SECONDS:.2f} % of a core")
+    assert used / SECONDS < MOST
+    assert consumer.service.peer_up(producer.incarnation)

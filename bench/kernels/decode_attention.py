@@ -79,8 +79,8 @@ def main() -> None:
     tunings = [kernel.DEFAULT]
     if args.sweep:
         tunings += [
-            kernel.Tuning(shares_per_sm=c, tile=t, stages=s, spread=p)
-            for c, t, s, p in itertools.product((1, 2), (64,), (3,), (1, 2))
+            kernel.Tuning(shares_per_sm=c, tile=t, stages=s, pieces=p)
+            for c, t, s, p in itertools.product((1, 2, 3), (32, 64), (3, 4), (8, 16))
         ]
     print(f"reading alone (torch.sum): {read_rate():.2f} TB/s", flush=True)
     rows = []
@@ -105,7 +105,7 @@ def main() -> None:
             f"{name:22} default {default:7.1f} µs {rates / default:5.2f} TB/s"
             f" | best {best[0][0]:7.1f} µs {rates / best[0][0]:5.2f} TB/s error {worst:.1e}",
             *(
-                (f"{b[0]:.1f}", b[2].shares_per_sm, b[2].tile, b[2].stages, b[2].spread)
+                (f"{b[0]:.1f}", b[2].shares_per_sm, b[2].tile, b[2].stages, b[2].pieces)
                 for b in best
             ),
             flush=True,

@@ -6,7 +6,7 @@ serves any lengths. Nothing is read back to the host.
 
 Takes one query a sequence and, for speculation, a few: `ROWS_MAX` rows of queries × group.
 
-Roofline: bytes of K and V over the memory's read rate. bench/results/ has what was measured.
+Roofline: bytes of K and V over the memory's read rate. bench/results/attention_h200.md has what was measured.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tandem.kernels.attention.batch import PagedBatch
 from . import reference
 from .triton_kernels import COUNTER_STRIDE, PLAN_FIELDS, decode_shares, plan_shares
 
+FEW_PAIRS = 64
+"""(sequence, KV head) pairs below which one program a multiprocessor is faster than two."""
 ROWS_MAX = 64
 """Query rows (tokens × query heads of a KV head) that one program can hold."""
 
@@ -36,7 +38,6 @@ class Tuning:
     tile: int = 64
     stages: int = 3
     warps: int = 4
-    spread: int = 1
     pieces: int = 16
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
 
@@ -52,8 +53,8 @@ class Shares:
     stats: Tensor
     """float32 [shares, 2, kept, 2]: maximum and sum of each row."""
     arrivals: Tensor
-    """int32 [sequences, kv_heads, COUNTER_STRIDE], of which the first counts a pair's finished shares;
-    zero between launches."""
+    """int32 [sequences, kv_heads, COUNTER_STRIDE], of which the first counts the finished shares of
+    a pair; zero between launches."""
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
@@ -129,7 +130,6 @@ def launch(
         WIDE=max(2, 32 // kept),
         FIELDS=PLAN_FIELDS,
         SPACING=COUNTER_STRIDE,
-        SPREAD=tuning.spread,
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         num_warps=tuning.warps,
@@ -146,7 +146,8 @@ def _shares(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning)
 def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:
     num_blocks, _, kv_heads, page, dim = kv.shape
     device = batch.seq_lens.device
-    num = sm_count(device) * tuning.shares_per_sm
+    per_sm = tuning.shares_per_sm if batch.num_sequences * kv_heads >= FEW_PAIRS else 1
+    num = sm_count(device) * per_sm
     shares = Shares(
         torch.empty(num, PLAN_FIELDS, dtype=torch.int32, device=device),
         torch.empty(num, 2, kept, dim, dtype=torch.float32, device=device),
@@ -164,7 +165,7 @@ def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -
         shares.arrivals,
         batch.num_sequences,
         num,
-        max(4, tuning.pieces * 8 // (4 + kept)),
+        max(4, tuning.pieces * 12 // (8 + kept)),
         batch.block_tables.stride(0),
         num_blocks,
         KV_HEADS=kv_heads,

@@ -189,7 +189,6 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     WIDE: tl.constexpr,
     FIELDS: tl.constexpr,
     SPACING: tl.constexpr,
-    SPREAD: tl.constexpr,
     HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -202,9 +201,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     scale carries log2(e), because the softmax runs in base two.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    # SPREAD > 1 deals neighbours in the grid out over the line.
-    grid = tl.num_programs(0) // SPREAD
-    me = tl.program_id(0) // SPREAD + (tl.program_id(0) % SPREAD) * grid
+    me = tl.program_id(0)
     mine = plan + me * FIELDS
     seq = tl.load(mine)
     head = tl.load(mine + 1)

@@ -6,7 +6,8 @@ serves any lengths. Nothing is read back to the host.
 
 Takes one query a sequence and, for speculation, a few: `ROWS_MAX` rows of queries × group.
 
-Roofline: bytes of K and V over the memory's read rate. bench/results/attention_h200.md has what was measured.
+Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md says
+what was measured.
 """
 
 from __future__ import annotations

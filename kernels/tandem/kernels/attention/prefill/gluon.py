@@ -4,7 +4,8 @@ Any mix of prompts and chunks in one launch: the tiles of all sequences are plan
 once a step (plan.py) and shared out over a grid that depends on the device alone.
 
 Roofline: 4 * heads * head_dim * (query, key) pairs over the dense rate of the tensor cores; the
-pages come from L2 after the first head of a group. bench/results/attention_h200.md has what was measured.
+pages come from L2 after the first head of a group; bench/results/attention_h200.md says what was
+measured.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -83,7 +84,7 @@ class _Worker:
         self.registry = CollectorRegistry()
         self.slab = torch.zeros(NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8)
         self.woken = threading.Event()
-        self.seen: list[object] = []
+        self.seen: list[Any] = []
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value, 0 if it is not there."""
@@ -106,7 +107,7 @@ class _Worker:
             assert left > 0, f"nothing came; seen so far: {self.seen}"
             self.woken.wait(min(left, 0.05))
 
-    def wait_for(self, kind: type, key: RequestKey | None = None, seconds: float = SECONDS):
+    def wait_for(self, kind: type[Any], key: RequestKey | None = None, seconds: float = SECONDS):
         """The first event of this kind (and key)."""
 
         def found() -> object:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.kvtransfer.events import ConsumerEvent, ProducerEvent
+from typing import Any
+
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Read, Send, Tell, Unpack
@@ -59,13 +60,13 @@ class Face:
         self.exports.link_up(D_INC)
         self.imports.link_up(P_INC)
         self.now = Millis(0)
-        self.to_p: list = []
-        self.to_d: list = []
+        self.to_p: list[Any] = []
+        self.to_d: list[Any] = []
         self.packs: list[Pack] = []
         self.reads: list[Read] = []
         self.unpacks: list[Unpack] = []
-        self.p_told: list[ProducerEvent] = []
-        self.d_told: list[ConsumerEvent] = []
+        self.p_told: list[Any] = []
+        self.d_told: list[Any] = []
         self.counted: list[str] = []
 
     def p(self, event: p.Event) -> None:
@@ -76,7 +77,7 @@ class Face:
         """Something happens to D."""
         self._carry_out(self.imports.apply(event, self.now), self.to_p, self.d_told)
 
-    def _carry_out(self, actions: list[Action], messages: list, told: list) -> None:
+    def _carry_out(self, actions: list[Action], messages: list[Any], told: list[Any]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 messages.append(action.message)

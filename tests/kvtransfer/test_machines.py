@@ -218,8 +218,9 @@ def test_waiting_for_computation_is_no_stall_but_a_read_that_hangs_is():
     assert face.imports.pulls[A].state is DState.PULLING
     face.compute(A, 8)
     while not face.reads:
-        face.packs and face.p(p.Packed(A, face.packs.pop(0).index, ok=True))
-        face.to_d and face.deliver_d(face.to_d.pop(0))
+        if face.packs:
+            face.p(p.Packed(A, face.packs.pop(0).index, ok=True))
+        face.deliver_d(face.to_d.pop(0))
     face.after(TRANSFER_MS)
     assert face.d_told[-1].cause is FailCause.TIMEOUT
     assert face.imports.ring.quarantined == 1
@@ -332,8 +333,7 @@ def test_a_ready_that_contradicts_itself_is_an_identity_fault():
 def test_repeats_and_strangers_are_counted_and_change_nothing():
     """Late, repeated and unknown messages never assert."""
     face = Face()
-    for message in (Taken(A, 3),):
-        face.deliver_p(message)
+    face.deliver_p(Taken(A, 3))
     for message in (Committed(A), Gone(A, GoneReason.UNKNOWN)):
         face.deliver_d(message)
     assert len(face.counted) == 3

@@ -161,6 +161,7 @@ def test_a_transfer_thread_that_dies_ends_every_key(pair):
         consumer.wait_for(events.LoadFailed, key)
         producer.wait_for(events.Released, key)
     assert "fault of the test" in consumer.service.problem()
+    producer.until(producer.service.problem)
     assert producer.admit(make_key("more"), 4, consumer.incarnation) is not None
 
 

@@ -127,7 +127,7 @@ def test_a_changed_byte_of_a_header_is_seen(header, at, by):
     write_header(memoryview(slot), header)
     slot[at] ^= by
     with pytest.raises(WireError):
-        read_header(slot)
+        read_header(memoryview(slot))
 
 
 def test_a_header_without_magic_or_too_short_is_a_wire_error():

@@ -26,6 +26,7 @@ from tests.kvtransfer.builders import (
     make_key,
 )
 
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import blocks_for
 
 
@@ -41,7 +42,7 @@ class ProducerChild(Producer):
     def do_admit(self, name: str, num_tokens: str, consumer: str) -> str:
         """Admit it."""
         count = int(num_tokens)
-        refusal = self.admit(make_key(name), count, bytes.fromhex(consumer))
+        refusal = self.admit(make_key(name), count, incarnation_of(consumer))
         blocks = [(self._next + n) % len(self.slab) for n in range(blocks_for(count, BLOCK))]
         self._next = blocks[-1] + 1
         self._tokens[name] = (count, blocks)
@@ -70,14 +71,14 @@ class ConsumerChild(Consumer):
 
     def do_meet(self, endpoint: str, incarnation: str) -> str:
         """Link to it."""
-        producer = bytes.fromhex(incarnation)
+        producer = incarnation_of(incarnation)
         self.service.set_peers({endpoint: producer})
         self.until(lambda: self.service.peer_up(producer))
         return "ok"
 
     def do_open(self, name: str, incarnation: str) -> str:
         """Ask for it."""
-        self.open(make_key(name), bytes.fromhex(incarnation))
+        self.open(make_key(name), incarnation_of(incarnation))
         return "ok"
 
     def do_load(self, name: str) -> str:
@@ -90,7 +91,8 @@ def main() -> None:
     """Serve until told to quit, or killed."""
     logging.basicConfig(level=logging.INFO)
     role, connector, port = sys.argv[1:4]
-    worker = {"producer": ProducerChild, "consumer": ConsumerChild}[role](connector, int(port))
+    kind = ProducerChild if role == "producer" else ConsumerChild
+    worker = kind(connector, int(port))
     say(f"{worker.endpoint} {worker.incarnation.hex()}")
     for line in sys.stdin:
         command, *words = line.split()
@@ -103,6 +105,11 @@ def main() -> None:
         else:
             say(getattr(worker, f"do_{command}")(*words))
     worker.service.close()
+
+
+def incarnation_of(word: str) -> Incarnation:
+    """From hex digits."""
+    return Incarnation(bytes.fromhex(word))
 
 
 def say(line: str) -> None:

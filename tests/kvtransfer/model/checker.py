@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-from tandem.kvtransfer.handoff.tables import DState
+from tests.kvtransfer.model.moves import d_deadline, fair_moves, moves, p_deadline
+from tests.kvtransfer.model.world import KEYS, Broken, Setup, World
 
-from .moves import d_deadline, fair_moves, moves, p_deadline
-from .world import KEYS, Broken, Setup, World
+from tandem.kvtransfer.handoff.tables import DState
 
 MAX_CALM_STEPS = 400
 
@@ -71,7 +73,7 @@ def _walk(setup: Setup, faults: int, max_states: int, liveness: bool) -> Found:
             parents.append((number, name))
             queue.append((len(parents) - 1, after))
         if liveness:
-            _must_come_to_rest(world, calm, lambda n=number: _path(parents, n))
+            _must_come_to_rest(world, calm, partial(_path, parents, number))
     return Found(len(signs), transitions, complete=True)
 
 
@@ -83,12 +85,12 @@ def _path(parents: list[tuple[int, str]], number: int) -> list[str]:
     return names[::-1]
 
 
-def _must_come_to_rest(world, calm, path) -> None:
+def _must_come_to_rest(world: World, calm: set[int], path: Callable[[], list[str]]) -> None:
     """Go on without faults until everything is free, or a state is met that is known to do so."""
     world = world.copy()
     world.faults_left = 0
     seen = []
-    names = []
+    names: list[str] = []
     for _ in range(MAX_CALM_STEPS):
         sign = hash(world.sign())
         if sign in calm:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from tests.kvtransfer.model.world import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use, World, replaced
 
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
@@ -10,8 +14,6 @@ from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
-
-from .world import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use, World, replaced
 
 Move = tuple[str, Callable[[World], None]]
 Fault = tuple[str, str, Callable[[World], None]]
@@ -24,6 +26,7 @@ ALL_FAULTS = (
     "frame repeated",
     "p counts d as lost",
     "d counts p as lost",
+    "p refuses",
     "p cancels",
     "p's engine gives up",
     "d cancels",
@@ -61,20 +64,20 @@ def fair_moves(world: World) -> Iterator[Move]:
     if world.to_p:
         yield "p reads a frame", World.deliver_to_p
     for n in range(len(world.packs)):
-        yield f"pack {n}", lambda w, n=n: _pack(w, n)
+        yield f"pack {n}", partial(_pack, n=n)
     for n in range(len(world.unpacks)):
-        yield f"unpack {n}", lambda w, n=n: _unpack(w, n)
+        yield f"unpack {n}", partial(_unpack, n=n)
     for n, read in enumerate(world.reads):
-        yield f"land {n}", lambda w, n=n: _land(w, n)
+        yield f"land {n}", partial(_land, n=n)
         if read.peer != world.p:
-            yield f"dead read {n}", lambda w, n=n: _read_fails(w, n)
+            yield f"dead read {n}", partial(_read_fails, n=n)
     for index in range(world.setup.num_keys):
         yield from _engine_moves(world, index)
 
 
 def _engine_moves(world: World, index: int) -> Iterator[Move]:
     work, use = world.work[index], world.use[index]
-    if work.fenced < work.step - 1:
+    if work.fenced < work.step - 1 and not (work.released and not work.fenced):
         yield f"fence {index}", lambda w: _fence(w, index)
     if world.setup.brisk:
         if not work.done:
@@ -100,8 +103,8 @@ def _faults(world: World) -> Iterator[Fault]:
         yield "d restarts", "d restarts", _d_restarts
     for name in ("to_p", "to_d"):
         if getattr(world, name):
-            yield "frame lost", f"{name} lost", lambda w, n=name: _lose(w, n)
-            yield "frame repeated", f"{name} repeated", lambda w, n=name: _repeat(w, n)
+            yield "frame lost", f"{name} lost", partial(_lose, name=name)
+            yield "frame repeated", f"{name} repeated", partial(_repeat, name=name)
     if world.p_session is not None:
         yield "p counts d as lost", "p counts d as lost", World.p_loses_link
     if world.d_session is not None:
@@ -109,7 +112,7 @@ def _faults(world: World) -> Iterator[Fault]:
     yield "revoke", "revoke", _revoke
     for n, read in enumerate(world.reads):
         if read.peer == world.p:
-            yield "read fails", f"read fails {n}", lambda w, n=n: _read_fails(w, n)
+            yield "read fails", f"read fails {n}", partial(_read_fails, n=n)
     for index in range(world.setup.num_keys):
         yield from _key_faults(world, index)
 
@@ -117,6 +120,8 @@ def _faults(world: World) -> Iterator[Fault]:
 def _key_faults(world: World, index: int) -> Iterator[Fault]:
     key, work, use = KEYS[index], world.work[index], world.use[index]
     yield "p cancels", f"p cancels {index}", lambda w: _p_cancels(w, index)
+    if work.step == 0:
+        yield "p refuses", f"p refuses {index}", lambda w: _refuse(w, index)
     if work.step and not work.done:
         name = f"p's engine gives up {index}"
         yield "p's engine gives up", name, lambda w: _finish(w, index, cancelled=True)
@@ -139,7 +144,7 @@ def _p(world: World, event: p_events.Event) -> None:
     world.p_does(world.exports.apply(event, NOW))
 
 
-def _work(world: World, index: int, **changes: object) -> None:
+def _work(world: World, index: int, **changes: Any) -> None:
     world.work = replaced(world.work, index, world.work[index]._replace(**changes))
 
 
@@ -147,6 +152,12 @@ def _admit(world: World, index: int) -> None:
     _work(world, index, step=1)
     up = world.d in world.exports.links
     _p(world, p_events.Admit(KEYS[index], world.d, world.setup.num_blocks, 40, 0, up))
+
+
+def _refuse(world: World, index: int) -> None:
+    """The request is turned down; its engine has nothing to let go of."""
+    _work(world, index, step=world.setup.num_blocks + 1, first=True, done=True, released=True)
+    _p(world, p_events.Refuse(KEYS[index]))
 
 
 def _launch(world: World, index: int) -> None:
@@ -222,7 +233,7 @@ def _d(world: World, event: d_events.Event) -> None:
     world.d_does(world.imports.apply(event, NOW))
 
 
-def _use(world: World, index: int, **changes: object) -> None:
+def _use(world: World, index: int, **changes: Any) -> None:
     world.use = replaced(world.use, index, world.use[index]._replace(**changes))
 
 

@@ -71,6 +71,10 @@ class Broken(AssertionError):
     """A promise of the protocol was broken."""
 
 
+TAKEN: set[tuple[object, object]] = set()
+"""Pairs of state and event that were walked through in this process."""
+
+
 class CheckedExports(ExportTable):
     """The running table, each step held to the table of rules."""
 
@@ -78,6 +82,7 @@ class CheckedExports(ExportTable):
         was = self.exports.get(event.key)
         actions = super()._step(event, now)
         after = self.exports.get(event.key)
+        TAKEN.add((None if was is None else was.state, event.kind))
         if after is was:
             return actions
         rule = PRODUCER.get((None if was is None else was.state, event.kind))
@@ -93,6 +98,7 @@ class CheckedImports(ImportTable):
         was = self.pulls.get(event.key)
         actions = super()._step(event, now)
         after = self.pulls.get(event.key)
+        TAKEN.add((None if was is None else was.state, event.kind))
         if after is was:
             return actions
         rule = CONSUMER.get((None if was is None else was.state, event.kind))
@@ -172,6 +178,11 @@ class InFlight(NamedTuple):
 
 class World:
     """One state. Transitions copy it first."""
+
+    exports: ExportTable
+    imports: ImportTable
+    p_session: Session | None
+    d_session: Session | None
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -257,7 +268,7 @@ class World:
         setup = self.setup
         self.p_shared = False
         self.exports = setup.exports(P_POLICY, setup.ring(setup.send_slots, setup.send_slots))
-        self.p_session: Session | None = None
+        self.p_session = None
         self.packs: tuple[Pack, ...] = ()
         self.work: tuple[Work, ...] = (Work(),) * setup.num_keys
         self.p_blocks: tuple[object, ...] = (JUNK,) * (setup.num_keys * setup.num_blocks)
@@ -268,7 +279,7 @@ class World:
         setup = self.setup
         self.d_shared = False
         self.imports = setup.imports(D_POLICY, setup.ring(setup.receive_slots, setup.receive_slots))
-        self.d_session: Session | None = None
+        self.d_session = None
         self.reads: tuple[InFlight, ...] = ()
         self.unpacks: tuple[Unpack, ...] = ()
         self.use: tuple[Use, ...] = (Use(),) * setup.num_keys

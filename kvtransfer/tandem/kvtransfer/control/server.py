@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -104,7 +105,7 @@ class ControlServer(Channel):
             self._inbox.close()
             raise AddressInUse(f"KV control socket {where}:{port}: {error}") from error
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-        return f"{self.config.kv_advertise_host or where}:{bound}"
+        return f"{self.config.kv_advertise_host or _reachable(where)}:{bound}"
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
         """Read what there is, a batch at most, so that beats keep their time."""
@@ -233,3 +234,13 @@ class ControlServer(Channel):
         self.metrics.links_lost.labels("producer").inc()
         logger.info("link of consumer %s ends: %s", consumer.session.peer.hex()[:8], reason)
         self._deliver(LinkDown(consumer.session.peer, consumer.number, reason))
+
+
+def _reachable(host: str) -> str:
+    """An address for peers: a wildcard is none, so this machine's own is taken."""
+    if host not in ("0.0.0.0", "[::]", "*"):
+        return host
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

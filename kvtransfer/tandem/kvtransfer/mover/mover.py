@@ -71,7 +71,7 @@ class Mover(Generic[Item, Event]):
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
         self._links: dict[Incarnation, LinkNumber] = {}
-        self._active_at = time.monotonic()
+        self._active_at = self._observed_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
@@ -177,7 +177,8 @@ class Mover(Generic[Item, Event]):
                 return False
             self._carry_out(self.take(item, now), now)
         self._carry_out(self.work(now), now)
-        if items:
+        if items or self._observed_at < self._active_at:
+            self._observed_at = time.monotonic()
             self.observe()
         seconds = self.rest(now_ms())
         if seconds is None or seconds > 0:

@@ -26,7 +26,7 @@ from tandem.kvtransfer.mover.header import (
     write_header,
 )
 from tandem.kvtransfer.mover.memory import SlotMemory, slot_bytes_for
-from tandem.kvtransfer.mover.mover import NAP_SECONDS, Mover, MoverParts
+from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -236,9 +236,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if self._packs:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]
-        if self._fences:
-            naps.append(NAP_SECONDS)
-        if self._needs_advance and (self._probes or self.table.num_parts_out):
+        moving = self._needs_advance and (self._probes or self.table.num_parts_out)
+        if self._fences or moving:
             naps.append(self.nap())
         elif self._probes:
             naps.append(1.0)

@@ -180,13 +180,15 @@ class NixlTransport:
                 self._agent.remove_remote_agent(link.agent)
 
     def stop(self) -> None:
-        """Deregister and drop the agent; handles that are not terminal die with it."""
+        """Destroy the agent, which is terminal for every read, before the memory can go."""
         for peer in list(self._links):
             self.close(peer)
+        self._reads.clear()
         if self._registered is not None:
             with contextlib.suppress(Exception):
                 self._agent.deregister_memory(self._registered)
             self._registered = None
+        self._agent = None
 
 
 def _load() -> Any:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 
 import pytest
-import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from tests.workers.hand_router import WAIT_MS, Router, dealer
 
 from tandem.engine.core import io
 from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
@@ -18,7 +18,7 @@ from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
-from tandem.protocol.link import Link, read_header
+from tandem.protocol.link import Link
 from tandem.protocol.messages import (
     Beat,
     Cancel,
@@ -26,53 +26,13 @@ from tandem.protocol.messages import (
     Hello,
     LoadReport,
     Reset,
-    ToRouter,
-    ToWorker,
-    Welcome,
     WorkerBeat,
     decode_to_router,
     encode,
 )
 
-WAIT_MS = 3000
 GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 LOAD = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)
-
-
-def dealer(endpoint: str) -> zmq.Socket[bytes]:
-    """A connected socket."""
-    made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
-    made.setsockopt(zmq.LINGER, 1000)
-    made.connect(endpoint)
-    return made
-
-
-class Router:
-    """One end of a link, driven by hand."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.link = Link(new_incarnation())
-        self.socket = dealer(endpoint)
-
-    def say(self, message: ToWorker) -> None:
-        """Send one message in order."""
-        self.socket.send_multipart([self.link.seal(), encode(message)])
-
-    def hear(self, kind: type) -> ToRouter:
-        """The next message of a kind; others are passed over."""
-        for _ in range(50):
-            assert self.socket.poll(WAIT_MS), f"no {kind.__name__} came"
-            header, payload = self.socket.recv_multipart()
-            self.link.accept(read_header(header))
-            message = decode_to_router(payload)
-            if isinstance(message, kind):
-                return message
-        raise AssertionError(f"no {kind.__name__} among fifty messages")
-
-    def greet(self) -> None:
-        """HELLO, WELCOME."""
-        self.say(Hello(PROTOCOL_VERSION))
-        self.hear(Welcome)
 
 
 class Worker:

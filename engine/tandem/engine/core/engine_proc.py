@@ -86,10 +86,16 @@ class EngineCoreProc:
         )
         probes.attach(core=core, role=role, draining=lambda: self._draining_until is not None)
 
+    @property
+    def endpoint(self) -> str:
+        """Where routers reach this worker."""
+        return self._io.endpoint
+
     def run(self) -> int:
-        """The step loop."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
+        """The step loop, until ``stop`` or a signal (which only a main thread can get)."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_signal)
         self._io.start()
         try:
             self._loop()
@@ -197,8 +203,12 @@ class EngineCoreProc:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals += 1
-        grace = self._server.drain_seconds if self._signals == 1 else 0.0
-        logger.info("signal %d: draining for up to %g s", number, grace)
+        logger.info("signal %d", number)
+        self.stop(self._server.drain_seconds if self._signals == 1 else 0.0)
+
+    def stop(self, grace: float) -> None:
+        """Take nothing new, end when nothing runs or after ``grace`` seconds. Any thread."""
+        logger.info("draining for up to %g s", grace)
         self._draining_until = time.monotonic() + grace
         self._core.drain()
         self._io.send(None, Draining(round(grace * 1000)))
@@ -242,6 +252,15 @@ class WorkerProbes:
         state = ProbeState(self._health, self._ready, self._debug, registry)
         self._http = ProbeServer(server.host, server.probe_port, state)
         self._http.start()
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return self._http.port
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._http.stop()
 
     def attach(self, *, core: EngineCore, role: Role, draining: Callable[[], bool]) -> None:
         """The engine is up: answer for it from now on."""

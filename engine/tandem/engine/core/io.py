@@ -107,6 +107,9 @@ class IOThread(threading.Thread):
         self._metrics = metrics
         self._outbox: deque[tuple[Incarnation | None, ToRouter]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._awake = True
+        self._wake_lock = threading.Lock()
+        """A flush after the end must not write to a descriptor that is another's by then."""
         self._stopping = threading.Event()
         self._by_identity: dict[bytes, _Peer] = {}
         self._by_router: dict[Incarnation, _Peer] = {}
@@ -129,7 +132,9 @@ class IOThread(threading.Thread):
 
     def flush(self) -> None:
         """Wake the thread to send what was queued: once per step, not per message."""
-        os.eventfd_write(self._wake, 1)
+        with self._wake_lock:
+            if self._awake:
+                os.eventfd_write(self._wake, 1)
 
     def stop(self, timeout: float = 2.0) -> None:
         """Send what is queued, close the socket, join."""
@@ -157,7 +162,9 @@ class IOThread(threading.Thread):
                 self._send_beats()
         self._send_queued()
         self._socket.close()
-        os.close(self._wake)
+        with self._wake_lock:
+            self._awake = False
+            os.close(self._wake)
 
     def _receive(self) -> None:
         for _ in range(_BATCH):

@@ -38,7 +38,7 @@ class ProbeServer:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from error
         self._server.daemon_threads = True
         self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 5.0}, daemon=True
+            target=self._server.serve_forever, kwargs={"poll_interval": 1.0}, daemon=True
         )
         self._thread.name = "tandem-probes"
 
@@ -52,8 +52,9 @@ class ProbeServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the listening socket; running answers end by themselves."""
-        self._server.socket.close()
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):

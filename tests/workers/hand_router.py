@@ -1,0 +1,50 @@
+"""The router's end of a link, driven by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from tandem.protocol.card import PROTOCOL_VERSION
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.link import Link, read_header
+from tandem.protocol.messages import Hello, ToWorker, Welcome, decode_to_router, encode
+
+WAIT_MS = 5000
+
+
+def dealer(endpoint: str) -> zmq.Socket[bytes]:
+    """A connected socket."""
+    made: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+    made.setsockopt(zmq.LINGER, 1000)
+    made.connect(endpoint)
+    return made
+
+
+class Router:
+    """One end of a link, driven by hand."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.link = Link(new_incarnation())
+        self.socket = dealer(endpoint)
+
+    def say(self, message: ToWorker) -> None:
+        """Send one message in order."""
+        self.socket.send_multipart([self.link.seal(), encode(message)])
+
+    def hear(self, kind: Any) -> Any:
+        """The next message of a kind; others are passed over."""
+        for _ in range(5000):
+            assert self.socket.poll(WAIT_MS), f"no {kind} came"
+            header, payload = self.socket.recv_multipart()
+            self.link.accept(read_header(header))
+            message = decode_to_router(payload)
+            if isinstance(message, kind):
+                return message
+        raise AssertionError(f"no {kind} came among many others")
+
+    def greet(self) -> None:
+        """HELLO, WELCOME."""
+        self.say(Hello(PROTOCOL_VERSION))
+        self.hear(Welcome)

@@ -163,10 +163,10 @@ def test_a_request_used_twice_is_refused(worker: Worker, router: Router) -> None
     submit(router, "long", params=params_of(max_tokens=2000, ignore_eos=True))
     router.hear(Frame)
     submit(router, "long")
-    while not (frame := router.hear(Frame)).refused:  # type: ignore[union-attr]
+    while not (frame := router.hear(Frame)).refused:
         pass
 
-    assert frame.refused[0].refusal.code is RefusalCode.DUPLICATE  # type: ignore[union-attr]
+    assert frame.refused[0].refusal.code is RefusalCode.DUPLICATE
 
 
 def test_a_cancelled_request_frees_its_blocks(worker: Worker, router: Router) -> None:
@@ -235,10 +235,10 @@ def test_what_outlasts_the_grace_is_failed_by_name(worker: Worker, router: Route
     submit(router, "long", params=params_of(max_tokens=3500, ignore_eos=True))
     router.hear(Frame)
     worker.proc.stop(0.0)
-    while not (frame := router.hear(Frame)).failed:  # type: ignore[union-attr]
+    while not (frame := router.hear(Frame)).failed:
         pass
 
-    assert frame.failed[0].request == "long"  # type: ignore[union-attr]
+    assert frame.failed[0].request == "long"
     worker.thread.join(10)
     assert worker.status == [0]
 
@@ -248,7 +248,7 @@ def test_a_broken_engine_ends_the_worker_and_says_so(worker: Worker, router: Rou
     worker.executor.stop()
     worker.executor.execute = None  # type: ignore[assignment,method-assign]
     submit(router, "a")
-    while not router.hear(Frame).failed:  # type: ignore[union-attr]
+    while not router.hear(Frame).failed:
         pass
 
     worker.thread.join(10)

@@ -30,6 +30,7 @@ from tandem.protocol.layout import blocks_for
 from tandem.protocol.requests import Produce
 
 _NOTHING = Remote(Lookup.NOTHING)
+_LATER = Remote(Lookup.LATER)
 
 
 class PrefillConnector:
@@ -58,8 +59,9 @@ class PrefillConnector:
         return refusal
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """A prefill worker computes everything itself."""
-        return _NOTHING
+        """Computed here, as soon as the lease quota has room for its blocks."""
+        waits = request.key in self._exports and not self._producer.may_start(request.key)
+        return _LATER if waits else _NOTHING
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
         """Never called: ``lookup`` promises nothing."""

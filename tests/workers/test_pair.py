@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -37,7 +38,11 @@ class Half:
     """One engine and what it said."""
 
     def __init__(self, connect: Callable[[EngineConfig, UniProcExecutor], KVConnector]) -> None:
-        flat = {"num_gpu_blocks_override": 24, "max_num_batched_tokens": 32, "revision": "tiny"}
+        flat: dict[str, Any] = {
+            "num_gpu_blocks_override": 24,
+            "max_num_batched_tokens": 32,
+            "revision": "tiny",
+        }
         config = EngineConfig.of(str(folder_of("llama")), dtype="float32", device="cpu", **flat)
         executor = UniProcExecutor()
 
@@ -184,7 +189,7 @@ def test_a_full_hit_brings_only_token_1(pair: Pair) -> None:
 
 def test_choices_share_one_hand_off(pair: Pair) -> None:
     """n first tokens come over once; each choice equals that of one engine."""
-    settings = {"n": 3, "temperature": 0.9, "max_tokens": 6}
+    settings: dict[str, Any] = {"n": 3, "temperature": 0.9, "max_tokens": 6}
     pair.ask("a", **settings)
     pair.until(lambda: all(pair.decode.finished("a", n) for n in range(3)) and pair.prefill.free)
 

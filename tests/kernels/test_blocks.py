@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tandem.kernels import BadTensor
 from tandem.kernels.bits import GAMMA, logical_shift, mix, mix_int, signed
 from tandem.kernels.blocks import copy, digest, pack, unpack
-from tandem.kernels.blocks.digest import WORDS
+from tandem.kernels.blocks.multilinear import WORDS
 
 MASK = (1 << 64) - 1
 SEED = 0x74616E64656D0001

@@ -21,7 +21,7 @@ PACK: Op[Move] = Op("blocks.pack", {Backend.TORCH: "tandem.kernels.blocks.refere
 UNPACK: Op[Move] = Op("blocks.unpack", {Backend.TORCH: "tandem.kernels.blocks.reference:unpack"})
 COPY: Op[Move] = Op("blocks.copy", {Backend.TORCH: "tandem.kernels.blocks.reference:copy"})
 DIGEST: Op[Callable[[Tensor], Tensor]] = Op(
-    "blocks.digest", {Backend.TORCH: "tandem.kernels.blocks.digest:digest"}
+    "blocks.digest", {Backend.TORCH: "tandem.kernels.blocks.multilinear:digest"}
 )
 
 
@@ -59,7 +59,7 @@ def copy(slab: Tensor, source: Tensor, to: Tensor, *, backend: Backend | None = 
 def digest(data: Tensor, *, backend: Backend | None = None) -> int:
     """64-bit digest of dense uint8 `data` of any shape, as an unsigned integer.
 
-    The same on every machine and backend (see `blocks/digest.py` for the hash). It finds accidents,
+    The same on every machine and backend (see `blocks/multilinear.py` for the hash). It finds accidents,
     such as torn, stale or misplaced extents, with a miss of about 2^-32; it is no defence against
     a forger.
     """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
 from queue import SimpleQueue
 
 import pytest
@@ -21,6 +23,7 @@ from tandem.engine.core.role import Standalone
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.metrics import EngineMetrics
+from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import RefusalCode
@@ -38,6 +41,15 @@ from tandem.protocol.messages import (
 from tandem.protocol.requests import EngineCoreRequest
 
 
+class PacedExecutor(SimExecutor):
+    """Two milliseconds a step: long requests are still under way when they are disturbed."""
+
+    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """See SimExecutor."""
+        time.sleep(0.002)
+        return super().execute(plan)
+
+
 class Worker:
     """An EngineCoreProc in a thread."""
 
@@ -47,7 +59,7 @@ class Worker:
         self.probes = WorkerProbes(server, registry)
         self.inbox: Inbox = SimpleQueue()
         metrics = EngineMetrics(registry, model_name="sim", max_model_len=4096)
-        self.executor = SimExecutor(64)
+        self.executor = PacedExecutor(64)
         config = config_of(num_gpu_blocks_override=64)
         self.core = EngineCore.launch(config, self.executor, metrics=metrics)
         self.loading = self.get("/ready")
@@ -108,6 +120,12 @@ def submit(router: Router, name: str, **fields: object) -> EngineCoreRequest:
     return request
 
 
+def started(router: Router) -> None:
+    """Wait for the first token of what was submitted."""
+    while not router.hear(Frame).outputs:
+        pass
+
+
 def frames(router: Router, name: str) -> tuple[list[int], Frame]:
     """Tokens of a request until its last frame, which comes along."""
     tokens: list[int] = []
@@ -141,7 +159,7 @@ def test_probes_tell_loading_from_serving_from_draining(worker: Worker, router: 
     assert worker.get("/health")[0] == 200
     assert worker.get("/ready")[0] == 200
     submit(router, "long", params=params_of(max_tokens=3000))
-    router.hear(Frame)
+    started(router)
     worker.proc.stop(5.0)
 
     assert worker.get("/ready") == (503, '{"status": "draining"}\n')
@@ -161,7 +179,7 @@ def test_debug_metrics_and_unknown_paths(worker: Worker, router: Router) -> None
 def test_a_request_used_twice_is_refused(worker: Worker, router: Router) -> None:
     """The second of two equal keys is turned away, the first goes on."""
     submit(router, "long", params=params_of(max_tokens=2000, ignore_eos=True))
-    router.hear(Frame)
+    started(router)
     submit(router, "long")
     while not (frame := router.hear(Frame)).refused:
         pass
@@ -172,7 +190,7 @@ def test_a_request_used_twice_is_refused(worker: Worker, router: Router) -> None
 def test_a_cancelled_request_frees_its_blocks(worker: Worker, router: Router) -> None:
     """After CANCEL the engine has no work and no block held."""
     submit(router, "long", params=params_of(max_tokens=3000, ignore_eos=True))
-    router.hear(Frame)
+    started(router)
     router.say(Cancel("long", 0))
     router.say(Call(Command(id=1, name=CommandName.STATS)))
     reply = router.hear(ReplyTo)
@@ -185,7 +203,7 @@ def test_a_cancelled_request_frees_its_blocks(worker: Worker, router: Router) ->
 def test_a_lost_router_loses_its_requests(worker: Worker, router: Router) -> None:
     """Nobody reads them any more: they are dropped, others go on."""
     submit(router, "long", params=params_of(max_tokens=3000, ignore_eos=True))
-    router.hear(Frame)
+    started(router)
     router.link.seal()
     router.say(Cancel("other", 0))  # a gap in the sequence
     again = Router(worker.proc.endpoint)
@@ -215,8 +233,8 @@ def test_a_new_router_hears_of_the_cache(worker: Worker, router: Router) -> None
 
 def test_a_drain_finishes_what_runs(worker: Worker, router: Router) -> None:
     """The router is told, the running request ends well, then the worker ends."""
-    submit(router, "a", params=params_of(max_tokens=900, ignore_eos=True))
-    router.hear(Frame)
+    submit(router, "a", params=params_of(max_tokens=300, ignore_eos=True))
+    started(router)
     worker.proc.stop(20.0)
     told = finished = False
     while not (told and finished):
@@ -233,7 +251,7 @@ def test_a_drain_finishes_what_runs(worker: Worker, router: Router) -> None:
 def test_what_outlasts_the_grace_is_failed_by_name(worker: Worker, router: Router) -> None:
     """The router learns that it must go on elsewhere."""
     submit(router, "long", params=params_of(max_tokens=3500, ignore_eos=True))
-    router.hear(Frame)
+    started(router)
     worker.proc.stop(0.0)
     while not (frame := router.hear(Frame)).failed:
         pass

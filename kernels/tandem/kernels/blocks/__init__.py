@@ -59,9 +59,9 @@ def copy(slab: Tensor, source: Tensor, to: Tensor, *, backend: Backend | None = 
 def digest(data: Tensor, *, backend: Backend | None = None) -> int:
     """64-bit digest of dense uint8 `data` of any shape, as an unsigned integer.
 
-    The same on every machine and backend (see `blocks/multilinear.py` for the hash). It finds accidents,
-    such as torn, stale or misplaced extents, with a miss of about 2^-32; it is no defence against
-    a forger.
+    The same on every machine and backend (`blocks/multilinear.py` has the hash). It finds
+    accidents, such as torn, stale or misplaced extents, with a miss of about 2^-32; it is no
+    defence against a forger.
     """
     checks.kind("data", data, torch.uint8)
     if not data.is_contiguous():

@@ -143,7 +143,7 @@ class Supervisor:
         url = f"http://{self.config.host}:{self.config.port}"
         self._say(f"serving {name} at {url}")
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": '
-        body += '"What is the capital of France?"}]}'
+        body += '"What is the capital of France?"}], "temperature": 0}'
         print(
             f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
             f"    -d '{body}'\n\n  Ctrl-C stops everything.\n",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import time
 from typing import Any
 
 import pytest
@@ -71,16 +74,103 @@ async def test_all_prompts_equal_transformers(layout: str, start_stack: StackMak
 
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
+async def test_prefix_hits_on_either_side(start_stack: StackMaker) -> None:
+    """What P has cached, or half of what D has: the tokens stay transformers'."""
+    await hits_on_either_side(start_stack, SOME[3:])
+
+
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+async def test_prefix_hits_on_either_side_for_all_prompts(start_stack: StackMaker) -> None:
+    """The same over the prompts of every length."""
+    await hits_on_either_side(start_stack, ALL)
+
+
+async def hits_on_either_side(start_stack: StackMaker, indices: tuple[int, ...]) -> None:
+    """Hits on P only (D is new), then on D only (P is new, D had half of each prompt)."""
+    with start_stack() as stack:
+        await check(stack, indices)
+        await renew(stack, "decode-0")
+        pulled = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
+        found = Growth(stack, "prefill-0", "vllm:prefix_cache_hits_total")
+        await check(stack, indices)
+        assert pulled.now() > 0
+        assert found.now() > 0
+
+        await renew(stack, "decode-0")
+        halves = [rows()[index].prompt for index in indices]
+        await gather(stack.url, [half[: len(half) // 2] for half in halves], max_tokens=2)
+        await renew(stack, "prefill-0")
+        pulled = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
+        found = Growth(stack, "decode-0", "vllm:prefix_cache_hits_total")
+        await check(stack, indices)
+        assert pulled.now() > 0
+        assert found.now() > 0
+
+
+async def renew(stack: Stack, name: str) -> None:
+    """Kill a worker and start it again: its cache is empty."""
+    stack.signal(name, signal.SIGKILL)
+    stack.restart(name)
+    await asyncio.to_thread(stack.until, stack.workers[name].check_ready, 60, f"no {name}")
+    await asyncio.to_thread(stack.until, lambda: linked(stack), 60, f"{name} is not linked")
+
+
+def linked(stack: Stack) -> bool:
+    """Whether an answer's KV crosses from P to D."""
+    pulled = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
+    asyncio.run(gather(stack.url, [[time.monotonic_ns() % 40_000] * 64], max_tokens=2))
+    return pulled.now() > 0
+
+
+class Growth:
+    """How much a worker's counter has grown since this was made."""
+
+    def __init__(self, stack: Stack, worker: str, metric: str) -> None:
+        self._read = lambda: stack.total(worker, metric)
+        self._before = self._read()
+
+    def now(self) -> float:
+        """The growth."""
+        return self._read() - self._before
+
+
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 24}
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
 async def test_sampled_tokens_are_the_same_in_every_layout(start_stack: StackMaker) -> None:
     """A seed draws the same tokens aggregated, handed over, and from the prefix cache."""
-    prompts = [rows()[index].prompt for index in SOME[:5]]
-    settings: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 24}
-    drawn = []
-    for layout in ("aggregated", "pair, chunks of 64"):
-        with start_stack(**LAYOUTS[layout]) as stack:
-            for _ in range(2):
-                answers = await gather(stack.url, prompts, **settings)
-                drawn.append([answer.tokens for answer in answers])
+    await draw_in_layouts(start_stack, ("aggregated", "pair, chunks of 64"), SOME[:5])
 
-    assert all(tokens for tokens in drawn[0])
-    assert all(other == drawn[0] for other in drawn[1:])
+
+@pytest.mark.e2e
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+async def test_sampled_tokens_are_the_same_in_all_layouts(start_stack: StackMaker) -> None:
+    """The same over every layout and more prompts."""
+    await draw_in_layouts(start_stack, tuple(LAYOUTS), tuple(range(0, 56, 2)))
+
+
+async def draw_in_layouts(
+    start_stack: StackMaker, layouts: tuple[str, ...], indices: tuple[int, ...]
+) -> None:
+    """Draw with a seed, cold and again with prefix hits, in each layout."""
+    prompts = [rows()[index].prompt for index in indices]
+    drawn = {}
+    for layout in layouts:
+        with start_stack(**LAYOUTS[layout]) as stack:
+            for turn in ("cold", "cached"):
+                answers = await gather(stack.url, prompts, **SAMPLED)
+                drawn[layout, turn] = [answer.tokens for answer in answers]
+
+    first = drawn[layouts[0], "cold"]
+    assert all(first)
+    differing = {
+        key: [index for index, a, b in zip(indices, first, tokens, strict=True) if a != b]
+        for key, tokens in drawn.items()
+        if tokens != first
+    }
+    assert not differing

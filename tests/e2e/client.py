@@ -1,14 +1,16 @@
-"""Plain HTTP requests of the end-to-end tests, in tokens."""
+"""Plain HTTP requests of the end-to-end tests, in tokens, and what they leave on workers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from stack import Stack
 
 
 @dataclass
@@ -84,3 +86,33 @@ async def gather(
                 return await complete(client, prompt, **params)
 
         return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+
+
+HELD = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "tandem:kv_leases",
+    "tandem:kv_leased_blocks",
+)
+
+
+def held(stack: Stack) -> dict[str, float]:
+    """What workers hold for requests: blocks in use, slots, leases, requests."""
+    found = {}
+    for name in stack.workers:
+        samples = stack.metrics(name)
+        for sample, value in samples.items():
+            bare = sample.partition("{")[0]
+            busy_slot = bare == "tandem:kv_slots" and 'state="free"' not in sample
+            if busy_slot or bare in HELD:
+                found[f"{name} {sample}"] = value
+    return {name: value for name, value in found.items() if value}
+
+
+def held_after(stack: Stack, seconds: float) -> dict[str, float]:
+    """What is still held when all is free or the time is over."""
+    deadline = time.monotonic() + seconds
+    while (left := held(stack)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left

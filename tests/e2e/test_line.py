@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 import httpx
 import openai
 import pytest
-from client import Answer, complete, events, stream
+from client import Answer, complete, events, held_after, stream
 from reference import rows
 from stack import Stack
 
@@ -65,28 +64,6 @@ async def one_of_many(client: httpx.AsyncClient, draw: random.Random) -> str:
     return end
 
 
-def held(stack: Stack) -> dict[str, float]:
-    """What workers hold for requests: blocks in use, slots, leases, requests."""
-    found = {}
-    for name in stack.workers:
-        samples = stack.metrics(name)
-        for sample, value in samples.items():
-            bare = sample.partition("{")[0]
-            busy_slot = bare == "tandem:kv_slots" and 'state="free"' not in sample
-            if busy_slot or bare in HELD:
-                found[f"{name} {sample}"] = value
-    return {name: value for name, value in found.items() if value}
-
-
-HELD = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "vllm:kv_cache_usage_perc",
-    "tandem:kv_leases",
-    "tandem:kv_leased_blocks",
-)
-
-
 async def storm(stack: Stack, count: int) -> None:
     """Random requests, then everything free within a second of the last."""
     draw = random.Random(count)
@@ -101,14 +78,6 @@ async def storm(stack: Stack, count: int) -> None:
     left = await asyncio.to_thread(held_after, stack, 1.0)
     assert not left, left
     assert len(set(ends)) == 4
-
-
-def held_after(stack: Stack, seconds: float) -> dict[str, float]:
-    """What is still held when all is free or the time is over."""
-    deadline = time.monotonic() + seconds
-    while (left := held(stack)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
 
 
 async def test_everything_is_free_after_a_small_storm(pair: Stack) -> None:

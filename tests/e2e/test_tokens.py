@@ -128,12 +128,12 @@ class Growth:
     """How much a worker's counter has grown since this was made."""
 
     def __init__(self, stack: Stack, worker: str, metric: str) -> None:
-        self._read = lambda: stack.total(worker, metric)
-        self._before = self._read()
+        self.stack, self.worker, self.metric = stack, worker, metric
+        self.before = stack.total(worker, metric)
 
     def now(self) -> float:
         """The growth."""
-        return self._read() - self._before
+        return self.stack.total(self.worker, self.metric) - self.before
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 24}

@@ -33,7 +33,7 @@ class ContextLengthExceeded(InvalidParameter):
             param,
             max_tokens if param == "max_tokens" else num_prompt_tokens,
             f"the prompt has {bound}{num_prompt_tokens} tokens and {asked} is asked for, "
-            f"but the context of this model holds {max_model_len} tokens in all",
+            f"but this model's maximum context length is {max_model_len} tokens",
         )
 
 

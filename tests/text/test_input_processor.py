@@ -139,7 +139,7 @@ def test_what_does_not_fit_names_all_lengths(
     assert (error.num_prompt_tokens, error.max_tokens) == (num_prompt, max_tokens)
     asked = "at least one token" if max_tokens is None else f"max_tokens={max_tokens}"
     assert f"the prompt has {num_prompt} tokens and {asked} is asked for" in str(error)
-    assert "the context of this model holds 64 tokens" in str(error)
+    assert "maximum context length is 64 tokens" in str(error)
 
 
 def test_a_hopeless_text_is_refused_before_it_is_tokenized(processor: InputProcessor) -> None:

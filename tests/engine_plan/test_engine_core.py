@@ -92,7 +92,7 @@ def test_outputs_are_grouped_by_router():
     assert ([out.request for out in outputs], [each.request for each in failed]) == (["b"], ["c"])
 
 
-def test_a_lost_router_takes_its_requests_along():
+def test_hole_16_a_lost_router_takes_its_requests_along():
     """Requests are tied to the router's incarnation."""
     harness = Harness()
     for name in "ab":

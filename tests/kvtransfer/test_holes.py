@@ -1,7 +1,8 @@
 """What breaks a hand-off, one test a hole; the numbers are those of the protocol's list.
 
-Holes that need a GPU, several ranks or the router are tested where those are. Sequences run on
-the tables in virtual time; where threads or bytes matter, on real services.
+16, 20, 21 and 24 are tested by that name in tests/workers and tests/engine_plan, where engines and
+routers are; 11 needs several ranks, 12 and 13 GPUs, 25 draft layers. Sequences run on the tables in
+virtual time; where threads or bytes matter, on real services.
 """
 
 import time

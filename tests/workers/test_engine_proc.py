@@ -200,7 +200,7 @@ def test_a_cancelled_request_frees_its_blocks(worker: Worker, router: Router) ->
     assert reply.reply.values["free_blocks"] == reply.reply.values["total_blocks"]
 
 
-def test_a_lost_router_loses_its_requests(worker: Worker, router: Router) -> None:
+def test_hole_16_a_lost_router_loses_its_requests(worker: Worker, router: Router) -> None:
     """Nobody reads them any more: they are dropped, others go on."""
     submit(router, "long", params=params_of(max_tokens=3000, ignore_eos=True))
     started(router)

@@ -1,159 +1,20 @@
-"""A prefill and a decode engine married to the hand-off, in one process over plain TCP."""
+"""What a pair of engines over a hand-off promises: tokens, blocks, failures, resumes."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from tests.engine_run.tiny_models import folder_of
+from tests.workers.pair import PROMPT, ROUTER, Pair
 
-from tandem.decode.connector import DecodeConnector
-from tandem.decode.role import DecodeRole
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.base import Capacity
-from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.scheduler.connector import KVConnector
-from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.service.consumer import HandoffConsumer
-from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
-from tandem.prefill.connector import PrefillConnector
-from tandem.prefill.role import PrefillRole
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
-from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
-from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
-
-ROUTER = new_incarnation()
-PROMPT = tuple(3 + (7 * index) % 300 for index in range(75))
-SECONDS = 20.0
-
-
-class Half:
-    """One engine and what it said."""
-
-    def __init__(self, connect: Callable[[EngineConfig, UniProcExecutor], KVConnector]) -> None:
-        flat: dict[str, Any] = {
-            "num_gpu_blocks_override": 24,
-            "max_num_batched_tokens": 32,
-            "revision": "tiny",
-        }
-        config = EngineConfig.of(str(folder_of("llama")), dtype="float32", device="cpu", **flat)
-        executor = UniProcExecutor()
-
-        def made(capacity: Capacity) -> KVConnector:
-            return connect(config, executor)
-
-        self.core = EngineCore.launch(config, executor, connect=made)
-        self.outputs: list[EngineCoreOutput] = []
-        self.failed: list[Failed] = []
-
-    def step(self) -> None:
-        """One turn of the loop."""
-        for _, outputs, failed in self.core.step().by_router():
-            self.outputs += outputs
-            self.failed += failed
-
-    def tokens(self, name: str, choice: int = 0) -> list[int]:
-        """What it said of one choice."""
-        mine = [each for each in self.outputs if (each.request, each.choice) == (name, choice)]
-        return [token for each in mine for token in each.token_ids]
-
-    def finished(self, name: str, choice: int = 0) -> bool:
-        """Whether the choice has ended."""
-        return any(
-            each.finish for each in self.outputs if (each.request, each.choice) == (name, choice)
-        )
-
-    @property
-    def free(self) -> bool:
-        """Whether nothing is held."""
-        stats = self.core.stats()
-        return stats["free_blocks"] == stats["total_blocks"] and not self.core.has_work
-
-
-class Pair:
-    """P and D, linked."""
-
-    def __init__(self, **settings: object) -> None:
-        self.kv = KVTransferConfig(kv_connector="tcp", kv_control_port=0, **settings)  # type: ignore[arg-type]
-        self.p_id, self.d_id = new_incarnation(), new_incarnation()
-        self.prefill = Half(self._producer)
-        self.decode = Half(self._consumer)
-        self.p_role, self.d_role = PrefillRole(self.producer), DecodeRole(self.consumer)
-        self.d_role.set_peers({self.producer.control: self.p_id})
-        self.until(lambda: self.consumer.peer_up(self.p_id))
-        self.until(lambda: self.d_id in self.producer.consumers())
-
-    def _producer(self, config: EngineConfig, executor: UniProcExecutor) -> KVConnector:
-        self.producer = HandoffProducer(self.kv, **self._parts(config, executor, self.p_id))  # type: ignore[arg-type]
-        self.producer.start()
-        return PrefillConnector(self.producer, config.cache.block_size)
-
-    def _consumer(self, config: EngineConfig, executor: UniProcExecutor) -> KVConnector:
-        self.consumer = HandoffConsumer(self.kv, **self._parts(config, executor, self.d_id))  # type: ignore[arg-type]
-        self.consumer.start()
-        return DecodeConnector(self.consumer)
-
-    def _parts(
-        self, config: EngineConfig, executor: UniProcExecutor, me: Incarnation
-    ) -> dict[str, object]:
-        return {
-            "slab": executor.worker.slab_blocks(),
-            "layout": config.layout,
-            "num_blocks": 24,
-            "fingerprint": config.fingerprint(),
-            "incarnation": me,
-            "registry": CollectorRegistry(),
-            "notify": lambda: None,
-        }
-
-    def until(self, check: Callable[[], bool]) -> None:
-        """Step both until ``check`` holds."""
-        deadline = time.monotonic() + SECONDS
-        while not check():
-            self.prefill.step()
-            self.decode.step()
-            assert time.monotonic() < deadline, (self.prefill.failed, self.decode.failed)
-            time.sleep(0.001)
-
-    def ask(self, name: str, prompt: Sequence[int] = PROMPT, **params: object) -> RequestKey:
-        """Both legs of one request."""
-        key = RequestKey(ROUTER, name, 0)
-        fields = {"temperature": 0.0, "seed": 1, "max_tokens": 10} | params
-        request = {
-            "key": key,
-            "prompt_token_ids": list(prompt),
-            "params": SamplingParams(**fields),  # type: ignore[arg-type]
-            "budget_ms": 15_000,
-        }
-        refused = self.decode.core.add(EngineCoreRequest(**request, kv=Consume(self.p_id)))  # type: ignore[arg-type]
-        assert refused is None, refused
-        refused = self.prefill.core.add(EngineCoreRequest(**request, kv=Produce(self.d_id)))  # type: ignore[arg-type]
-        assert refused is None, refused
-        return key
-
-    def alone(self, prompt: Sequence[int] = PROMPT, **params: object) -> list[list[int]]:
-        """The same request computed whole on D, each choice."""
-        fields = {"temperature": 0.0, "seed": 1, "max_tokens": 10} | params
-        asked = SamplingParams(**fields)  # type: ignore[arg-type]
-        key = RequestKey(ROUTER, "alone", 0)
-        request = EngineCoreRequest(key=key, prompt_token_ids=list(prompt), params=asked)
-        assert self.decode.core.add(request) is None
-        self.until(lambda: all(self.decode.finished("alone", n) for n in range(asked.n)))
-        return [self.decode.tokens("alone", n) for n in range(asked.n)]
-
-    def close(self) -> None:
-        """End threads and engines."""
-        self.p_role.close()
-        self.d_role.close()
-        self.prefill.core.close()
-        self.decode.core.close()
 
 
 @pytest.fixture
@@ -270,3 +131,54 @@ def test_chunks_are_whole_blocks() -> None:
     assert chunked(mine, PrefillConfig()).scheduler.long_prefill_token_threshold == 50
     with pytest.raises(InvalidParameter, match="prefill_chunk_tokens"):
         PrefillConfig(prefill_chunk_tokens=4)
+
+
+DRAWN: dict[str, Any] = {
+    "temperature": 0.9,
+    "presence_penalty": 0.7,
+    "repetition_penalty": 1.2,
+    "min_tokens": 8,
+    "stop_token_ids": tuple(range(100, 200)),
+    "logprobs": 1,
+    "max_tokens": 12,
+}
+"""Everything that counts output tokens: a prompt that swallowed the emitted ones would differ."""
+
+
+@pytest.mark.parametrize("known", [1, 5, 8])
+def test_hole_20_a_resumed_draw_contradicts_nothing(pair: Pair, known: int) -> None:
+    """Forced tokens are not drawn again, on P or D, and the seed goes on at its position."""
+    whole = pair.alone(**DRAWN)[0]
+    assert len(whole) > known
+
+    pair.ask("a", emitted=[whole[:known]], **DRAWN)
+    pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
+
+    assert pair.prefill.tokens("a") == whole[known : known + 1]
+    assert pair.decode.tokens("a") == whole[known:]
+
+
+@pytest.mark.parametrize("known", [1, 7])
+def test_hole_21_emitted_tokens_are_no_prompt(pair: Pair, known: int) -> None:
+    """Positions, minimum and maximum count from the first attempt's first token."""
+    whole = pair.alone(**DRAWN)[0]
+
+    pair.ask("a", emitted=[whole[:known]], **DRAWN)
+    pair.until(lambda: pair.decode.finished("a") and pair.prefill.free)
+
+    outputs = [each for each in pair.decode.outputs if each.request == "a"]
+    assert outputs[0].position == known
+    assert known + len(pair.decode.tokens("a")) == len(whole)
+    alone = [each for each in pair.decode.outputs if each.request == "alone"]
+    assert outputs[-1].finish == alone[-1].finish
+
+
+def test_hole_24_only_the_producer_samples_token_1(pair: Pair) -> None:
+    """However long D steps before P does, it says nothing; then it repeats P's token."""
+    pair.ask("a")
+    for _ in range(50):
+        pair.decode.step()
+    assert pair.decode.outputs == []
+
+    pair.until(lambda: pair.decode.finished("a"))
+    assert pair.decode.tokens("a")[:1] == pair.prefill.tokens("a")

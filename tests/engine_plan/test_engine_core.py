@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import pytest
 from tests.engine_plan.builders import ROUTER, Harness, config_of, params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide, ProducerSide
-from tests.engine_plan.test_connector import consume, produce
+from tests.engine_plan.pair import consume, produce
 
 from tandem.engine.cache.block_pool import IntegrityError
 from tandem.engine.core.engine_core import EngineCore

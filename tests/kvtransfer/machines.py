@@ -51,6 +51,9 @@ def make_key(name: str = "a") -> RequestKey:
     return RequestKey(b"R" * 16, name, 0)
 
 
+A = make_key("a")
+
+
 class Face:
     """Both tables. Messages wait in ``to_p`` and ``to_d`` until ``flow`` or ``deliver_*``."""
 

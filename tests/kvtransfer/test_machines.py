@@ -1,8 +1,5 @@
 """Both machines over virtual time: the straight way, and the ways out of it."""
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.kvtransfer.machines import (
     COMMIT_MS,
     D_INC,
@@ -12,6 +9,7 @@ from tests.kvtransfer.machines import (
     TOKEN,
     TOMBSTONE_MS,
     TRANSFER_MS,
+    A,
     Face,
     make_key,
 )
@@ -22,19 +20,15 @@ from tandem.kvtransfer.handoff import pull as d
 from tandem.kvtransfer.handoff.messages import (
     Committed,
     Done,
-    Final,
     Gone,
     GoneReason,
     Open,
-    Part,
     Ready,
     Taken,
     Want,
 )
 from tandem.kvtransfer.handoff.tables import DState, PState
 from tandem.protocol.errors import FailCause
-
-A = make_key("a")
 
 
 def test_a_hand_off_in_chunks_ends_loaded_and_released_once():
@@ -290,178 +284,6 @@ def test_a_load_that_does_not_fit_is_the_engines_fault():
         face.flow()
         face.d(d.Load(A, blocks, start, stop))
         assert face.d_told[-1].cause is FailCause.INTERNAL
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        Part(A, 1, 0, 8, 0, 210),
-        Part(A, 0, 4, 8, 0, 110),
-        Part(A, 0, 0, 6, 0, 210),
-        Part(A, 0, 0, 12, 0, 310),
-        Part(A, 0, 0, 8, 0, 209),
-        Part(A, 0, 0, 0, 0, 10),
-        Part(A, 0, 0, 20, 0, 510),
-    ],
-    ids=["index", "gap", "torn block", "too long", "size", "empty", "not announced"],
-)
-def test_a_part_that_does_not_follow_is_an_identity_fault(part):
-    """D checks every PART against what it wants and what READY announced."""
-    face = Face()
-    face.admit(A, 16)
-    face.open(A)
-    face.compute(A, 16)
-    face.flow()
-    face.load(A, 16)
-    face.deliver_d(part)
-    assert face.d_told[-1].cause is FailCause.IDENTITY
-    assert not face.reads
-
-
-def test_a_ready_that_contradicts_itself_is_an_identity_fault():
-    """Neither the length nor the weights may change under a key."""
-    for ready in (Ready(A, 8, 12, 0), Ready(A, 8, 16, 1), Ready(A, 20, 16, 0)):
-        face = Face()
-        face.admit(A, 16)
-        face.open(A)
-        face.compute(A, 4)
-        face.flow()
-        face.deliver_d(ready)
-        assert face.d_told[-1].cause is FailCause.IDENTITY
-
-
-def test_repeats_and_strangers_are_counted_and_change_nothing():
-    """Late, repeated and unknown messages never assert."""
-    face = Face()
-    face.deliver_p(Taken(A, 3))
-    for message in (Committed(A), Gone(A, GoneReason.UNKNOWN)):
-        face.deliver_d(message)
-    assert len(face.counted) == 3
-    assert face.exports.exports == {}
-    assert face.imports.pulls == {}
-
-
-_NAMES = st.sampled_from("abc")
-_P_EVENTS = st.one_of(
-    st.builds(
-        p.Admit,
-        st.builds(make_key, _NAMES),
-        st.just(D_INC),
-        st.just(8),
-        st.sampled_from([None, 1000]),
-        st.just(0),
-        st.just(True),
-    ),
-    st.builds(p.Launched, st.builds(make_key, _NAMES), st.just((0, 1)), st.sampled_from([4, 8])),
-    st.builds(p.Fenced, st.builds(make_key, _NAMES), st.sampled_from([4, 8])),
-    st.builds(p.First, st.builds(make_key, _NAMES), st.just(TOKEN), st.just(None)),
-    st.builds(p.Finished, st.builds(make_key, _NAMES), st.booleans()),
-    st.builds(p.Cancel, st.builds(make_key, _NAMES)),
-    st.builds(p.Refuse, st.builds(make_key, _NAMES)),
-    st.builds(p.Revoke, st.builds(make_key, _NAMES)),
-    st.builds(p.Packed, st.builds(make_key, _NAMES), st.integers(0, 2), st.booleans()),
-)
-_TO_P = st.one_of(
-    st.builds(Open, st.builds(make_key, _NAMES), st.sampled_from([None, 500])),
-    st.builds(Want, st.builds(make_key, _NAMES), st.integers(0, 9), st.integers(1, 3), st.just(2)),
-    st.builds(Taken, st.builds(make_key, _NAMES), st.integers(0, 3)),
-    st.builds(Done, st.builds(make_key, _NAMES), st.booleans()),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(_P_EVENTS, _TO_P, st.integers(0, 90_000)), max_size=60))
-def test_no_sequence_of_events_breaks_the_producer(sequence):
-    """Whatever comes in whatever order: slots add up, and each key is released at most as often
-    as the engine let go of it."""
-    face = Face(send_slots=2)
-    for event in sequence:
-        if isinstance(event, int):
-            face.after(event)
-        elif isinstance(event, Open | Want | Taken | Done):
-            face.deliver_p(event)
-        else:
-            face.p(event)
-        out = sum(len(export.out) for export in face.exports.exports.values())
-        assert face.exports.ring.free == len(face.exports.ring) - out
-    released = [each.key for each in face.p_told if isinstance(each, events.Released)]
-    let_go = [e.key for e in sequence if isinstance(e, p.Finished)]
-    assert len(released) <= len(let_go)
-    for key in set(released):
-        assert released.count(key) <= sum(isinstance(e, p.Admit) and e.key == key for e in sequence)
-
-
-_D_EVENTS = st.one_of(
-    st.builds(
-        d.Opened,
-        st.builds(make_key, _NAMES),
-        st.just(P_INC),
-        st.sampled_from([None, 1000]),
-        st.just(True),
-    ),
-    st.builds(
-        d.Load,
-        st.builds(make_key, _NAMES),
-        st.just((0, 1)),
-        st.sampled_from([0, 4, 8]),
-        st.just(8),
-    ),
-    st.builds(d.Cancel, st.builds(make_key, _NAMES)),
-)
-_TO_D = st.one_of(
-    st.builds(Ready, st.builds(make_key, _NAMES), st.sampled_from([4, 8]), st.just(8), st.just(0)),
-    st.builds(
-        Final, st.builds(make_key, _NAMES), st.just(TOKEN), st.sampled_from([None, None, "stop"])
-    ),
-    st.builds(
-        Part,
-        st.builds(make_key, _NAMES),
-        st.integers(0, 1),
-        st.sampled_from([0, 4]),
-        st.sampled_from([4, 8]),
-        st.integers(0, 3),
-        st.sampled_from([110, 210]),
-    ),
-    st.builds(Committed, st.builds(make_key, _NAMES)),
-    st.builds(Gone, st.builds(make_key, _NAMES), st.sampled_from(GoneReason)),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            _D_EVENTS, _TO_D, st.integers(0, 90_000), st.sampled_from(["read", "lost", "unpack"])
-        ),
-        max_size=60,
-    )
-)
-def test_no_sequence_of_events_breaks_the_consumer(sequence):
-    """Whatever comes in whatever order: each opened key ends at most once, loaded only after
-    COMMITTED (or when nothing was wanted), and slots add up."""
-    face = Face(receive_slots=2)
-    for event in sequence:
-        if isinstance(event, int):
-            face.after(event)
-        elif event in ("read", "lost") and face.reads:
-            face.read_done(face.reads.pop(0), FailCause.PEER if event == "lost" else None)
-        elif event == "unpack" and face.unpacks:
-            unpack = face.unpacks.pop(0)
-            face.d(d.Unpacked(unpack.key, unpack.index))
-        elif isinstance(event, str):
-            continue
-        elif isinstance(event, Ready | Final | Part | Committed | Gone):
-            face.deliver_d(event)
-        else:
-            face.d(event)
-        ring = face.imports.ring
-        assert len(ring) - ring.free == len(face.reads) + len(face.unpacks)
-    endings = (events.Loaded, events.LoadFailed, events.FirstTokenEnded, events.Cancelled)
-    for name in "abc":
-        key = make_key(name)
-        opened = sum(isinstance(e, d.Opened) and e.key == key for e in sequence)
-        ended = sum(isinstance(e, endings) and e.key == key for e in face.d_told)
-        assert ended <= opened
 
 
 def test_a_link_that_breaks_ends_everything_on_it():

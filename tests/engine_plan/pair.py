@@ -1,0 +1,90 @@
+"""A producing and a consuming engine over hand-driven services, for the connector tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.engine_plan.builders import Harness, request_of
+from tests.engine_plan.handoff import ConsumerSide, ProducerSide
+
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+
+P, D = Incarnation(b"p" * 16), Incarnation(b"d" * 16)
+
+
+def produce(name: str, prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
+    """The prefill leg of a request."""
+    return request_of(name, prompt, kv=Produce(D), **fields)
+
+
+def consume(name: str, prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
+    """The decode leg of a request."""
+    return request_of(name, prompt, kv=Consume(P), **fields)
+
+
+class Pair:
+    """A prefill and a decode engine."""
+
+    def __init__(self, p_blocks: int = 64, d_blocks: int = 64, **flat: Any) -> None:
+        self.producer, self.consumer = ProducerSide(), ConsumerSide()
+        self.p = Harness(p_blocks, connector=self.producer, **flat)
+        self.d = Harness(d_blocks, connector=self.consumer, **flat)
+
+    def prefill(self, name: str = "a", prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
+        """Run the prefill leg to its end; its blocks stay exported."""
+        request = produce(name, prompt, **fields)
+        assert self.p.add(request) is None
+        for _ in range(100):
+            if self.p.core.holds(request.key):
+                self.p.step()
+        assert not self.p.core.holds(request.key)
+        return request
+
+    def reserve(self, name: str = "a", prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
+        """Start the decode leg up to its load."""
+        request = consume(name, prompt, **fields)
+        assert self.d.add(request) is None
+        self.consumer.ready[request.key] = len(self.prompt_of(request))
+        self.d.step()
+        return request
+
+    @staticmethod
+    def prompt_of(request: EngineCoreRequest) -> list[int]:
+        """Prompt and forced tokens of the first choice."""
+        return [*request.prompt_token_ids, *request.emitted_of(0)]
+
+    def deliver(self, request: EngineCoreRequest) -> None:
+        """Bring the KV of a request and end its lease."""
+        export = self.producer.exports[request.key]
+        assert export.first is not None
+        self.consumer.deliver(
+            request.key,
+            export.first,
+            source=self.p.executor,
+            blocks=export.block_ids,
+            target=self.d.executor,
+        )
+        self.producer.release(request.key)
+
+    def check_empty(self) -> None:
+        """Both engines hold nothing, and finished() was called once for each admitted key."""
+        for harness in (self.p, self.d):
+            harness.run()
+            harness.check_empty()
+        for side in (self.producer, self.consumer):
+            admitted = sorted(key for call, key in side.calls if call == "admit")
+            finished = sorted(key for call, key in side.calls if call == "finished")
+            assert admitted == finished
+
+
+def merged(pair: Pair, request: EngineCoreRequest, choice: int) -> list[int]:
+    """The router's log of one choice: first write wins, and rewrites must agree."""
+    log: dict[int, int] = {}
+    outputs: list[EngineCoreOutput] = [*pair.p.outputs, *pair.d.outputs]
+    for output in outputs:
+        if (output.request, output.choice) == (request.key.request, choice):
+            for offset, token in enumerate(output.token_ids):
+                assert log.setdefault(output.position + offset, token) == token
+    return [token for _, token in sorted(log.items())]

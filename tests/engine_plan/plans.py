@@ -1,0 +1,28 @@
+"""Short ways to look at plans, for the scheduler tests."""
+
+from tests.engine_plan.builders import Harness, params_of
+
+from tandem.engine.scheduler.output import SchedulerOutput
+
+
+def next_plan(harness: Harness) -> SchedulerOutput:
+    """The next step's plan, run and settled."""
+    plan = harness.core.scheduler.plan()
+    assert plan is not None
+    output = harness.executor.execute(plan).result()
+    harness.core.scheduler.settle(output)
+    outputs, _ = harness.core.scheduler.outbox.take()
+    harness.outputs += [each for batch in outputs.values() for each in batch]
+    return plan
+
+
+def shape_of(plan: SchedulerOutput) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    """(sequence, first token, tokens, choices to draw) of each row."""
+    return [
+        (int(row.seq), row.num_computed, row.num_tokens, row.sample_choices) for row in plan.rows
+    ]
+
+
+def long_running(**fields):
+    """Parameters of a request that goes on until its length ends it."""
+    return params_of(ignore_eos=True, **fields)

@@ -1,0 +1,133 @@
+"""What a producing scheduler promises: fences, chunks, quotas, no preemption."""
+
+from __future__ import annotations
+
+from tests.engine_plan.builders import params_of, request_of
+from tests.engine_plan.handoff import ConsumerSide
+from tests.engine_plan.pair import Pair, produce
+
+from tandem.engine.scheduler.output import Fence
+from tandem.protocol.errors import RefusalCode
+
+
+class SlowFence:
+    """A fence that is done when the test says so."""
+
+    def __init__(self) -> None:
+        self.landed = False
+
+    def done(self) -> bool:
+        """Whether the writes have landed."""
+        return self.landed
+
+
+def test_fences_travel_with_what_they_fence():
+    """P's chunks carry the fence of their own step; D's loads wait for the last step's fence."""
+    pair = Pair(max_num_batched_tokens=16)
+    fences: list[Fence] = []
+
+    def make_fence(_plan: object) -> Fence:
+        fences.append(SlowFence())
+        return fences[-1]
+
+    for harness in (pair.p, pair.d):
+        harness.executor._make_fence = make_fence
+    request = pair.prefill()
+    assert pair.producer.exports[request.key].fences == fences
+
+    other = request_of("b", 5, params=params_of(max_tokens=4, ignore_eos=True))
+    pair.d.add(other)
+    pair.d.step()
+    leg = pair.reserve()
+    assert leg.key not in pair.consumer.loads
+    for fence in fences:
+        assert isinstance(fence, SlowFence)
+        fence.landed = True
+    pair.d.step()
+    assert leg.key in pair.consumer.loads
+
+
+def test_chunks_are_announced_as_they_are_computed():
+    """A cached prefix comes with the first chunk; then each step's tokens, without gaps."""
+    pair = Pair(max_num_batched_tokens=16)
+    prompt = list(range(50)) + list(range(10))
+    pair.p.add(request_of("warm", prompt[:33]))
+    pair.p.run()
+    request = produce("a", prompt)
+    pair.p.add(request)
+
+    upto = []
+    for _ in range(2):
+        pair.p.step()
+        upto.append(pair.producer.exports[request.key].upto)
+
+    assert upto == [48, 60]
+
+
+def test_a_producer_is_never_preempted():
+    """Its prompt's blocks are its own until it ends, whatever others need."""
+    pair = Pair(p_blocks=6, max_num_batched_tokens=16)
+    other = request_of("b", 16, params=params_of(max_tokens=60, ignore_eos=True))
+    pair.p.add(other)
+    pair.p.step()
+    request = pair.prefill("a", 60)
+
+    assert pair.producer.exports[request.key].upto == 60
+    pair.producer.release(request.key)
+    pair.p.run()
+    pair.p.check(other)
+    pair.check_empty()
+
+
+def test_quotas_refuse_or_hold_back_a_producer():
+    """A full quota refuses; a lease that may not start yet parks and blocks nobody."""
+    pair = Pair()
+    pair.producer.quota = 1
+    first, second = produce("a"), produce("b")
+    pair.producer.may_start = False
+    assert pair.p.add(first) is None
+    assert pair.p.add(second) is RefusalCode.CAPACITY
+    other = request_of("c")
+    pair.p.add(other)
+    for _ in range(12):
+        pair.p.step()
+    pair.p.check(other)
+    assert pair.producer.exports[first.key].upto == 0
+
+    pair.producer.may_start = True
+    pair.p.step()
+    assert pair.producer.exports[first.key].upto == 40
+    pair.producer.release(first.key)
+    pair.check_empty()
+
+
+def test_a_revoked_producer_stops():
+    """A lease revoked in mid-prompt fails the attempt; its blocks wait for Released."""
+    pair = Pair(max_num_batched_tokens=16)
+    request = produce("a", 60)
+    pair.p.add(request)
+    pair.p.step()
+    revoked = ConsumerSide()
+    revoked.fail(request.key, blocks_free=False)
+    pair.producer.events += revoked.events
+    pair.p.step()
+
+    assert [each.request for each in pair.p.failed] == ["a"]
+    assert pair.p.core.stats()["held_blocks"] == 4
+    pair.producer.release(request.key)
+    pair.check_empty()
+
+
+def test_aborted_producers_keep_their_promise():
+    """An abort in mid-prompt hands the blocks to the connector, which frees them when it may."""
+    pair = Pair(max_num_batched_tokens=16)
+    request = produce("a", 60)
+    pair.p.add(request)
+    pair.p.step()
+
+    pair.p.core.abort(request.key)
+
+    assert pair.producer.exports[request.key].why == "abort"
+    assert pair.p.core.stats()["held_blocks"] == 4
+    pair.producer.release(request.key)
+    pair.check_empty()

@@ -1,0 +1,38 @@
+"""How the dispatcher tests' workers misbehave, and what well-behaved ones answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.router.fake_worker import FakeWorker, Turn
+
+from tandem.protocol.errors import Refusal, RefusalCode
+
+Make = Callable[..., FakeWorker]
+ANSWER = list(range(100, 108))
+"""The tokens that ``serve_well`` gives."""
+
+
+def die_after(count: int) -> Callable[[Turn], Iterator[float]]:
+    """Emit ``count`` tokens more than were emitted, then close every socket."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        start = len(turn.request.emitted_of(0))
+        for position in range(start, start + count):
+            turn.token(position)
+            yield 0.002
+        yield 0.02  # let the frames leave
+        turn.worker._stop.set()
+
+    return behaviour
+
+
+def refuse_with(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
+    """Refuse everything."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.refuse(Refusal(code=code, message=f"no: {code}", param="top_k"))
+        yield from ()
+
+    return behaviour

@@ -1,0 +1,335 @@
+"""The dispatcher when workers refuse, lie, are silent or late."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+
+import pytest
+from tests.router.behaviours import ANSWER, Make, die_after, refuse_with
+from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
+from tests.router.fake_worker import Turn, serve_well
+
+from tandem.protocol.errors import (
+    FailCause,
+    Refusal,
+    RefusalCode,
+    RequestFailed,
+    RequestRefused,
+)
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.requests import Consume
+
+
+async def test_refusals_move_on(stack: Stack, prefill: Make, decode: Make) -> None:
+    """A full worker is passed over, and its health does not suffer."""
+    d1, d2 = decode(behaviour=refuse_with(RefusalCode.CAPACITY)), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert len(d1.submitted) == 1
+    assert not stack.fleet.health.suspect(d1.incarnation, 0.0)
+    assert (
+        stack.metric("tandem:router_attempt_failures_total", kind="refused", reason="capacity") == 1
+    )
+
+
+async def test_unlinked_pair_falls_back(stack: Stack, prefill: Make, decode: Make) -> None:
+    """PEER_UNKNOWN from D rules out the pair, not the workers."""
+
+    def knows_nobody(turn: Turn) -> Iterator[float]:
+        if turn.request.kv is not None:
+            turn.refuse(Refusal(code=RefusalCode.PEER_UNKNOWN, message="who?"))
+        else:
+            yield from serve_well(turn)
+
+    p, d = prefill(), decode(behaviour=knows_nobody)
+    await stack.find(p, d)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d.submitted[1].kv is None
+
+
+@pytest.mark.parametrize("code", [RefusalCode.INVALID, RefusalCode.NEVER_FITS])
+async def test_hopeless_refusals(stack: Stack, decode: Make, code: RefusalCode) -> None:
+    """What every worker would refuse is told at once, with the field."""
+    d1, d2 = decode(behaviour=refuse_with(code)), decode(behaviour=refuse_with(code))
+    await stack.find(d1, d2)
+
+    with pytest.raises(RequestRefused) as caught:
+        await stack.run(make_request())
+    assert caught.value.refusal.param == "top_k"
+    assert len(d1.submitted) + len(d2.submitted) == 1
+
+
+@pytest.mark.parametrize("code", [RefusalCode.UNSUPPORTED, RefusalCode.CAPACITY])
+async def test_refused_by_all(stack: Stack, decode: Make, code: RefusalCode) -> None:
+    """When nobody takes it the refusal is the answer."""
+    d1, d2 = decode(behaviour=refuse_with(code)), decode(behaviour=refuse_with(code))
+    await stack.find(d1, d2)
+
+    with pytest.raises(RequestRefused) as caught:
+        await stack.run(make_request())
+    assert code is caught.value.refusal.code
+    assert 1 == len(d1.submitted) == len(d2.submitted)
+
+
+async def test_expired_at_the_worker(stack: Stack, decode: Make) -> None:
+    """A worker that finds the budget spent ends the request."""
+    await stack.find(decode(behaviour=refuse_with(RefusalCode.EXPIRED)))
+
+    with pytest.raises(RequestFailed) as caught:
+        await stack.run(make_request())
+    assert FailCause.TIMEOUT is caught.value.cause
+
+
+def fail_with(cause: FailCause) -> Callable[[Turn], Iterator[float]]:
+    """Accept, then fail."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 0.0
+        turn.fail(cause)
+
+    return behaviour
+
+
+async def test_at_most_three_attempts(stack: Stack, decode: Make) -> None:
+    """Then the request fails with every reason, first to last."""
+    workers = [decode(behaviour=fail_with(FailCause.INTERNAL)) for _ in range(4)]
+    await stack.find(*workers)
+
+    with pytest.raises(RequestFailed) as caught:
+        await stack.run(make_request())
+    assert sum(len(worker.submitted) for worker in workers) == 3
+    assert len(caught.value.reasons) == 3
+    assert "internal" in caught.value.reasons[0]
+
+
+async def test_bad_bytes_quarantine_the_link(stack: Stack, prefill: Make, decode: Make) -> None:
+    """One digest failure closes a link until one end is another process."""
+
+    def bad_bytes(turn: Turn) -> Iterator[float]:
+        if isinstance(turn.request.kv, Consume):
+            turn.accept()
+            turn.fail(FailCause.DIGEST)
+        else:
+            yield from serve_well(turn)
+
+    p, d = prefill(step=0.05), decode(behaviour=bad_bytes)
+    await stack.find(p, d)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert (p.incarnation, d.incarnation) in stack.fleet.links.quarantined()
+    await stack.run(make_request())
+    assert len(p.submitted) == 1
+
+
+async def test_contradiction_fails_closed(stack: Stack, prefill: Make, decode: Make) -> None:
+    """P and D disagree on token 1: nothing more is emitted, nothing is tried again."""
+
+    def wrong(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 0.05
+        turn.token(0, token=777)
+
+    p, d = prefill(), decode(behaviour=wrong)
+    await stack.find(p, d)
+    seen: list[EngineCoreOutput] = []
+
+    async def read() -> None:
+        async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                seen.append(output)  # noqa: PERF401  what came before the error counts
+
+    with pytest.raises(RequestFailed, match="failed closed") as caught:
+        await read()
+    assert FailCause.IDENTITY is caught.value.cause
+    assert tokens_of(seen) == [100]
+    assert len(d.submitted) == 1
+    assert (p.incarnation, d.incarnation) in stack.fleet.links.quarantined()
+
+
+async def test_gap_is_the_workers_fault(stack: Stack, decode: Make) -> None:
+    """A missing position ends the attempt; another worker goes on."""
+
+    def skips(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.token(0)
+        yield 0.0
+        turn.token(2)
+
+    d1, d2 = decode(behaviour=skips), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d2.submitted[0].emitted == ((100,),)
+
+
+async def test_ended_by_abort_is_a_failure(stack: Stack, decode: Make) -> None:
+    """A worker that ends a request that nobody aborted has failed it."""
+
+    def aborts(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.say(outputs=(EngineCoreOutput(*turn.key, 0, 0, (), FinishReason.ABORT),))
+        yield from ()
+
+    await stack.find(decode(behaviour=aborts))
+
+    with pytest.raises(RequestFailed, match="abort"):
+        await stack.run(make_request())
+
+
+async def test_repeated_frames_and_foreign_attempts(stack: Stack, decode: Make) -> None:
+    """Repeats change nothing; frames of unknown keys are dropped and counted."""
+
+    def twice(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        for position in range(8):
+            turn.token(position)
+            if position < 7:
+                turn.token(position)
+            turn.say(outputs=(EngineCoreOutput(turn.key[0], 7, 0, position, (5,)),))
+            yield 0.001
+
+    await stack.find(decode(behaviour=twice))
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert stack.metric("tandem:router_tokens_repeated_total") == 7
+    await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="stale") == 8)
+
+
+async def test_closing_cancels_both_legs(stack: Stack, prefill: Make, decode: Make) -> None:
+    """aclose sends CANCEL to P and D and frees what was counted for them."""
+    p, d = prefill(), decode(step=0.02)
+    await stack.find(p, d)
+
+    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+        async for _ in outputs:
+            break
+
+    await until(lambda: d.cancelled and p.cancelled)
+    assert 0 == stack.dispatcher.num_jobs == stack.admission.num_running
+    assert all(w.num_legs == w.leg_tokens == 0 for w in stack.pool.workers.values())
+
+
+async def test_deadline(stack: Stack, decode: Make) -> None:
+    """A request ends at its deadline whatever its worker does."""
+    d = decode(step=0.2)
+    await stack.find(d)
+    started = time.monotonic()
+
+    with pytest.raises(RequestFailed, match="deadline") as caught:
+        await stack.run(make_request(budget_ms=300))
+    assert FailCause.TIMEOUT is caught.value.cause
+    assert 0.25 < time.monotonic() - started < 2
+    await until(lambda: d.cancelled)
+
+
+def keep_quiet(turn: Turn) -> Iterator[float]:
+    """Say nothing at all about the request."""
+    yield 60.0
+
+
+async def test_not_accepted_in_time(decode: Make) -> None:
+    """A worker that beats but does not accept is passed over."""
+    stack = Stack(accept_timeout=0.3)
+    d1, d2 = decode(behaviour=keep_quiet), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert len(d1.submitted) == 1
+    await stack.close()
+
+
+async def test_no_token_in_time(decode: Make) -> None:
+    """Neither is one that stops in the middle."""
+
+    def stops(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        turn.token(0)
+        yield 60.0
+
+    stack = Stack(progress_timeout=0.3)
+    d1, d2 = decode(behaviour=stops), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d2.submitted[0].emitted == ((100,),)
+    await stack.close()
+
+
+async def test_deadline_in_the_queue(stack: Stack, decode: Make) -> None:
+    """Waiting for a turn counts against the deadline."""
+    d = decode()
+    await stack.find(d)
+    await stack.admission.enter(100_000)
+
+    with pytest.raises(RequestFailed, match="deadline"):
+        await stack.run(make_request(budget_ms=50))
+    assert d.submitted == []
+    stack.admission.leave(100_000)
+    assert stack.admission.num_running == stack.admission.num_waiting == 0
+
+
+async def test_link_breaks_while_it_is_chosen(stack: Stack, decode: Make) -> None:
+    """A worker that died a moment ago, unnoticed yet: the next one is asked at once."""
+    d1, d2 = decode(), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+    d1.stop()
+    time.sleep(0.1)  # noqa: ASYNC251  the loop must not hear of it
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert stack.metric("tandem:router_attempt_failures_total", kind="failed", reason="worker_lost")
+
+
+async def test_nobody_is_up(stack: Stack) -> None:
+    """Without a worker the request fails after a bounded wait."""
+    with pytest.raises(RequestFailed) as caught:
+        await stack.run(make_request())
+    assert FailCause.WORKER_LOST is caught.value.cause
+
+
+async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
+    """The only worker dies and is started again: its successor finishes the request."""
+    stack = Stack(worker_wait=5.0)
+    d = decode(behaviour=die_after(3))
+    await stack.find(d)
+    running = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: not d._thread.is_alive())
+    successor = decode(port=d.port)
+
+    assert tokens_of(await running) == ANSWER
+    assert successor.submitted[0].emitted == ((100, 101, 102),)
+    await stack.close()
+
+
+async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
+    """A process that hangs keeps its socket open; the beats tell."""
+    d1, d2 = decode(step=0.05), decode()
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+    ids: list[int] = []
+
+    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+        async for output in outputs:
+            ids += output.token_ids
+            if len(ids) == 2:
+                d1.silent = True
+
+    assert ids == ANSWER
+    assert len(d2.submitted) == 1

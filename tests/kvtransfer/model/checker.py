@@ -13,7 +13,8 @@ from functools import partial
 from typing import NamedTuple
 
 from tests.kvtransfer.model.moves import d_deadline, fair_moves, moves, p_deadline
-from tests.kvtransfer.model.world import KEYS, Broken, Setup, World
+from tests.kvtransfer.model.parts import KEYS, Broken, Setup
+from tests.kvtransfer.model.world import World
 
 from tandem.kvtransfer.handoff.tables import DState
 

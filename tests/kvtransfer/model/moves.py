@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from tests.kvtransfer.model.world import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use, World, replaced
+from tests.kvtransfer.model.parts import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use
+from tests.kvtransfer.model.world import World, replaced
 
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events

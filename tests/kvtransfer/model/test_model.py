@@ -8,7 +8,7 @@ import pytest
 from tests.kvtransfer.model import mutations
 from tests.kvtransfer.model.checker import Counterexample, explore
 from tests.kvtransfer.model.moves import ALL_FAULTS
-from tests.kvtransfer.model.world import TAKEN, Setup
+from tests.kvtransfer.model.parts import TAKEN, Setup
 
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
 

@@ -1,0 +1,161 @@
+"""Parts of the checked world: names, policies, its set-up, and tables held to their rules."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tandem.kvtransfer.control.session import Session
+from tandem.kvtransfer.handoff import export as p_events
+from tandem.kvtransfer.handoff import pull as d_events
+from tandem.kvtransfer.handoff.actions import Action, Millis
+from tandem.kvtransfer.handoff.export import ProducerPolicy
+from tandem.kvtransfer.handoff.exports import ExportTable
+from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.messages import FirstToken, Hello, Message, Welcome
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy
+from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
+from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+from tandem.protocol.link import Header
+
+NOW = Millis(0)
+BLOCK = 1
+JUNK = "junk"
+ROUTER = b"r" * 16
+KEYS = tuple(RequestKey(ROUTER, name, 0) for name in "ab")
+P_ADDRESS = tuple(Incarnation(f"producer-{n:07d}".encode()) for n in range(4))
+D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
+
+P_POLICY = ProducerPolicy(
+    block_size=BLOCK,
+    blocks_per_part=1,
+    block_bytes=1,
+    header_bytes=0,
+    lease_ms=10,
+    expect_ms=20,
+    tombstone_ms=30,
+    wait_ms=40,
+)
+D_POLICY = ConsumerPolicy(
+    block_size=BLOCK,
+    blocks_per_part=1,
+    block_bytes=1,
+    header_bytes=0,
+    credits=2,
+    transfer_ms=10,
+    commit_ms=5,
+    tombstone_ms=30,
+    wait_ms=40,
+)
+HELLO = Hello(1, "print", ("memory",), bytes(16))
+WELCOME = Welcome("memory", b"", 1, 1, 1)
+TOKEN = (FirstToken(0, 7),)
+
+
+class Broken(AssertionError):
+    """A promise of the protocol was broken."""
+
+
+TAKEN: set[tuple[object, object]] = set()
+"""Pairs of state and event that were walked through in this process."""
+
+
+class CheckedExports(ExportTable):
+    """The running table, each step held to the table of rules."""
+
+    def _step(self, event: p_events.Event, now: Millis) -> list[Action]:
+        was = self.exports.get(event.key)
+        actions = super()._step(event, now)
+        after = self.exports.get(event.key)
+        TAKEN.add((None if was is None else was.state, event.kind))
+        if after is was:
+            return actions
+        rule = PRODUCER.get((None if was is None else was.state, event.kind))
+        if rule is not None and (None if after is None else after.state) not in rule.next:
+            raise Broken(f"P: {was and was.state} × {event.kind} → {after} is not in the table")
+        return actions
+
+
+class CheckedImports(ImportTable):
+    """The running table, each step held to the table of rules."""
+
+    def _step(self, event: d_events.Event, now: Millis) -> list[Action]:
+        was = self.pulls.get(event.key)
+        actions = super()._step(event, now)
+        after = self.pulls.get(event.key)
+        TAKEN.add((None if was is None else was.state, event.kind))
+        if after is was:
+            return actions
+        rule = CONSUMER.get((None if was is None else was.state, event.kind))
+        if rule is not None and (None if after is None else after.state) not in rule.next:
+            raise Broken(f"D: {was and was.state} × {event.kind} → {after} is not in the table")
+        return actions
+
+
+class Setup(NamedTuple):
+    """What a world is made of; a mutation replaces one of the classes."""
+
+    num_keys: int = 1
+    num_blocks: int = 2
+    """Blocks (and chunks, and parts) of every prompt."""
+    send_slots: int = 2
+    receive_slots: int = 2
+    hit: int = 0
+    """Blocks of the prompt that D has already."""
+    finish: str | None = None
+    """Set: token 1 ends the request."""
+    faults: tuple[str, ...] = ()
+    """Transitions that count against the budget of faults."""
+    exports: type[ExportTable] = CheckedExports
+    imports: type[ImportTable] = CheckedImports
+    ring: type[SlotRing] = SlotRing
+    session: type[Session] = Session
+    closed_ears: bool = True
+    """Frames on a connection without a session are answered RESET (False: a mutation)."""
+    strict_slots: bool = True
+    """A read that ends in a slot that is not its own is a broken promise by itself."""
+    brisk: bool = False
+    """P's engine does all its work on a key at once: fewer states, for wider worlds."""
+
+
+class Work(NamedTuple):
+    """P's engine on one key."""
+
+    step: int = 0
+    """0 before admission; then chunks launched + 1."""
+    fenced: int = 0
+    first: bool = False
+    done: bool = False
+    released: bool = False
+
+
+class Use(NamedTuple):
+    """D's engine on one key."""
+
+    opened: bool = False
+    producer: Incarnation = NOBODY
+    ready: bool = False
+    loading: bool = False
+    ended: str = ""
+    blocks_free: bool = True
+
+
+class Frame(NamedTuple):
+    """A frame on its way."""
+
+    header: Header
+    message: Message
+
+    @property
+    def sign(self) -> tuple[object, ...]:
+        """Comparable value."""
+        return (self.header.source, self.header.destination, self.header.sequence, self.message)
+
+
+class InFlight(NamedTuple):
+    """A read that is not terminal."""
+
+    slot: int
+    remote_slot: int
+    key: RequestKey
+    peer: Incarnation

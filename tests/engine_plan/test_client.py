@@ -212,8 +212,9 @@ async def test_a_closed_loop_frees_its_requests():
     thread.start()
     await asyncio.to_thread(thread.join, WAIT)
     async with asyncio.timeout(WAIT):
-        while (await client.call(STATS)).values["running"]:
+        while (stats := await client.call(STATS)).values["running"]:
             pass
+    assert stats.values["free_blocks"] == stats.values["total_blocks"]
     await client.close()
 
 

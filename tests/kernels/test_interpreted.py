@@ -14,10 +14,11 @@ FOLDER = Path(__file__).parent / "gpu"
 
 
 @pytest.mark.slow
-def test_triton_kernels_agree_with_their_references_when_interpreted():
-    """Every kernel that the interpreter can run gives the float64 answer on small shapes."""
+@pytest.mark.parametrize("file", sorted(FOLDER.glob("test_*.py")), ids=lambda path: path.stem)
+def test_triton_kernels_agree_with_their_references_when_interpreted(file):
+    """Every kernel that the interpreter can run gives its reference's answer on small shapes."""
     pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=55)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -31,7 +31,7 @@ def _send(endpoint: str, messages: list[list[bytes]]) -> list[bytes] | None:
         context.term()
 
 
-def _still_serves(producer, consumer) -> None:
+def _expect_service(producer, consumer) -> None:
     """A hand-off works on the link that was there all the time."""
     key = make_key(f"after-{time.monotonic_ns()}")
     consumer.open(key, producer.incarnation)
@@ -56,7 +56,7 @@ def test_garbage_on_the_control_port_is_counted_and_dropped(pair):
     _send(producer.service.control, messages)
     counted = "tandem:kv_garbage_frames_total"
     producer.until(lambda: producer.metric(counted, port="control") >= len(messages))
-    _still_serves(producer, consumer)
+    _expect_service(producer, consumer)
 
 
 def test_oversized_and_raw_bytes_on_the_control_port_end_their_own_connection_only(pair):
@@ -66,7 +66,7 @@ def test_oversized_and_raw_bytes_on_the_control_port_end_their_own_connection_on
     host, port = producer.service.control.split(":")
     with socket.create_connection((host, int(port)), timeout=5) as raw:
         raw.sendall(os.urandom(10_000))
-    _still_serves(producer, consumer)
+    _expect_service(producer, consumer)
 
 
 def test_frames_without_a_session_are_answered_reset(pair):
@@ -77,7 +77,7 @@ def test_frames_without_a_session_are_answered_reset(pair):
     answer = _send(producer.service.control, [[link.seal(), encode(Open(make_key("a"), 5))]])
     assert answer is not None
     assert b"reset" in answer[1]
-    _still_serves(producer, consumer)
+    _expect_service(producer, consumer)
 
 
 def test_garbage_on_the_data_port_ends_its_own_connection_only(pair):
@@ -103,7 +103,7 @@ def test_garbage_on_the_data_port_ends_its_own_connection_only(pair):
         raw.sendall(right[:-1])
     counted = "tandem:kv_garbage_frames_total"
     assert producer.metric(counted, port="data") == len(bad)
-    _still_serves(producer, consumer)
+    _expect_service(producer, consumer)
 
 
 def test_a_second_worker_on_the_same_port_says_so(workers):

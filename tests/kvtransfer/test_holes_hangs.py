@@ -80,11 +80,11 @@ def test_hole_09_leases_have_a_quota_and_admission_a_bound():
 def test_hole_10_a_peer_that_beats_but_stands_still_with_work_is_lost():
     """Beats of a thread beside a dead engine keep nothing alive."""
     life = Liveness(Millis(0), silent_ms=1000, stalled_ms=5000)
-    for now in range(0, 20_000, 500):
-        life.heard(Millis(now))
-        life.beat(Beat(7, 3, has_work=now > 10_000), Millis(now))
-        if now <= 15_000:
-            assert life.fault(Millis(now)) is None
+    for at in range(0, 20_000, 500):
+        life.heard(Millis(at))
+        life.beat(Beat(7, 3, has_work=at > 10_000), Millis(at))
+        if at <= 15_000:
+            assert life.fault(Millis(at)) is None
     assert "stands still" in (life.fault(Millis(19_500)) or "")
     assert "silent" in (life.fault(Millis(30_000)) or "")
 
@@ -92,10 +92,10 @@ def test_hole_10_a_peer_that_beats_but_stands_still_with_work_is_lost():
 def test_hole_10_an_idle_peer_need_not_move():
     """No work, no progress, no fault."""
     life = Liveness(Millis(0), silent_ms=1000, stalled_ms=5000)
-    for now in range(0, 60_000, 500):
-        life.heard(Millis(now))
-        life.beat(Beat(7, 3, has_work=False), Millis(now))
-        assert life.fault(Millis(now)) is None
+    for at in range(0, 60_000, 500):
+        life.heard(Millis(at))
+        life.beat(Beat(7, 3, has_work=False), Millis(at))
+        assert life.fault(Millis(at)) is None
 
 
 def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):

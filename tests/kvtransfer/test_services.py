@@ -2,6 +2,7 @@
 
 import logging
 import random
+import threading
 
 import pytest
 from tests.kvtransfer import builders
@@ -166,11 +167,13 @@ def test_a_transfer_thread_that_dies_ends_every_key(pair):
 
 
 def test_closing_twice_and_without_starting_is_fine(workers):
-    """An entry point that fails half-way can clean up."""
+    """An entry point that fails half-way can clean up, and no thread of a service is left."""
+    before = set(threading.enumerate())
     for kind in (Producer, Consumer):
         worker = workers(kind)
         worker.service.close()
         worker.service.close()
+    assert set(threading.enumerate()) <= before
 
 
 def test_without_nixl_auto_is_tcp_and_says_so(workers, monkeypatch, caplog):

@@ -1,5 +1,6 @@
 """The synchronous face: add, step, abort, close."""
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -133,9 +134,11 @@ def test_a_silent_engine_is_not_waited_for_for_ever(
 
 
 def test_closing_twice_is_closing_once(engine: LLMEngine) -> None:
-    """The context manager may follow an explicit close."""
+    """The context manager may follow an explicit close; the engine's thread is gone."""
     engine.close()
+    left = threading.active_count()
     engine.close()
+    assert threading.active_count() == left
 
 
 def test_what_cannot_be_built_is_raised_at_once() -> None:

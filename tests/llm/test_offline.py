@@ -134,12 +134,16 @@ def test_the_bar_counts_requests(llm: LLM, capfd: pytest.CaptureFixture[str]) ->
     assert shown.out == ""
 
 
-def test_without_rich_there_is_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_there_is_no_bar(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """And no error."""
     monkeypatch.setitem(sys.modules, "rich.console", None)
 
     with progress.BatchProgress(3, shown=True) as bar:
         bar.done(5)
+
+    assert capfd.readouterr() == ("", "")
 
 
 def test_an_engine_setting_that_does_not_exist_is_named(smollm2: Path) -> None:

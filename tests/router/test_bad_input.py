@@ -175,8 +175,9 @@ def test_unknown_model(well: Served) -> None:
 
 def test_unknown_path_and_method(well: Served) -> None:
     """Also in OpenAI's shape."""
-    refused(httpx.get(well.url + "/v1/nothing"), 404)
+    nothing = refused(httpx.get(well.url + "/v1/nothing"), 404)
     refused(httpx.get(well.url + "/v1/completions"), 405)
+    assert nothing["message"]
 
 
 def test_error_classes_of_the_openai_package(well: Served) -> None:

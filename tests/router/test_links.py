@@ -112,6 +112,7 @@ async def test_frame_for_another_router(stack: Stack, decode: Make) -> None:
 
     await until(lambda: d.resets)
     await until(lambda: d.incarnation in stack.pool.workers)
+    assert not stack.pool.workers[d.incarnation].draining
 
 
 async def test_frame_of_another_process(stack: Stack, decode: Make) -> None:
@@ -123,6 +124,7 @@ async def test_frame_of_another_process(stack: Stack, decode: Make) -> None:
 
     await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="reset"))
     await until(lambda: d.incarnation in stack.pool.workers)
+    assert other.incarnation not in stack.pool.workers
 
 
 async def test_worker_says_reset(stack: Stack, decode: Make) -> None:
@@ -133,6 +135,7 @@ async def test_worker_says_reset(stack: Stack, decode: Make) -> None:
 
     await until(lambda: d.num_greeted == 2)
     await until(lambda: d.incarnation in stack.pool.workers)
+    assert tokens_of(await stack.run(make_request())) == ANSWER
 
 
 async def test_unexpected_messages_are_counted(stack: Stack, decode: Make) -> None:
@@ -190,6 +193,7 @@ async def test_stalled_worker_is_lost(stack: Stack, decode: Make) -> None:
     await until(lambda: d.num_greeted == 2)
     d.has_work = False
     await until(lambda: d.incarnation in stack.pool.workers)
+    assert tokens_of(await stack.run(make_request())) == ANSWER
 
 
 async def test_unusable_cards(stack: Stack, decode: Make, make_worker: Make) -> None:

@@ -240,8 +240,8 @@ def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
 def test_what_is_not_the_links_fault(cause: FailCause) -> None:
     """Does not count, however often."""
     links = LinkHealth()
-    for now in range(10):
-        links.failed(PAIR, cause, float(now))
+    for at in range(10):
+        links.failed(PAIR, cause, float(at))
     assert links.usable(PAIR, 10.0)
 
 
@@ -271,9 +271,9 @@ def test_old_timeouts_do_not_count() -> None:
 def test_suspect_workers() -> None:
     """Internal errors one after the other, for a while, by incarnation."""
     workers = WorkerHealth()
-    for now in range(health.FAULTS):
-        assert not workers.suspect(inc(1), float(now))
-        workers.fault(inc(1), float(now))
+    for at in range(health.FAULTS):
+        assert not workers.suspect(inc(1), float(at))
+        workers.fault(inc(1), float(at))
     assert workers.suspect(inc(1), 3.0)
     assert not workers.suspect(inc(1), 3.0 + health.REST)
     workers.forget(inc(1))

@@ -3,10 +3,9 @@
 Skipped where there is neither; tests/kernels/test_interpreted.py runs this file interpreted.
 """
 
-import os
-
 import pytest
 import torch
+from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, HOPPER, INTERPRETED, NEEDS
 
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
@@ -14,20 +13,12 @@ from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.merge import merge
 from tandem.kernels.attention.prefill import prefill
 
-GPU = torch.cuda.is_available()
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not GPU
-DEVICE = "cuda" if GPU else "cpu"
-HOPPER = GPU and torch.cuda.get_device_capability()[0] == 9
 PREFILL_BACKENDS = [Backend.TRITON, pytest.param(Backend.GLUON, marks=pytest.mark.skipif(
     not HOPPER, reason="needs a Hopper GPU"))]  # fmt: skip
-DTYPES = [torch.bfloat16, torch.float16] if GPU else [torch.float32]
 ERROR = {torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float32: 1e-6}
 HEADS, KV_HEADS, DIM, PAGE = (16, 4, 128, 64) if GPU else (4, 2, 16, 16)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not (GPU or INTERPRETED), reason="needs a GPU or TRITON_INTERPRET=1"),
-]
+pytestmark = NEEDS
 
 
 def sizes(*tokens):

@@ -170,7 +170,7 @@ class TcpTransport:
             del link.outgoing[:sent]
 
     def _receive(self, link: _Link) -> None:
-        """Raises BlockingIOError when there is no more for now, OSError when it is over."""
+        """Raises BlockingIOError when nothing more has come yet, OSError when it is over."""
         assert link.sock is not None
         left = _AT_ONCE
         while link.waiting and left > 0:

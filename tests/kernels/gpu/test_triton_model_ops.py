@@ -1,0 +1,88 @@
+"""Norms, activation, rotation with KV write and block moves in Triton against plain torch."""
+
+import pytest
+import torch
+from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, NEEDS, size
+
+from tandem.kernels import Backend
+from tandem.kernels.activation import SILU_AND_MUL
+from tandem.kernels.blocks import COPY, DIGEST, PACK, UNPACK, digest, pack, unpack
+from tandem.kernels.norm import ADD_RMS_NORM, RMS_NORM
+from tandem.kernels.rotary_kv import ROTARY_KV, QKNorm, Rotation, Slots
+from tandem.kernels.testing import hold
+
+pytestmark = NEEDS
+
+
+def random(*shape, dtype):
+    """Standard normal, the same every time."""
+    return torch.randn(*shape, generator=torch.manual_seed(3)).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 64), (1, 96), (5, size(4096, 128)), (33, 40)])
+def test_norms_agree_with_the_reference(rows, dim, dtype):
+    """Any number of rows and any width, rows with a stride, with and without the addition."""
+    wide = random(rows, 2 * dim, dtype=dtype)
+    weight = random(dim, dtype=dtype)
+    hold(RMS_NORM, Backend.TRITON, wide[:, :dim], weight, 1e-6)
+    hold(RMS_NORM, Backend.TRITON, random(rows, 3, dim, dtype=dtype), weight, 1e-6)
+    residual = random(rows, dim, dtype=dtype) * 3
+    hold(ADD_RMS_NORM, Backend.TRITON, wide[:, dim:], residual, weight, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 8), (1, size(12288, 1500)), (7, 24)])
+def test_the_activation_agrees_with_the_reference(rows, dim, dtype):
+    """Rows dense or not, widths that fill no piece."""
+    hold(SILU_AND_MUL, Backend.TRITON, random(rows, 2 * dim, dtype=dtype) * 4)
+    hold(SILU_AND_MUL, Backend.TRITON, random(rows, 3 * dim, dtype=dtype)[:, dim:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (9, 3, 64), (7, 1, 80)])
+def test_rotation_and_kv_write_agree_with_the_reference(heads, kv_heads, dim, normed, dtype):
+    """q, k and v end where the reference puts them, and no other slot is touched."""
+    tokens, blocks, page = 6, 5, 4
+    qkv = random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
+    slab = random(blocks, 3, 2, kv_heads, page, dim, dtype=dtype)
+    angles = torch.rand(tokens, dim, dtype=torch.float64) * 6
+    rotation = Rotation(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
+    places = torch.randperm(blocks * page)[:tokens]
+    slots = Slots((places // page).to(DEVICE), (places % page).to(DEVICE))
+    norm = QKNorm(random(dim, dtype=dtype), random(dim, dtype=dtype) + 1, 1e-6) if normed else None
+    hold(ROTARY_KV, Backend.TRITON, qkv, slab[:, 1], rotation, slots, norm)
+
+
+@pytest.mark.parametrize("width", [24, 4096, size(1 << 20, 40_000), 37])
+def test_block_moves_agree_with_the_reference(width):
+    """Rows of words and rows of odd bytes go where the ids say, and other rows stay."""
+    slab = torch.randint(0, 256, (9, width), dtype=torch.uint8).to(DEVICE)
+    ids = torch.tensor([7, 0, 3], device=DEVICE)
+    rows = torch.randint(0, 256, (3, width), dtype=torch.uint8).to(DEVICE)
+    hold(PACK, Backend.TRITON, slab, ids, torch.zeros_like(rows))
+    hold(UNPACK, Backend.TRITON, rows, ids, slab)
+    hold(COPY, Backend.TRITON, slab, ids, torch.tensor([1, 8, 2], device=DEVICE))
+    hold(PACK, Backend.TRITON, slab, ids[:0], rows[:0])
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 8191, 8192, 8193, size(10_000_001, 50_001)])
+def test_the_digest_is_the_same_on_every_backend(count):
+    """Bit for bit the number that the torch backend gives on a CPU."""
+    data = torch.randint(0, 256, (count,), dtype=torch.uint8)
+    want = int(DIGEST.load(Backend.TORCH)(data))
+    assert int(DIGEST.load(Backend.TRITON)(data.to(DEVICE))) == want
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_blocks_move_between_a_gpu_and_host_memory():
+    """Slots of the hand-off may lie in host memory, with ids on the host."""
+    slab = torch.randint(0, 256, (6, 1024), dtype=torch.uint8)
+    out, back = torch.zeros(2, 1024, dtype=torch.uint8), torch.zeros_like(slab, device="cuda")
+    ids = torch.tensor([4, 1])
+    pack(slab.cuda(), ids, out)
+    unpack(out, ids, back)
+    assert torch.equal(out, slab[ids])
+    assert torch.equal(back.cpu()[ids], slab[ids])
+    assert digest(back) == digest(back.cpu())

@@ -14,7 +14,10 @@ SiluAndMul = Callable[[Tensor], Tensor]
 
 SILU_AND_MUL: Op[SiluAndMul] = Op(
     "activation.silu_and_mul",
-    {Backend.TORCH: "tandem.kernels.activation.reference:silu_and_mul"},
+    {
+        Backend.TORCH: "tandem.kernels.activation.reference:silu_and_mul",
+        Backend.TRITON: "tandem.kernels.activation.triton:silu_and_mul",
+    },
 )
 
 

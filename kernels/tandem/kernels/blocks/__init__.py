@@ -17,11 +17,21 @@ from tandem.kernels.registry import Backend, Op
 
 Move = Callable[[Tensor, Tensor, Tensor], None]
 
-PACK: Op[Move] = Op("blocks.pack", {Backend.TORCH: "tandem.kernels.blocks.reference:pack"})
-UNPACK: Op[Move] = Op("blocks.unpack", {Backend.TORCH: "tandem.kernels.blocks.reference:unpack"})
-COPY: Op[Move] = Op("blocks.copy", {Backend.TORCH: "tandem.kernels.blocks.reference:copy"})
+_TORCH, _TRITON = "tandem.kernels.blocks.reference", "tandem.kernels.blocks.triton"
+
+
+def _move(name: str) -> Op[Move]:
+    where = {Backend.TORCH: f"{_TORCH}:{name}", Backend.TRITON: f"{_TRITON}:{name}"}
+    return Op(f"blocks.{name}", where)
+
+
+PACK, UNPACK, COPY = _move("pack"), _move("unpack"), _move("copy")
 DIGEST: Op[Callable[[Tensor], Tensor]] = Op(
-    "blocks.digest", {Backend.TORCH: "tandem.kernels.blocks.multilinear:digest"}
+    "blocks.digest",
+    {
+        Backend.TORCH: "tandem.kernels.blocks.multilinear:digest",
+        Backend.TRITON: f"{_TRITON}:digest",
+    },
 )
 
 

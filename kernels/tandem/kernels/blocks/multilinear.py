@@ -49,7 +49,7 @@ def digest(data: Tensor) -> Tensor:
 
 def _chunk_sums(words: Tensor) -> tuple[Tensor, Tensor]:
     """Level 1 of int64 [chunks, WORDS]."""
-    low, high = _keys(str(words.device))
+    low, high = chunk_keys(str(words.device))
     s1 = torch.empty(words.shape[0], dtype=torch.int64, device=words.device)
     s2 = torch.empty_like(s1)
     for first in range(0, words.shape[0], _AT_ONCE):
@@ -73,7 +73,8 @@ def _words(data: Tensor) -> Tensor:
 
 
 @cache
-def _keys(device: str) -> tuple[Tensor, Tensor]:
+def chunk_keys(device: str) -> tuple[Tensor, Tensor]:
+    """K1 and K2, int64 [WORDS] each, on a device; made once for each."""
     values = [signed(mix_int(_SEED + i * GAMMA)) for i in range(1, 2 * WORDS + 1)]
     both = torch.tensor(values, dtype=torch.int64, device=device)
     return both[:WORDS].contiguous(), both[WORDS:].contiguous()

@@ -13,10 +13,18 @@ RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 AddRmsNorm = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 RMS_NORM: Op[RmsNorm] = Op(
-    "norm.rms_norm", {Backend.TORCH: "tandem.kernels.norm.reference:rms_norm"}
+    "norm.rms_norm",
+    {
+        Backend.TORCH: "tandem.kernels.norm.reference:rms_norm",
+        Backend.TRITON: "tandem.kernels.norm.triton:rms_norm",
+    },
 )
 ADD_RMS_NORM: Op[AddRmsNorm] = Op(
-    "norm.add_rms_norm", {Backend.TORCH: "tandem.kernels.norm.reference:add_rms_norm"}
+    "norm.add_rms_norm",
+    {
+        Backend.TORCH: "tandem.kernels.norm.reference:add_rms_norm",
+        Backend.TRITON: "tandem.kernels.norm.triton:add_rms_norm",
+    },
 )
 
 
@@ -34,6 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend | None =
     """
     checks.shape("weight", weight, x.shape[-1])
     checks.same("weight", weight, "x", x)
+    checks.dense_last("x", x)
     return RMS_NORM.on(x.device, backend)(x, weight, eps)
 
 
@@ -56,4 +65,6 @@ def add_rms_norm(
     checks.same("residual", residual, "x", x)
     checks.shape("weight", weight, x.shape[-1])
     checks.same("weight", weight, "x", x)
+    checks.dense_last("x", x)
+    checks.dense_last("residual", residual)
     return ADD_RMS_NORM.on(x.device, backend)(x, residual, weight, eps)

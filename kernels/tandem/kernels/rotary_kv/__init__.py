@@ -42,7 +42,11 @@ class QKNorm(NamedTuple):
 RotaryKV = Callable[[Tensor, Tensor, Rotation, Slots, QKNorm | None], Tensor]
 
 ROTARY_KV: Op[RotaryKV] = Op(
-    "rotary_kv", {Backend.TORCH: "tandem.kernels.rotary_kv.reference:rotary_kv"}
+    "rotary_kv",
+    {
+        Backend.TORCH: "tandem.kernels.rotary_kv.reference:rotary_kv",
+        Backend.TRITON: "tandem.kernels.rotary_kv.triton:rotary_kv",
+    },
 )
 
 
@@ -74,6 +78,7 @@ def rotary_kv(
     checks.shape("kv", kv, None, 2, None, None, None)
     checks.shape("qkv", qkv, None, None, kv.shape[4])
     checks.same("kv", kv, "qkv", qkv)
+    checks.dense_last("kv", kv)
     if not qkv.is_contiguous() or qkv.shape[1] <= 2 * kv.shape[2]:
         raise BadTensor(
             f"qkv has shape {tuple(qkv.shape)} and strides {qkv.stride()}, expected dense rows of "
@@ -81,6 +86,7 @@ def rotary_kv(
         )
     for name, angle in (("cos", rotation.cos), ("sin", rotation.sin)):
         checks.shape(name, angle, qkv.shape[0], kv.shape[4])
+        checks.dense_last(name, angle)
     checks.shape("slots.blocks", slots.blocks, qkv.shape[0])
     checks.shape("slots.offsets", slots.offsets, qkv.shape[0])
     checks.kind("slots.blocks", slots.blocks, torch.int64)

@@ -1,0 +1,96 @@
+"""Block moves and the digest in Triton, for a slab in GPU memory.
+
+One launch moves any number of blocks, so that small blocks cost no launch each; it keeps its hands
+off most multiprocessors where a row is long enough to fill a few. Whole blocks of megabytes between
+a GPU and elsewhere go by the copy engines instead (`reference`, one copy a block), which disturb
+the steps beside them less than a kernel. Roofline: bytes read plus bytes written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from tandem.kernels.bits import mix
+
+from . import reference
+from .multilinear import WORDS, chunk_keys
+from .triton_kernels import chunk_terms, move_rows
+
+_BLOCK = 4096
+_MOST = 16
+"""Programs that share a row."""
+
+
+def pack(slab: Tensor, ids: Tensor, out: Tensor) -> None:
+    """See the wrapper."""
+    if out.device != slab.device:
+        reference.pack(slab, ids, out)
+    else:
+        _move(slab, out, ids, None)
+
+
+def unpack(packed: Tensor, ids: Tensor, slab: Tensor) -> None:
+    """See the wrapper."""
+    if packed.device != slab.device:
+        reference.unpack(packed, ids, slab)
+    else:
+        _move(packed, slab, None, ids)
+
+
+def copy(slab: Tensor, source: Tensor, to: Tensor) -> None:
+    """See the wrapper."""
+    _move(slab, slab, source, to)
+
+
+def digest(data: Tensor) -> Tensor:
+    """See the wrapper; bytes that fill no whole word are copied to one that zeros fill up."""
+    num_bytes = data.numel()
+    if num_bytes % 8 or data.storage_offset() % 8:
+        data = torch.nn.functional.pad(data, (0, -num_bytes % 8))
+    words = data.view(torch.int64)
+    terms = torch.empty(triton.cdiv(words.numel(), WORDS), dtype=torch.int64, device=data.device)
+    if terms.numel():
+        low, high = chunk_keys(str(data.device))
+        chunk_terms[(terms.numel(),)](
+            words, low, high, terms, words.numel(), WORDS=WORDS, num_warps=4
+        )
+    return mix(terms.sum() + num_bytes)
+
+
+def _move(source: Tensor, target: Tensor, gather: Tensor | None, scatter: Tensor | None) -> None:
+    ids = gather if gather is not None else scatter
+    assert ids is not None, "a move goes by ids on one side at least"
+    if not ids.numel():
+        return
+    source, target = _as_words(source, target)
+    words = source.shape[1]
+    per_row = min(_MOST, triton.cdiv(words, _BLOCK))
+    move_rows[(ids.shape[0], per_row)](
+        source,
+        target,
+        _near(ids if gather is None else gather, source),
+        _near(ids if scatter is None else scatter, source),
+        words,
+        per_row,
+        GATHER=gather is not None,
+        SCATTER=scatter is not None,
+        BLOCK=_BLOCK,
+        num_warps=8,
+    )
+
+
+def _as_words(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows as int64 where both tensors are aligned to it, else as bytes."""
+    aligned = all(t.storage_offset() % 8 == 0 and t.data_ptr() % 8 == 0 for t in (source, target))
+    if source.shape[1] % 8 or not aligned:
+        return source, target
+    return source.view(torch.int64), target.view(torch.int64)
+
+
+def _near(ids: Tensor, like: Tensor) -> Tensor:
+    """Ids on the device; from pinned memory, as a copy from other memory waits for the stream."""
+    if ids.device == like.device:
+        return ids
+    return ids.pin_memory().to(like.device, non_blocking=True)

@@ -1,0 +1,57 @@
+"""Jit code of block moves and of the digest's first level."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def move_rows(
+    source, target, source_ids, target_ids, words, PER_ROW,
+    GATHER: tl.constexpr, SCATTER: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """target[t] = source[s] for rows of `words` elements. Grid: (rows, PER_ROW).
+
+    Row i goes from source_ids[i] (with GATHER, else i) to target_ids[i] (with SCATTER, else i);
+    program j of PER_ROW of a row takes every PER_ROW-th piece of BLOCK elements.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    s = row
+    t = row
+    if GATHER:
+        s = tl.load(source_ids + row)
+    if SCATTER:
+        t = tl.load(target_ids + row)
+    for start in tl.range(tl.program_id(1) * BLOCK, words, PER_ROW * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        keep = at < words
+        value = tl.load(source + s * words + at, mask=keep)
+        tl.store(target + t * words + at, value, mask=keep)
+
+
+@triton.jit
+def _shift(value, BY: tl.constexpr):
+    """Right by BY with zeros from the left."""
+    return (value >> BY) & ((1 << (64 - BY)) - 1)
+
+
+@triton.jit
+def _mix(value):
+    """The finaliser of SplitMix64 (kernels/bits.py); the multipliers as signed integers."""
+    value = (value ^ _shift(value, 30)) * -4658895280553007687
+    value = (value ^ _shift(value, 27)) * -7723592293110705685
+    return value ^ _shift(value, 31)
+
+
+@triton.jit
+def chunk_terms(data, low_keys, high_keys, terms, words, WORDS: tl.constexpr):
+    """Term of one chunk of WORDS int64 in the digest's sum (multilinear.py). Grid: (chunks,)."""
+    chunk = tl.program_id(0).to(tl.int64)
+    in_chunk = tl.arange(0, WORDS)
+    at = chunk * WORDS + in_chunk
+    word = tl.load(data + at, mask=at < words, other=0)
+    s1 = tl.sum(word * tl.load(low_keys + in_chunk), 0)
+    s2 = tl.sum((word >> 32) * tl.load(high_keys + in_chunk), 0)
+    place = (chunk + 1) * -7046029254386353131
+    tl.store(terms + chunk, _mix(s1 + _mix(s2 + place)))

@@ -1,0 +1,27 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still runs out.
+
+On Hopper and later a grid may be put on the multiprocessors before its predecessor has ended; it
+then waits for the predecessor's writes in `follow` (triton_kernels.py beside this). That hides the
+microsecond between two launches, also within a CUDA graph. Triton launches of this package take
+`**dependent(device)`; each of those kernels calls `follow` before it touches what others wrote.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+def dependent(device: torch.device) -> dict[str, bool]:
+    """Launch arguments of a kernel with a `PDL: tl.constexpr` parameter, for a device."""
+    return _YES if device.type == "cuda" and _has_it(device) else _NO
+
+
+@cache
+def _has_it(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+_YES = {"PDL": True, "launch_pdl": True}
+_NO = {"PDL": False}

@@ -55,6 +55,10 @@ format: setup  ## Put every file into the house's format
 reference: setup  ## Make the reference tokens anew, with transformers as the judge
 	$(BIN)/python tests/reference/make_reference.py
 
+.PHONY: manifests
+manifests: setup  ## Make the CRD manifests anew from the operator's types
+	$(BIN)/python -m tandem.operator.api.crd
+
 .PHONY: wheel
 wheel: setup  ## Build the wheel and install it as the router's image does
 	rm -rf dist

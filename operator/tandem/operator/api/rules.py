@@ -1,0 +1,205 @@
+"""What the API server itself refuses: CEL rules by type, each with a message for a person.
+
+A rule stands at the type whose fields it compares, so that a message's path is short and the cost
+is counted once. Rules may be loosened in later versions and never tightened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.operator.api.model import Model, ModelCache, ModelSource, SourceType
+from tandem.operator.api.roles import Scaling, WorkerRole
+from tandem.operator.api.scaler import LLMRoleScalerSpec
+from tandem.operator.api.service import Engine, LLMServiceSpec
+from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
+
+MAX_NAME = 36
+"""Children and labels have 63 characters, and need room for role and revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One CEL rule; ``at`` is the field that the API server's message names."""
+
+    rule: str
+    message: str
+    at: str = ""
+
+    def manifest(self) -> dict[str, str]:
+        """As x-kubernetes-validations wants it."""
+        path = {"fieldPath": self.at} if self.at else {}
+        return {"rule": self.rule, "message": self.message, **path}
+
+
+_MEMBERS = {
+    SourceType.IMAGE: "image",
+    SourceType.CLAIM: "persistentVolumeClaim",
+    SourceType.HUB: "hub",
+    SourceType.HTTP: "http",
+    SourceType.PACKAGE: "package",
+}
+
+
+def _union() -> tuple[Rule, ...]:
+    return tuple(
+        Rule(
+            f"(self.type == '{kind}') == has(self.{member})",
+            f"source.{member} must be set when source.type is {kind}, and only then",
+        )
+        for kind, member in _MEMBERS.items()
+    )
+
+
+def _replicas(role: str) -> str:
+    return f"(has(self.{role}) && has(self.{role}.replicas) ? self.{role}.replicas : 1)"
+
+
+def _tensor(role: str) -> str:
+    there = f"has(self.{role}) && has(self.{role}.parallelism)"
+    return f"({there} && has(self.{role}.parallelism.tensor) ? self.{role}.parallelism.tensor : 1)"
+
+
+_NEVER = (
+    "(has(self.disaggregation) && has(self.disaggregation.mode)"
+    " ? self.disaggregation.mode : 'Auto')"
+)
+
+NAME_RULES = (
+    Rule(
+        f"self.metadata.name.size() <= {MAX_NAME}",
+        f"metadata.name may have {MAX_NAME} characters at most: names of children are made from it",
+    ),
+    Rule(
+        "!self.metadata.name.contains('.')",
+        "metadata.name may not contain dots: it becomes the name of a Service",
+    ),
+)
+
+RULES: dict[type, tuple[Rule, ...]] = {
+    ModelSource: _union(),
+    ModelCache: (
+        Rule(
+            "has(self.persistentVolumeClaim) != has(self.emptyDir)",
+            "model.cache needs exactly one of persistentVolumeClaim and emptyDir",
+        ),
+    ),
+    Model: (
+        Rule(
+            "!has(self.cache) || !(self.source.type in ['Image', 'PersistentVolumeClaim'])",
+            "model.cache is for sources that are fetched (Hub, HTTP, Package); "
+            "remove it, or change source.type",
+            ".cache",
+        ),
+    ),
+    Engine: (
+        Rule(
+            "!has(self.blockSize) || self.blockSize in [16, 32, 64, 128, 256]",
+            "engine.blockSize must be a power of two from 16 to 256",
+            ".blockSize",
+        ),
+        Rule(
+            "!has(self.gpuMemoryUtilizationPercent) || self.gpuMemoryUtilizationPercent >= 1",
+            "engine.gpuMemoryUtilizationPercent must be from 1 to 100",
+            ".gpuMemoryUtilizationPercent",
+        ),
+    ),
+    Scaling: (
+        Rule(
+            "!has(self.minReplicas) || !has(self.maxReplicas)"
+            " || self.minReplicas <= self.maxReplicas",
+            "scaling.minReplicas may not be above scaling.maxReplicas",
+            ".minReplicas",
+        ),
+        Rule(
+            "!(has(self.minReplicas) || has(self.maxReplicas))"
+            " || (has(self.mode) && self.mode == 'External')",
+            "scaling.minReplicas and scaling.maxReplicas need scaling.mode External",
+        ),
+    ),
+    WorkerRole: (
+        Rule(
+            "!has(self.nodesPerReplica) || self.nodesPerReplica <= (!has(self.parallelism) ? 1 :"
+            " (has(self.parallelism.tensor) ? self.parallelism.tensor : 1)"
+            " * (has(self.parallelism.pipeline) ? self.parallelism.pipeline : 1)"
+            " * (has(self.parallelism.data) ? self.parallelism.data : 1))",
+            "nodesPerReplica may not be above the ranks of a replica (tensor x pipeline x data)",
+            ".nodesPerReplica",
+        ),
+    ),
+    NodeLocalVolume: (
+        Rule(
+            "has(self.csi) != has(self.persistentVolumeClaim)",
+            "nodeLocal.volume needs exactly one of csi and persistentVolumeClaim",
+        ),
+    ),
+    KVTransfer: (
+        Rule(
+            "!(has(self.connector) && self.connector == 'TCP'"
+            " && has(self.transport) && self.transport == 'RDMA')",
+            "kvTransfer.connector TCP cannot use transport RDMA; choose NIXL or Auto",
+            ".transport",
+        ),
+        Rule(
+            "!(has(self.connector) && self.connector == 'CudaP2P' && has(self.nodeLocal)"
+            " && has(self.nodeLocal.mode) && self.nodeLocal.mode == 'Disabled')",
+            "kvTransfer.connector CudaP2P needs kvTransfer.nodeLocal; its mode is Disabled",
+            ".nodeLocal",
+        ),
+        Rule(
+            "!has(self.preflight) || !has(self.preflight.mode)"
+            " || self.preflight.mode != 'Require' || has(self.preflight.minMegabytesPerSecond)",
+            "kvTransfer.preflight.mode Require needs minMegabytesPerSecond",
+            ".preflight",
+        ),
+    ),
+    LLMServiceSpec: (
+        Rule(
+            "!has(self.decode.replicas) || self.decode.replicas >= 1",
+            "decode.replicas must be at least 1: decode workers produce the tokens; "
+            "use suspend to stop a service",
+            ".decode.replicas",
+        ),
+        Rule(
+            "!has(self.decode.scaling) || !has(self.decode.scaling.minReplicas)"
+            " || self.decode.scaling.minReplicas >= 1",
+            "decode.scaling.minReplicas must be at least 1",
+            ".decode.scaling",
+        ),
+        Rule(
+            f"{_NEVER} != 'Always' || {_replicas('prefill')} >= 1",
+            "disaggregation.mode Always needs at least one prefill replica",
+            ".disaggregation",
+        ),
+        Rule(
+            f"{_NEVER} != 'Never' || !has(self.prefill) || {_replicas('prefill')} == 0"
+            " || !has(self.prefill.replicas)",
+            "disaggregation.mode Never leaves prefill workers idle: set prefill.replicas to 0",
+            ".prefill",
+        ),
+        Rule(
+            f"{_replicas('prefill')} == 0 || {_NEVER} == 'Never'"
+            f" || {_tensor('prefill')} == {_tensor('decode')}",
+            "prefill.parallelism.tensor and decode.parallelism.tensor must be equal: "
+            "KV is exchanged between equal layouts only",
+            ".prefill",
+        ),
+        Rule(
+            "!has(self.observability) || !has(self.observability.metrics)"
+            " || !has(self.observability.metrics.port)"
+            " || !(self.observability.metrics.port in [5570, 5580, 8000])"
+            " && !(self.observability.metrics.port >= 5590"
+            " && self.observability.metrics.port <= 5605)",
+            "observability.metrics.port must not be one of Tandem's own: 5570, 5580, 8000, "
+            "5590 to 5605",
+            ".observability.metrics.port",
+        ),
+    ),
+    LLMRoleScalerSpec: (
+        Rule(
+            "self.serviceName == oldSelf.serviceName && self.role == oldSelf.role",
+            "serviceName and role of a scaler cannot be changed",
+        ),
+    ),
+}
+"""Rules by the type at which they stand."""

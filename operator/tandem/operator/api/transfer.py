@@ -1,0 +1,141 @@
+"""``spec.kvTransfer``: how KV travels from prefill to decode workers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import field
+
+from tandem.operator.api.values import Api, ClaimRef, Count, DnsName, Seconds, doc
+
+
+class Connector(StrEnum):
+    """Mover of KV bytes."""
+
+    AUTO = "Auto"
+    CUDA_P2P = "CudaP2P"
+    NIXL = "NIXL"
+    TCP = "TCP"
+
+
+class TransportChoice(StrEnum):
+    """What the connector may use underneath."""
+
+    AUTO = "Auto"
+    RDMA = "RDMA"
+    TCP = "TCP"
+
+
+class Integrity(StrEnum):
+    """What is compared before KV is used."""
+
+    HEADER = "Header"
+    DIGEST = "Digest"
+
+
+class FailurePolicy(StrEnum):
+    """What happens to a request whose hand-off failed."""
+
+    RECOMPUTE = "Recompute"
+    FAIL = "Fail"
+
+
+class NodeLocalMode(StrEnum):
+    """Whether a folder shared by a node's pods is used."""
+
+    AUTO = "Auto"
+    REQUIRED = "Required"
+    DISABLED = "Disabled"
+
+
+class NodeLocalCopy(StrEnum):
+    """Who copies between the GPUs of a node."""
+
+    AUTO = "Auto"
+    DIRECT = "Direct"
+    AGENT = "Agent"
+
+
+class PreflightMode(StrEnum):
+    """What a link's measured rate decides."""
+
+    OFF = "Off"
+    WARN = "Warn"
+    REQUIRE = "Require"
+
+
+class CsiVolume(Api, frozen=True, kw_only=True):
+    """An inline CSI volume."""
+
+    driver: Annotated[DnsName, doc("CSI driver that gives each node's pods one folder.")]
+
+
+class NodeLocalVolume(Api, frozen=True, kw_only=True):
+    """A volume that shows the same folder to all pods of a node."""
+
+    csi: Annotated[CsiVolume | None, doc("An inline volume of a CSI driver.")] = None
+    persistent_volume_claim: Annotated[
+        ClaimRef | None, doc("A claim that shows every node its own folder.")
+    ] = None
+
+
+class NodeLocal(Api, frozen=True, kw_only=True):
+    """The folder through which pods of one node exchange memory handles."""
+
+    mode: Annotated[
+        NodeLocalMode | None,
+        doc(
+            "Auto (unless given): used where there is a volume. Required: KVFabricReady is False "
+            "without one. Disabled: never."
+        ),
+    ] = None
+    copy_mode: Annotated[
+        NodeLocalCopy | None,
+        doc("Auto (unless given), Direct: workers copy, Agent: a node agent does."),
+    ] = field(default=None, name="copy")
+    volume: Annotated[NodeLocalVolume | None, doc("The volume to mount in every worker.")] = None
+
+
+class Preflight(Api, frozen=True, kw_only=True):
+    """A link is measured before it is used."""
+
+    mode: Annotated[
+        PreflightMode | None,
+        doc("Off, Warn (unless given): a slow link is reported. Require: it is not used."),
+    ] = None
+    min_megabytes_per_second: Annotated[
+        Count | None, doc("Rate below which a link counts as slow.")
+    ] = None
+
+
+class KVTransfer(Api, frozen=True, kw_only=True):
+    """The hand-off of KV between workers."""
+
+    connector: Annotated[
+        Connector | None, doc("Mover of KV bytes: Auto (unless given), CudaP2P, NIXL or TCP.")
+    ] = None
+    transport: Annotated[
+        TransportChoice | None,
+        doc("Auto (unless given), RDMA (refuse to fall back to TCP) or TCP."),
+    ] = None
+    integrity: Annotated[
+        Integrity | None,
+        doc("Header (unless given): identity of every part. Digest: its bytes too."),
+    ] = None
+    failure_policy: Annotated[
+        FailurePolicy | None,
+        doc("Recompute (unless given): the request goes on elsewhere. Fail: it is answered 503."),
+    ] = None
+    no_progress_timeout_seconds: Annotated[
+        Seconds | None, doc("A load without progress for this long has failed.")
+    ] = None
+    lease_duration_seconds: Annotated[
+        Seconds | None, doc("How long a prefill worker keeps exported blocks (30 unless given).")
+    ] = None
+    node_local: Annotated[NodeLocal, doc("A folder shared by the pods of a node, for CudaP2P.")] = (
+        field(default_factory=NodeLocal)
+    )
+    preflight: Annotated[Preflight, doc("Measurement of links before use.")] = field(
+        default_factory=Preflight
+    )

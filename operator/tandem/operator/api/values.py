@@ -1,0 +1,111 @@
+"""Scalars and references that fields of the resources are made of, each with its bounds.
+
+Every string and list that a validation rule touches has a length: the API server counts a rule's
+worst case from them. Called by the other modules of ``api`` only.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+GROUP = "tandem.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Base of every object in a resource: camelCase outside, nothing written that was not said."""
+
+
+def doc(text: str, **schema: Any) -> Meta:
+    """Description of a field, with further keys of its schema."""
+    return Meta(description=text, extra_json_schema=schema or None)
+
+
+Text = Annotated[str, Meta(min_length=1, max_length=1024)]
+ShortText = Annotated[str, Meta(min_length=1, max_length=253)]
+DnsLabel = Annotated[
+    str, Meta(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+]
+DnsName = Annotated[
+    str, Meta(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+]
+SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+Url = Annotated[str, Meta(min_length=1, max_length=2048, pattern=r"^https?://.+")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$", max_length=64)]
+RelativePath = Annotated[str, Meta(max_length=1024, pattern=r"^[^/].*$|^$")]
+
+Replicas = Annotated[int, Meta(ge=0, le=1000)]
+Degree = Annotated[int, Meta(ge=1, le=1024)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seconds = Annotated[int, Meta(ge=1, le=86400)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
+PortNumber = Annotated[int, Meta(ge=1, le=65535)]
+
+Quantity = Annotated[
+    int | str,
+    Meta(extra_json_schema={"x-kubernetes-int-or-string": True, "maxLength": 64}),
+]
+Arguments = Annotated[
+    list[Annotated[str, Meta(max_length=4096)]],
+    Meta(max_length=64, extra_json_schema={"x-kubernetes-list-type": "atomic"}),
+]
+StringMap = Annotated[dict[str, Annotated[str, Meta(max_length=4096)]], Meta(max_length=64)]
+Resources = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+        }
+    ),
+]
+PodTemplate = Annotated[
+    dict[str, Any],
+    Meta(
+        extra_json_schema={
+            "type": "object",
+            "x-kubernetes-preserve-unknown-fields": True,
+            "properties": {
+                "metadata": {
+                    "type": "object",
+                    "description": "Labels and annotations added to the pods.",
+                    "properties": {
+                        "labels": {
+                            "type": "object",
+                            "description": "Labels; those of Tandem and of the selector win.",
+                            "additionalProperties": {"type": "string"},
+                        },
+                        "annotations": {
+                            "type": "object",
+                            "description": "Annotations.",
+                            "additionalProperties": {"type": "string"},
+                        },
+                    },
+                }
+            },
+        }
+    ),
+]
+
+
+class SecretKeyRef(Api, frozen=True, kw_only=True):
+    """One key of a Secret in the resource's namespace."""
+
+    name: Annotated[DnsName, doc("Name of the Secret.")]
+    key: Annotated[SecretKey, doc("Key within the Secret's data.")]
+
+
+class SecretRef(Api, frozen=True, kw_only=True):
+    """A Secret in the resource's namespace."""
+
+    name: Annotated[DnsName, doc("Name of the Secret.")]
+
+
+class ClaimRef(Api, frozen=True, kw_only=True):
+    """A PersistentVolumeClaim in the resource's namespace."""
+
+    claim_name: Annotated[DnsName, doc("Name of the PersistentVolumeClaim.")]

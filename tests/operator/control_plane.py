@@ -1,0 +1,208 @@
+"""A Kubernetes without nodes: etcd, kube-apiserver and, where asked for, kube-controller-manager.
+
+Enough for everything that an API server decides: validation, server-side apply, admission, garbage
+collection. The binaries are looked for in ``TANDEM_KUBE_BIN``, then in PATH. Loopback only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+NEEDED = ("etcd", "kube-apiserver", "kubectl", "openssl")
+TOKEN = "test-admin"
+START_SECONDS = 60.0
+
+
+def binary(name: str) -> str | None:
+    """Path of a binary, or None."""
+    folder = os.environ.get("TANDEM_KUBE_BIN")
+    if folder and (Path(folder) / name).is_file():
+        return str(Path(folder) / name)
+    return shutil.which(name)
+
+
+def missing() -> list[str]:
+    """Binaries that are not there."""
+    return [name for name in NEEDED if binary(name) is None]
+
+
+@dataclass
+class ControlPlane:
+    """A running API server."""
+
+    home: Path
+    port: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def server(self) -> str:
+        """URL of the API server."""
+        return f"https://127.0.0.1:{self.port}"
+
+    def kubeconfig(self, server: str | None = None, token: str = TOKEN) -> Path:
+        """A kubeconfig of the administrator, or of another token or address."""
+        path = self.home / f"kubeconfig-{abs(hash((server, token))):x}"
+        cluster = {"server": server or self.server, "insecure-skip-tls-verify": True}
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "test", "user": {"token": token}}],
+        }
+        path.write_text(json.dumps(content))
+        return path
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """Output of kubectl; with ``check=False`` its errors too."""
+        done = subprocess.run(
+            [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig()), *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done.stdout if check else done.stdout + done.stderr
+
+    def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """A process whose log is ``name``.log."""
+        log = (self.home / f"{name}.log").open("wb")
+        process = subprocess.Popen([str(binary(name)), *arguments], stdout=log, stderr=log)
+        log.close()
+        self.processes.append(process)
+        return process
+
+    def stop(self) -> None:
+        """End what was started, the last first."""
+        for process in reversed(self.processes):
+            process.terminate()
+        for process in reversed(self.processes):
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+@contextlib.contextmanager
+def control_plane(home: Path, *, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
+    """An API server with its store below ``home``; ``controllers`` names those to run."""
+    etcd, peer, port = free_ports(3)
+    plane = ControlPlane(home, port)
+    try:
+        _etcd(plane, etcd, peer)
+        _api_server(plane, etcd)
+        wait_ready(plane)
+        if controllers:
+            _controllers(plane, controllers)
+        yield plane
+    finally:
+        plane.stop()
+
+
+def _etcd(plane: ControlPlane, port: int, peer: int) -> None:
+    client, peers = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
+    plane.start(
+        "etcd",
+        f"--data-dir={plane.home / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peers}",
+        f"--initial-advertise-peer-urls={peers}",
+        f"--initial-cluster=default={peers}",
+        "--log-level=warn",
+        "--unsafe-no-fsync",
+    )
+
+
+def _api_server(plane: ControlPlane, etcd: int) -> None:
+    key = plane.home / "sa.key"
+    subprocess.run(
+        [
+            str(binary("openssl")),
+            "ecparam",
+            "-genkey",
+            "-name",
+            "prime256v1",
+            "-noout",
+            "-out",
+            key,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    tokens = plane.home / "tokens.csv"
+    tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\noperator-token,operator,operator,\n')
+    plane.start(
+        "kube-apiserver",
+        f"--etcd-servers=http://127.0.0.1:{etcd}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        f"--secure-port={plane.port}",
+        f"--cert-dir={plane.home / 'certs'}",
+        f"--token-auth-file={tokens}",
+        "--authorization-mode=RBAC",
+        "--service-cluster-ip-range=10.97.0.0/24",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-account-key-file={key}",
+        f"--service-account-signing-key-file={key}",
+        "--disable-admission-plugins=ServiceAccount",
+        "--allow-privileged=true",
+        "--endpoint-reconciler-type=none",
+    )
+
+
+def _controllers(plane: ControlPlane, names: Sequence[str]) -> None:
+    (port,) = free_ports(1)
+    config = plane.kubeconfig()
+    plane.start(
+        "kube-controller-manager",
+        f"--kubeconfig={config}",
+        f"--controllers={','.join(names)}",
+        f"--secure-port={port}",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+        f"--cert-dir={plane.home / 'manager-certs'}",
+    )
+
+
+def wait_ready(plane: ControlPlane) -> None:
+    """Until /readyz answers, or an error with the log's end."""
+    context = ssl._create_unverified_context()
+    request = urllib.request.Request(
+        plane.server + "/readyz", headers={"Authorization": f"Bearer {TOKEN}"}
+    )
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            if urllib.request.urlopen(request, context=context, timeout=2).status == 200:
+                return
+        if any(process.poll() is not None for process in plane.processes):
+            break
+        time.sleep(0.2)
+    log = (plane.home / "kube-apiserver.log").read_text()[-2000:]
+    raise RuntimeError(f"the API server did not become ready:\n{log}")

@@ -11,6 +11,7 @@ from tests.router.fake_worker import FakeWorker
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
@@ -22,7 +23,6 @@ from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import WorkerView
-from tandem.router.workers.dealer import CurveKeys
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 
@@ -70,7 +70,7 @@ def view(number: int, role: WorkerRole, **fields: Any) -> WorkerView:
 class Stack:
     """Pool, fleet and dispatcher, as the app composes them, without HTTP and text."""
 
-    def __init__(self, *, curve: CurveKeys | None = None, **limits: Any) -> None:
+    def __init__(self, *, curve: KeyRing | None = None, **limits: Any) -> None:
         self.metrics = RouterMetrics("fake")
         times = LinkTimes(beat_interval=0.05, beat_timeout=0.5, stall_timeout=1.0)
         self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics, curve=curve)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.curve_keys import write_keys
 from tests.router.builders import Stack, beats, make_request, tokens_of, until
 from tests.router.fake_worker import FakeWorker, Turn
 
@@ -19,7 +21,6 @@ from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.link import Link
 from tandem.protocol.messages import Beat, Draining, ReplyTo, Reset, Welcome, encode
 from tandem.protocol.outputs import Accepted
-from tandem.router.workers.dealer import CurveKeys
 from tandem.router.workers.liveness import LinkTimes, Liveness
 from tandem.router.workers.seams import LinkState
 from tandem.router.workers.static import StaticDiscovery
@@ -276,11 +277,11 @@ async def test_discovery(stack: Stack, decode: Make) -> None:
     stack.pool.remove("127.0.0.1:8")
 
 
-async def test_curve(make_worker: Make) -> None:
+async def test_curve_needs_a_worker_with_the_key(make_worker: Make, tmp_path: Path) -> None:
     """With keys, a worker without them cannot be talked to."""
-    public, secret = zmq.curve_keypair()
+    ring = write_keys(tmp_path, router=1, decode=1)["router"]
     d = make_worker(WorkerRole.DECODE)
-    stack = Stack(curve=CurveKeys(server=public, public=public, secret=secret))
+    stack = Stack(curve=ring)
     stack.pool.add(d.endpoint)
     assert not await stack.pool.wait_change(0.3)
     assert not stack.pool.workers

@@ -4,78 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from queue import SimpleQueue
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
-from tests.workers.hand_router import WAIT_MS, Router, dealer
+from tests.workers.hand_router import Router, dealer
+from tests.workers.io_worker import Worker
 
 from tandem.engine.core import io
-from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
-from tandem.engine.core.link_metrics import LinkMetrics
-from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
+from tandem.engine.core.io import FromRouter, RouterLost
+from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.link import Link
 from tandem.protocol.messages import (
     Beat,
     Cancel,
     Frame,
     Hello,
-    LoadReport,
     Reset,
     WorkerBeat,
     decode_to_router,
     encode,
 )
-
-GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
-LOAD = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)
-
-
-class Worker:
-    """An I/O thread on a port of its own."""
-
-    def __init__(self) -> None:
-        self.inbox: Inbox = SimpleQueue()
-        self.registry = CollectorRegistry()
-        me = new_incarnation()
-        fingerprint = Fingerprint(revision="r", dtype="float32", layout=KVLayout((GROUP,)))
-        card = ModelCard(
-            model="m",
-            fingerprint=fingerprint,
-            max_model_len=64,
-            block_size=16,
-            num_blocks=9,
-            vocab_size=100,
-            max_num_seqs=4,
-            max_num_batched_tokens=64,
-            max_logprobs=5,
-            role=WorkerRole.DECODE,
-            incarnation=me,
-        )
-        self.thread = IOThread(
-            endpoint="tcp://127.0.0.1:0",
-            card=card,
-            incarnation=me,
-            inbox=self.inbox,
-            beat=lambda: WorkerBeat(Beat(), LOAD),
-            metrics=LinkMetrics(self.registry),
-        )
-        self.endpoint = self.thread.endpoint
-
-    def next(self) -> FromRouter | RouterLost | None:
-        """What the step loop would see next, greetings apart."""
-        while isinstance(item := self.inbox.get(timeout=WAIT_MS / 1000), RouterFound):
-            pass
-        return item
-
-    def dropped(self, reason: str) -> float:
-        """Frames dropped for a reason."""
-        name = "tandem:link_frames_dropped_total"
-        return self.registry.get_sample_value(name, {"reason": reason}) or 0.0
 
 
 @pytest.fixture(scope="module")

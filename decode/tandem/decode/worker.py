@@ -27,6 +27,7 @@ def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int
             incarnation=context.incarnation,
             registry=context.registry,
             notify=context.notify,
+            guard=context.guard,
         )
         consumer.start()
         return RoleParts(DecodeRole(consumer), DecodeConnector(consumer))

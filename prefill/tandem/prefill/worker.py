@@ -30,6 +30,7 @@ def run(
             incarnation=context.incarnation,
             registry=context.registry,
             notify=context.notify,
+            guard=context.guard,
         )
         producer.start()
         connector = PrefillConnector(producer, context.capacity.layout.block_size)

@@ -18,6 +18,7 @@ from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
+from tandem.protocol.keys import KeyRing
 from tandem.router import ops
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tandem.router.config import RouterConfig
@@ -65,7 +66,8 @@ class Router:
             raise InvalidParameter("model", config.model, "a prepared model folder")
         metrics = RouterMetrics(next(iter(config.served_model_name), ""))
         times = LinkTimes(config.beat_interval, config.beat_timeout, config.stall_timeout)
-        pool = WorkerPool(new_incarnation(), times=times, counter=metrics)
+        curve = KeyRing.load(config.curve_keys, config.curve_peers)
+        pool = WorkerPool(new_incarnation(), times=times, counter=metrics, curve=curve)
         fleet = Fleet(pool, PrefixIndex(config.prefix_index_mib << 20))
         admission = AdmissionQueue(
             AdmissionLimits(

@@ -70,6 +70,12 @@ class RouterConfig:
     drain_timeout: float = setting(
         30.0, "How long requests under way may take to end after a signal to stop."
     )
+    curve_keys: str | None = setting(
+        None, "Folder with the router's CURVE key pair; none: links are neither checked nor hidden."
+    )
+    curve_peers: str | None = setting(
+        None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
+    )
     access_log: bool = setting(False, "Log a line per request.")
 
     def __post_init__(self) -> None:

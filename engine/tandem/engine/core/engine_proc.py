@@ -18,6 +18,7 @@ from types import FrameType
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.core.peer_sets import PeerSets
@@ -63,6 +64,7 @@ class EngineCoreProc:
         probes: WorkerProbes,
         inbox: Inbox,
         registry: CollectorRegistry,
+        guard: CurveGuard | None = None,
     ) -> None:
         assert card.incarnation is not None
         self._core = core
@@ -83,6 +85,7 @@ class EngineCoreProc:
             inbox=inbox,
             beat=self._beat,
             metrics=LinkMetrics(registry),
+            guard=guard,
         )
         probes.attach(core=core, role=role, draining=lambda: self._draining_until is not None)
 

@@ -19,6 +19,7 @@ from queue import SimpleQueue
 
 import zmq
 
+from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
 from tandem.protocol.errors import WireError
@@ -98,6 +99,7 @@ class IOThread(threading.Thread):
         inbox: Inbox,
         beat: Callable[[], WorkerBeat],
         metrics: LinkMetrics,
+        guard: CurveGuard | None = None,
     ) -> None:
         super().__init__(name="tandem-io", daemon=True)
         self._card = card
@@ -118,6 +120,8 @@ class IOThread(threading.Thread):
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.SNDHWM, 100_000)
+        if guard is not None:
+            guard.serve(self._socket, "router")
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:

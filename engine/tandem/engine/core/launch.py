@@ -17,6 +17,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.engine_proc import EngineCoreProc, WorkerProbes
+from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.io import Inbox
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
@@ -25,6 +26,7 @@ from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.protocol.card import Fingerprint, WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
+from tandem.protocol.keys import KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ class RoleContext:
     incarnation: Incarnation
     executor: Executor
     registry: CollectorRegistry
+    guard: CurveGuard | None
+    """Keeps strangers from the role's own sockets."""
     notify: Callable[[], None]
     """Wakes the step loop; from any thread."""
 
@@ -71,6 +75,10 @@ def run_worker(
     probes = WorkerProbes(server, registry)
     incarnation = new_incarnation()
     inbox: Inbox = SimpleQueue()
+    ring = KeyRing.load(server.curve_keys, server.curve_peers)
+    guard = CurveGuard(ring) if ring is not None else None
+    if guard is not None:
+        guard.start()
     parts: list[RoleParts] = []
 
     def connect(capacity: Capacity) -> KVConnector | None:
@@ -84,6 +92,7 @@ def run_worker(
                     incarnation=incarnation,
                     executor=executor,
                     registry=registry,
+                    guard=guard,
                     notify=lambda: inbox.put(None),
                 )
             )
@@ -102,6 +111,7 @@ def run_worker(
         probes=probes,
         inbox=inbox,
         registry=registry,
+        guard=guard,
     )
     logger.info(
         "%s worker %s serves %s: %d blocks of %d tokens",
@@ -111,4 +121,8 @@ def run_worker(
         core.manager.pool.num_blocks,
         core.manager.block_size,
     )
-    return proc.run()
+    try:
+        return proc.run()
+    finally:
+        if guard is not None:
+            guard.stop()

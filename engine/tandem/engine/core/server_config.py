@@ -17,6 +17,12 @@ class ServerConfig:
     drain_seconds: float = setting(
         30.0, "After SIGTERM, time for running requests to end; a second signal ends at once."
     )
+    curve_keys: str | None = setting(
+        None, "Folder with this role's CURVE key pair; none: links are neither checked nor hidden."
+    )
+    curve_peers: str | None = setting(
+        None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
+    )
     log_level: str = setting(
         "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
     )

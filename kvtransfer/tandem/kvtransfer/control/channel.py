@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from hashlib import blake2b
+from typing import Protocol
 
 import zmq
 
@@ -46,6 +47,21 @@ def same_mac(one: bytes, other: bytes) -> bool:
     return hmac.compare_digest(one, other)
 
 
+class SocketGuard(Protocol):
+    """CURVE for the control sockets: a worker's shell brings it."""
+
+    context: zmq.Context[zmq.Socket[bytes]]
+    """Where it answers questions about callers: the sockets must be opened in it."""
+
+    def serve(self, socket: zmq.Socket[bytes], role: str) -> None:
+        """Before ``bind``: let in only callers of this role."""
+        ...
+
+    def call(self, socket: zmq.Socket[bytes], role: str, attempt: int) -> None:
+        """Before ``connect``: expect a server of this role; ``attempt`` goes through its keys."""
+        ...
+
+
 class Channel:
     """A control thread: sockets in, sockets out, beats in between."""
 
@@ -60,7 +76,9 @@ class Channel:
         board: ProgressBoard,
         metrics: HandoffMetrics,
         deliver: Callable[[ToMover], None],
+        guard: SocketGuard | None = None,
     ) -> None:
+        self.guard = guard
         self.config = config
         self.me = incarnation
         self.fingerprint = fingerprint
@@ -68,7 +86,7 @@ class Channel:
         self.problem: str | None = None
         self._board = board
         self._deliver = deliver
-        self._context = zmq.Context()
+        self._context = zmq.Context() if guard is None else guard.context
         self._inbox: Mailbox[ToControl] = Mailbox()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.fileno(), zmq.POLLIN)
@@ -146,7 +164,8 @@ class Channel:
     def _end(self) -> None:
         with contextlib.suppress(Exception):
             self.close_sockets()
-        self._context.destroy(linger=100)
+        if self.guard is None:  # else the context is the whole worker's
+            self._context.destroy(linger=100)
         self._inbox.close()
 
     def _turn(self) -> bool:

@@ -70,6 +70,8 @@ class _Producer:
     retry_at: Millis
     link: _Link | None = None
     pause_ms: int = FIRST_PAUSE_MS
+    failures: int = 0
+    """Connections that never stood: each failure tries the next of the known keys."""
 
 
 class ControlClient(Channel):
@@ -159,8 +161,13 @@ class ControlClient(Channel):
         socket = open_socket(self._context, zmq.DEALER)
         if producer.endpoint.startswith("["):
             socket.setsockopt(zmq.IPV6, 1)
+        if self.guard is not None:
+            self.guard.call(socket, "prefill", producer.failures)
         monitor = socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
         )
         number = LinkNumber(next(self._numbers))
         welcome_by = Millis(now + millis(self.config.kv_connect_seconds))
@@ -246,6 +253,7 @@ class ControlClient(Channel):
         self._close(producer)
         producer.retry_at = Millis(now + max(producer.pause_ms, rest_ms))
         producer.pause_ms = min(2 * producer.pause_ms, LONGEST_PAUSE_MS)
+        producer.failures += not stood
         if stood:
             logger.info("link to %s ends: %s", producer.endpoint, reason)
             self.metrics.links_lost.labels("consumer").inc()

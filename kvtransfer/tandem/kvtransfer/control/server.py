@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import zmq
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.channel import Channel, mac, open_socket, same_mac
+from tandem.kvtransfer.control.channel import Channel, SocketGuard, mac, open_socket, same_mac
 from tandem.kvtransfer.control.mail import (
     Drop,
     FromPeer,
@@ -79,9 +79,16 @@ class ControlServer(Channel):
         metrics: HandoffMetrics,
         deliver: Callable[[ToMover], None],
         welcome: Callable[[tuple[str, ...]], Welcome | None],
+        guard: SocketGuard | None = None,
     ) -> None:
         super().__init__(
-            config, incarnation, fingerprint, board=board, metrics=metrics, deliver=deliver
+            config,
+            incarnation,
+            fingerprint,
+            board=board,
+            metrics=metrics,
+            deliver=deliver,
+            guard=guard,
         )
         self._welcome = welcome
         self._numbers = itertools.count(1)
@@ -89,6 +96,8 @@ class ControlServer(Channel):
         self._by_number: dict[LinkNumber, _Consumer] = {}
         self._socket = open_socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        if guard is not None:
+            guard.serve(self._socket, "decode")
         self.endpoint = self._bind()
         self._poller.register(self._socket, zmq.POLLIN)
 
@@ -101,7 +110,8 @@ class ControlServer(Channel):
             self._socket.bind(f"tcp://{where}:{port or '*'}")
         except zmq.ZMQError as error:
             self._socket.close()
-            self._context.destroy(linger=0)
+            if self.guard is None:
+                self._context.destroy(linger=0)
             self._inbox.close()
             raise AddressInUse(f"KV control socket {where}:{port}: {error}") from error
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]

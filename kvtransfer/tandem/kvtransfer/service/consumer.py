@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control.channel import SocketGuard
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, LoadFailed, Ready
@@ -42,6 +43,7 @@ class HandoffConsumer:
         registry: CollectorRegistry,
         notify: Callable[[], None],
         transports: dict[str, Transport] | None = None,
+        guard: SocketGuard | None = None,
     ) -> None:
         """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
         another thread whenever ``poll`` has something. Raises TransportError."""
@@ -66,6 +68,7 @@ class HandoffConsumer:
             board=parts.board,
             metrics=parts.metrics,
             deliver=self._mover.inbox.put,
+            guard=guard,
         )
         self._channel.connectors = tuple(parts.transports)
         self._mover.control = self._channel

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control.channel import SocketGuard
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import Fence, ProducerEvent, Released
 from tandem.kvtransfer.handoff import export as events
@@ -46,9 +47,11 @@ class HandoffProducer:
         registry: CollectorRegistry,
         notify: Callable[[], None],
         transports: dict[str, Transport] | None = None,
+        guard: SocketGuard | None = None,
     ) -> None:
         """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
-        another thread whenever ``poll`` has something. Raises TransportError, AddressInUse."""
+        another thread whenever ``poll`` has something; ``guard`` keeps strangers out.
+        Raises TransportError, AddressInUse."""
         parts = make_parts(
             config,
             "producer",
@@ -70,6 +73,7 @@ class HandoffProducer:
             board=parts.board,
             metrics=parts.metrics,
             deliver=self._mover.inbox.put,
+            guard=guard,
             welcome=self._mover.welcome,
         )
         self._mover.control = self._channel

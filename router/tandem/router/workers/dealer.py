@@ -8,13 +8,16 @@ connection above it does. Used from the loop's thread alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from tandem.protocol.keys import CallKeys, KeyRing
 from tandem.protocol.messages import MAX_FRAME_BYTES
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 64
 """Messages read before other tasks of the loop get a turn."""
@@ -23,16 +26,12 @@ _CONNECT_MS = 3_000
 _HANDSHAKE_MS = 5_000
 _RETRY_MS = 100
 _RETRY_MAX_MS = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class CurveKeys:
-    """Z85 keys that authenticate and encrypt a link."""
-
-    server: bytes
-    """Public key of the workers."""
-    public: bytes
-    secret: bytes
+_WORKERS = ("decode", "prefill")
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 
 class Dealer:
@@ -46,7 +45,7 @@ class Dealer:
         received: Callable[[list[bytes]], None],
         connected: Callable[[], None],
         disconnected: Callable[[], None],
-        curve: CurveKeys | None = None,
+        curve: KeyRing | None = None,
     ) -> None:
         self._context = context
         self._address = address
@@ -54,6 +53,8 @@ class Dealer:
         self._connected = connected
         self._disconnected = disconnected
         self._curve = curve
+        self._failures = 0
+        """Handshakes that failed: each tries the next of the workers' known keys."""
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.Handle | None = None
         self._open()
@@ -71,17 +72,28 @@ class Dealer:
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_MAX_MS)
         socket.setsockopt(zmq.IPV6, 1)
         if self._curve is not None:
-            socket.setsockopt(zmq.CURVE_SERVERKEY, self._curve.server)
-            socket.setsockopt(zmq.CURVE_PUBLICKEY, self._curve.public)
-            socket.setsockopt(zmq.CURVE_SECRETKEY, self._curve.secret)
+            self._authenticate(socket, self._curve)
         self._socket = socket
         self._monitor = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
         )
         self._loop.add_reader(socket.FD, self._on_readable)
         self._loop.add_reader(self._monitor.FD, self._on_monitor)
         socket.connect(f"tcp://{self._address}")
         self._loop.call_soon(self._on_monitor)
+
+    def _authenticate(self, socket: zmq.Socket[bytes], ring: KeyRing) -> None:
+        keys = ring.call(_WORKERS, self._failures)
+        if keys is None:
+            logger.error("no public key of a worker is known; %s cannot be reached", self._address)
+            keys = CallKeys(ring.public, ring.public, ring.secret)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+    def _try_next_key(self, monitor: zmq.Socket[bytes]) -> None:
+        if self._monitor is monitor and not monitor.closed:
+            self.reopen()
 
     def reopen(self) -> None:
         """Drop what is queued and start over with a new connection; nothing is called back."""
@@ -149,6 +161,10 @@ class Dealer:
                 return
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected()
+            elif event["event"] & _HANDSHAKE_FAILED:
+                self._failures += 1
+                pause_ms = min(_RETRY_MS * self._failures, _RETRY_MAX_MS)
+                self._loop.call_later(pause_ms / 1000, self._try_next_key, monitor)
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 while self._drain(_BATCH):
                     pass  # what came before the end counts

@@ -16,10 +16,10 @@ import zmq
 
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.workers.connection import WorkerConnection
-from tandem.router.workers.dealer import CurveKeys
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.seams import LinkContext, LinkState
 
@@ -87,7 +87,7 @@ class WorkerPool:
         *,
         times: LinkTimes,
         counter: DropCounter,
-        curve: CurveKeys | None = None,
+        curve: KeyRing | None = None,
     ) -> None:
         self.me = me
         self.workers: dict[Incarnation, Worker] = {}

@@ -11,9 +11,9 @@ import zmq
 
 from tandem.protocol.card import ModelCard
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import WorkerBeat
 from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
-from tandem.router.workers.dealer import CurveKeys
 from tandem.router.workers.liveness import LinkTimes
 
 if TYPE_CHECKING:
@@ -71,4 +71,4 @@ class LinkContext:
     times: LinkTimes
     dropped: Callable[[str], None]
     """Counts a dropped frame by its reason."""
-    curve: CurveKeys | None = None
+    curve: KeyRing | None = None

@@ -1,0 +1,76 @@
+"""CURVE on a worker's sockets: who may call, and with which keys it calls others.
+
+One authenticator for the process's ZMQ context; both the I/O thread (routers call) and the
+hand-off's control thread (decode workers call) open their sockets in that context. Keys are read
+anew when their folder changes, so a rotation needs no restart of those who only listen.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import zmq
+import zmq.auth
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils import z85
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.keys import KeyRing
+
+logger = logging.getLogger(__name__)
+
+
+class CurveGuard:
+    """``start`` before the first socket is bound, ``stop`` after the last is closed."""
+
+    def __init__(self, ring: KeyRing) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+        self._ring = ring
+        self._authenticator = ThreadAuthenticator(self.context)
+
+    def start(self) -> None:
+        """Begin to answer ZMQ's questions about callers."""
+        self._authenticator.start()
+
+    def stop(self) -> None:
+        """Stop answering."""
+        self._authenticator.stop()
+
+    def serve(self, socket: zmq.Socket[bytes], role: str) -> None:
+        """Before ``bind``: only callers with a key of ``role`` get through."""
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self._ring.secret)
+        socket.setsockopt(zmq.ZAP_DOMAIN, role.encode())
+        self._authenticator.configure_curve_callback(role, _OnlyRole(self._ring, role))
+
+    def call(self, socket: zmq.Socket[bytes], role: str, attempt: int) -> None:
+        """Before ``connect``: expect a server of ``role``; ``attempt`` goes through its keys.
+
+        Raises InvalidParameter when no key of that role is known.
+        """
+        keys = self._ring.call((role,), attempt)
+        if keys is None:
+            raise InvalidParameter("curve_peers", role, "a folder with a public key of that role")
+        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+
+
+class _OnlyRole:
+    """Asked in the authenticator's thread for every new connection."""
+
+    def __init__(self, ring: KeyRing, role: str) -> None:
+        self._ring = ring
+        self._role = role
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether the caller's key (32 bytes or Z85) is one of the role's."""
+        text = key if len(key) != 32 else z85.encode(key)
+        try:
+            known = self._ring.knows(self._role, text)
+        except InvalidParameter:
+            logger.exception("keys of %s cannot be read; nobody new is let in", self._role)
+            return False
+        if not known:
+            logger.warning("a caller without a key of a %s was turned away", self._role)
+        return known

@@ -1,0 +1,100 @@
+"""CURVE keys as files: a role's own pair, and the public keys of all roles, which may change.
+
+A pod mounts both folders (see ``names``). Reading only; sockets are set by those who own them. A
+role may have several generations at once while keys are rotated: callers try the newest first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import CURVE_PUBLIC_FILE, CURVE_SECRET_FILE
+
+KEY_LENGTH = 40
+"""Characters of a key in Z85."""
+_SUFFIX = ".public"
+
+
+@dataclass(frozen=True, slots=True)
+class CallKeys:
+    """What a client's socket is given; Z85."""
+
+    server: bytes
+    public: bytes
+    secret: bytes
+
+
+class KeyRing:
+    """Our pair and everybody's public keys. Safe to use from several threads."""
+
+    def __init__(self, public: bytes, secret: bytes, peers: Path) -> None:
+        self.public = public
+        self.secret = secret
+        self._peers = peers
+        self._known: tuple[float, dict[str, tuple[bytes, ...]]] = (-1.0, {})
+
+    @classmethod
+    def load(cls, keys: str | None, peers: str | None) -> KeyRing | None:
+        """Ring from the two folders; None when neither is given.
+
+        Raises InvalidParameter naming the folder or file that is missing or holds no key.
+        """
+        if keys is None and peers is None:
+            return None
+        if keys is None or peers is None:
+            name = "curve_keys" if keys is None else "curve_peers"
+            raise InvalidParameter(name, None, "a folder, as the other of the two is given")
+        if not Path(peers).is_dir():
+            raise InvalidParameter("curve_peers", peers, "a folder of ROLE.GENERATION.public files")
+        public = _read_key("curve_keys", Path(keys) / CURVE_PUBLIC_FILE)
+        secret = _read_key("curve_keys", Path(keys) / CURVE_SECRET_FILE)
+        return cls(public, secret, Path(peers))
+
+    def public_keys(self, role: str) -> tuple[bytes, ...]:
+        """Keys of a role, the newest generation first; read again when the folder has changed."""
+        changed = self._changed()
+        if changed != self._known[0]:
+            self._known = (changed, self._read_peers())
+        return self._known[1].get(role, ())
+
+    def call(self, roles: tuple[str, ...], attempt: int) -> CallKeys | None:
+        """Keys for the ``attempt``-th try to reach a server of one of the roles: each known key
+        in its turn. None when there is none."""
+        keys = [key for role in roles for key in self.public_keys(role)]
+        if not keys:
+            return None
+        return CallKeys(keys[attempt % len(keys)], self.public, self.secret)
+
+    def knows(self, role: str, key: bytes) -> bool:
+        """Whether ``key`` is a public key of the role today."""
+        return key in self.public_keys(role)
+
+    def _changed(self) -> float:
+        try:
+            return self._peers.stat().st_mtime
+        except OSError:
+            return self._known[0]  # being replaced: what was known holds
+
+    def _read_peers(self) -> dict[str, tuple[bytes, ...]]:
+        found: dict[str, list[tuple[int, bytes]]] = {}
+        for path in self._peers.glob(f"*{_SUFFIX}"):
+            role, _, generation = path.name.removesuffix(_SUFFIX).rpartition(".")
+            if role and generation.isdecimal():
+                key = _read_key("curve_peers", path)
+                found.setdefault(role, []).append((int(generation), key))
+        return {
+            role: tuple(key for _, key in sorted(keys, reverse=True))
+            for role, keys in found.items()
+        }
+
+
+def _read_key(param: str, path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise InvalidParameter(param, str(path), f"a file with a key ({error.strerror})") from error
+    if len(key) != KEY_LENGTH:
+        raise InvalidParameter(param, str(path), f"{KEY_LENGTH} characters of Z85")
+    return key

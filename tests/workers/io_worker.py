@@ -1,0 +1,63 @@
+"""A worker's I/O thread alone, with what the step loop would see."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+from prometheus_client import CollectorRegistry
+from tests.workers.hand_router import WAIT_MS
+
+from tandem.engine.core.guard import CurveGuard
+from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
+from tandem.engine.core.link_metrics import LinkMetrics
+from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
+
+GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+LOAD = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)
+
+
+class Worker:
+    """An I/O thread on a port of its own."""
+
+    def __init__(self, guard: CurveGuard | None = None) -> None:
+        self.inbox: Inbox = SimpleQueue()
+        self.registry = CollectorRegistry()
+        me = new_incarnation()
+        fingerprint = Fingerprint(revision="r", dtype="float32", layout=KVLayout((GROUP,)))
+        card = ModelCard(
+            model="m",
+            fingerprint=fingerprint,
+            max_model_len=64,
+            block_size=16,
+            num_blocks=9,
+            vocab_size=100,
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            max_logprobs=5,
+            role=WorkerRole.DECODE,
+            incarnation=me,
+        )
+        self.thread = IOThread(
+            endpoint="tcp://127.0.0.1:0",
+            card=card,
+            incarnation=me,
+            inbox=self.inbox,
+            beat=lambda: WorkerBeat(Beat(), LOAD),
+            metrics=LinkMetrics(self.registry),
+            guard=guard,
+        )
+        self.endpoint = self.thread.endpoint
+
+    def next(self) -> FromRouter | RouterLost | None:
+        """What the step loop would see next, greetings apart."""
+        while isinstance(item := self.inbox.get(timeout=WAIT_MS / 1000), RouterFound):
+            pass
+        return item
+
+    def dropped(self, reason: str) -> float:
+        """Frames dropped for a reason."""
+        name = "tandem:link_frames_dropped_total"
+        return self.registry.get_sample_value(name, {"reason": reason}) or 0.0

@@ -1,0 +1,154 @@
+"""CURVE between routers and workers, and between workers: strangers out, rotations unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from tests.curve_keys import write_keys
+from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.workers.hand_router import Router
+from tests.workers.io_worker import Worker
+
+from tandem.engine.core.guard import CurveGuard
+from tandem.protocol.card import PROTOCOL_VERSION
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.keys import KeyRing
+from tandem.protocol.messages import Hello
+from tandem.router.metrics import RouterMetrics
+from tandem.router.workers.liveness import LinkTimes
+from tandem.router.workers.pool import WorkerPool
+
+WAIT = 10.0
+
+
+@pytest.fixture
+def rings(tmp_path: Path) -> dict[str, KeyRing]:
+    """A generation of keys for every role."""
+    return write_keys(tmp_path, router=1, prefill=1, decode=1)
+
+
+@pytest.fixture
+def guard(rings: dict[str, KeyRing]) -> Iterator[CurveGuard]:
+    """The decode role's guard."""
+    made = CurveGuard(rings["decode"])
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def worker(guard: CurveGuard) -> Iterator[Worker]:
+    """A guarded I/O thread."""
+    made = Worker(guard)
+    made.thread.start()
+    yield made
+    made.thread.stop()
+
+
+class Listener:
+    """Hears of nothing."""
+
+    def worker_up(self, worker: Any) -> None:
+        """It is up."""
+
+    def worker_lost(self, worker: Any, reason: str) -> None:
+        """It is gone."""
+
+    def worker_blocks(self, worker: Any, events: Any) -> None:
+        """Its cache."""
+
+
+async def meets(worker: Worker, ring: KeyRing | None, seconds: float) -> bool:
+    """Whether a router with this ring gets a link to the worker in time."""
+    pool = WorkerPool(
+        new_incarnation(), times=LinkTimes(0.2, 5.0, 60.0), counter=RouterMetrics("m"), curve=ring
+    )
+    pool.start(Listener())
+    try:
+        pool.add(worker.endpoint.removeprefix("tcp://"))
+        async with asyncio.timeout(seconds):
+            while not pool.workers:
+                await pool.wait_change(seconds)
+    except TimeoutError:
+        return False
+    finally:
+        await pool.close()
+    return True
+
+
+async def test_a_router_with_a_key_gets_through(worker: Worker, rings: dict[str, KeyRing]) -> None:
+    """The worker's key is found among those of both roles."""
+    assert await meets(worker, rings["router"], WAIT)
+
+
+@pytest.mark.parametrize("who", ["nobody", "prefill", "unknown"])
+async def test_others_do_not(
+    worker: Worker, rings: dict[str, KeyRing], tmp_path: Path, who: str
+) -> None:
+    """Without keys, with another role's, or with a key that nobody published."""
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    public, secret = zmq.curve_keypair()
+    ring = {
+        "nobody": None,
+        "prefill": rings["prefill"],
+        "unknown": KeyRing(public, secret, tmp_path / "peers"),
+    }[who]
+
+    assert not await meets(worker, ring, 1.0)
+    assert worker.inbox.empty()
+
+
+def test_plain_sockets_do_not_either(worker: Worker) -> None:
+    """A greeting without CURVE is not even read."""
+    router = Router(worker.endpoint)
+    router.say(Hello(PROTOCOL_VERSION))
+    assert not router.socket.poll(500)
+    router.socket.close()
+    assert worker.inbox.empty()
+
+
+async def test_a_rotation_needs_no_restart_of_the_worker(
+    worker: Worker, rings: dict[str, KeyRing], tmp_path: Path
+) -> None:
+    """A router with the next generation is let in as soon as its key is published."""
+    newer = write_keys(tmp_path, router=2, decode=2)
+    os.utime(tmp_path / "peers", (1, 1))
+
+    assert await meets(worker, newer["router"], WAIT)
+    assert await meets(worker, rings["router"], WAIT)
+
+
+def test_decode_workers_reach_prefill_workers(rings: dict[str, KeyRing]) -> None:
+    """The control link stands under CURVE, whichever generation P's process has."""
+    p_guard = CurveGuard(rings["prefill"])
+    p_guard.start()
+    d_guard = _SharedContext(rings["decode"], p_guard)
+    config = make_config()
+    producer, consumer = Producer(config, guard=p_guard), Consumer(config, guard=d_guard)
+    try:
+        consumer.meet(producer)
+        plain = Consumer(config)
+        plain.service.set_peers({producer.service.control: producer.incarnation})
+        with pytest.raises((AssertionError, TimeoutError)):
+            plain.until(lambda: plain.service.peer_up(producer.incarnation), seconds=1.0)
+        plain.service.close()
+    finally:
+        consumer.service.close()
+        producer.service.close()
+        p_guard.stop()
+
+
+class _SharedContext(CurveGuard):
+    """Two guards in one process share the context, so one authenticator answers for both."""
+
+    def __init__(self, ring: KeyRing, other: CurveGuard) -> None:
+        self.context = other.context
+        self._ring = ring
+        self._authenticator = other._authenticator

@@ -57,6 +57,11 @@ DEFAULTS = {
     "max_num_queued_tokens": None,
     "watermark": 0.01,
     "async_scheduling": False,
+    "attention_backend": "auto",
+    "enforce_eager": False,
+    "max_cudagraph_capture_size": 512,
+    "slab_memory": "auto",
+    "triton_cache_dir": None,
     "device": "auto",
 }
 

@@ -41,17 +41,33 @@ class Metadata:
 
 @dataclass(frozen=True, slots=True)
 class StepSequences:
-    """What a backend plans from: the step's rows in batch order, on the model's device."""
+    """What a backend plans from: the step's rows in batch order, on the model's device.
 
+    Rows may be padded so that a CUDA graph has fixed shapes: a padded decode has no key, a padded
+    chunk no query.
+    """
+
+    num_decodes: int
+    """Leading rows of one query each."""
     query_start: Tensor
-    """int32 [rows + 1]."""
+    """int32 [decodes + 1]: 0, 1, 2, ..."""
+    chunk_start: Tensor
+    """int32 [chunks + 1]: first query of each other row, counted from the first of them all."""
     seq_lens: Tensor
     """int32 [rows]."""
     block_tables: Tensor
-    """int32 [rows, blocks of the longest]."""
-    query_lens: list[int]
-    """The same on the host."""
-    host_seq_lens: list[int]
+    """int32 [rows, columns]."""
+    max_query_len: int
+    """Queries of the longest chunk, or a bound of it."""
+    max_decode_len: int
+    """Keys of the longest decode, or a bound of it."""
+    max_chunk_len: int
+    """The same of chunks."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Rows of more than one query."""
+        return self.chunk_start.shape[0] - 1
 
 
 class AttentionBackend(Protocol):

@@ -35,27 +35,26 @@ class PagedAttention:
         return Support()
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Split the rows after the leading run of single queries."""
-        lens, queries = step.host_seq_lens, step.query_lens
-        decodes = next((i for i, n in enumerate(queries) if n > 1), len(queries))
+        """Decodes and chunks as one batch each; tensors are views, nothing is launched."""
+        n = step.num_decodes
         decode_batch = prefill_batch = None
-        if decodes:
+        if n:
             decode_batch = PagedBatch(
-                query_start=step.query_start[: decodes + 1],
-                seq_lens=step.seq_lens[:decodes],
-                block_tables=step.block_tables[:decodes],
+                query_start=step.query_start,
+                seq_lens=step.seq_lens[:n],
+                block_tables=step.block_tables[:n],
                 max_query_len=1,
-                max_seq_len=max(lens[:decodes]),
+                max_seq_len=step.max_decode_len,
             )
-        if decodes < len(queries):
+        if step.num_chunks:
             prefill_batch = PagedBatch(
-                query_start=step.query_start[decodes:] - decodes,
-                seq_lens=step.seq_lens[decodes:],
-                block_tables=step.block_tables[decodes:],
-                max_query_len=max(queries[decodes:]),
-                max_seq_len=max(lens[decodes:]),
+                query_start=step.chunk_start,
+                seq_lens=step.seq_lens[n:],
+                block_tables=step.block_tables[n:],
+                max_query_len=step.max_query_len,
+                max_seq_len=step.max_chunk_len,
             )
-        return Metadata(decodes, decode_batch, prefill_batch)
+        return Metadata(n, decode_batch, prefill_batch)
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
         """See AttentionBackend."""

@@ -22,8 +22,11 @@ _CHOICES = {
 """By device type, in order; None lets each op take its own first choice."""
 
 
-def select_backend(group: KVGroup, on: device, name: str | None = None) -> AttentionBackend:
-    """The backend called ``name``, or the first that supports ``group`` on device ``on``.
+AUTO = "auto"
+
+
+def select_backend(group: KVGroup, on: device, name: str = AUTO) -> AttentionBackend:
+    """The backend called ``name``, or by ``auto`` the first that supports ``group`` on ``on``.
 
     Raises InvalidParameter that says why, for a backend that is unknown or cannot.
     """
@@ -38,7 +41,7 @@ def select_backend(group: KVGroup, on: device, name: str | None = None) -> Atten
     raise InvalidParameter("attention_backend", name, "; ".join(refusals) or f"one of {known}")
 
 
-def _candidates(group: KVGroup, on: device, name: str | None) -> Iterator[AttentionBackend]:
-    for choice in Backend if name is not None else _CHOICES.get(on.type, (Backend.TORCH,)):
-        if name is None or (choice is not None and choice.value == name):
+def _candidates(group: KVGroup, on: device, name: str) -> Iterator[AttentionBackend]:
+    for choice in Backend if name != AUTO else _CHOICES.get(on.type, (Backend.TORCH,)):
+        if name == AUTO or (choice is not None and choice.value == name):
             yield PagedAttention(group.head_dim, choice)

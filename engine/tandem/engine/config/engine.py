@@ -10,10 +10,11 @@ from typing import Any
 
 from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig
 from tandem.engine.config.facts import ModelFacts, read_facts
+from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.revision import revision_of
-from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.config.scheduler import GPU_BATCHED_TOKENS, SchedulerConfig
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup, KVLayout
@@ -24,8 +25,15 @@ SECTIONS: dict[str, type] = {
     "cache": CacheConfig,
     "parallel": ParallelConfig,
     "scheduler": SchedulerConfig,
+    "gpu": GPUConfig,
 }
 """Field of EngineConfig to the class of its settings."""
+GPU_DEFAULTS: dict[str, Any] = {
+    "block_size": GPU_BLOCK_SIZE,
+    "max_num_batched_tokens": GPU_BATCHED_TOKENS,
+    "async_scheduling": True,
+}
+"""What ``EngineConfig.of`` takes on a CUDA device for settings that are not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,7 @@ class EngineConfig:
     cache: CacheConfig
     parallel: ParallelConfig
     scheduler: SchedulerConfig
+    gpu: GPUConfig
     device: str = setting(
         "auto",
         "Where the model runs; auto is cuda where there is a GPU.",
@@ -55,8 +64,9 @@ class EngineConfig:
         name or a value that is not allowed.
         """
         device = resolve_device(flat.pop("device", "auto"))
-        if device == "cuda" and flat.get("block_size") is None:
-            flat["block_size"] = GPU_BLOCK_SIZE
+        if device == "cuda":
+            given = {name: value for name, value in flat.items() if value is not None}
+            flat = {**flat, **GPU_DEFAULTS, **given}
         parts = _sort_into_sections({"model": str(model), **flat})
         return cls(
             model=ModelConfig(**parts["model"]),
@@ -64,6 +74,7 @@ class EngineConfig:
             cache=CacheConfig(**parts["cache"]),
             parallel=ParallelConfig(**parts["parallel"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
+            gpu=GPUConfig(**parts["gpu"]),
             device=device,
         )
 

@@ -11,6 +11,9 @@ from tandem.protocol.settings import (
     setting,
 )
 
+GPU_BATCHED_TOKENS = 8192
+"""What ``EngineConfig.of`` takes on a CUDA device when no budget is asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -23,7 +26,8 @@ class SchedulerConfig:
     )
     max_num_batched_tokens: int = setting(
         2048,
-        "Tokens computed in one step, over prefill chunks and decodes together.",
+        "Tokens computed in one step, over prefill chunks and decodes together; "
+        f"{GPU_BATCHED_TOKENS} on GPUs unless given.",
         unit="tokens",
     )
     long_prefill_token_threshold: int | None = setting(
@@ -50,7 +54,9 @@ class SchedulerConfig:
         "run seldom preempt each other.",
     )
     async_scheduling: bool = setting(
-        False, "Plan and launch a step before the results of the one before are read."
+        False,
+        "Plan and launch a step before the results of the one before are read; "
+        "true on GPUs unless given.",
     )
 
     def __post_init__(self) -> None:

@@ -15,7 +15,22 @@ from tandem.engine.executor.threads import spin_briefly
 from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
-    from tandem.engine.worker import Worker
+    from tandem.engine.worker import LaunchedStep, Worker
+
+
+class StepFuture(Future[ModelRunnerOutput]):
+    """A step's result, collected from the device in the thread that asks for it."""
+
+    def __init__(self, launched: LaunchedStep) -> None:
+        super().__init__()
+        self._launched = launched
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """See Future; without a timeout the launched step has its own deadline."""
+        if not self.done():
+            wait = self._launched.result
+            self.set_result(wait() if timeout is None else wait(timeout))
+        return super().result()
 
 
 class UniProcExecutor:
@@ -36,14 +51,15 @@ class UniProcExecutor:
         return capacity
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """The step's result, done when this returns; what the step raised is in the future."""
+        """Launch the step; its result is waited for, and read, by whoever asks the future for it.
+        What launching raised is in the future too."""
         worker = self.worker
-        future: Future[ModelRunnerOutput] = Future()
         try:
-            future.set_result(worker.execute(plan))
+            return StepFuture(worker.launch(plan))
         except Exception as error:
+            future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
-        return future
+            return future
 
     def collective(self, method: str, *args: object) -> list[Any]:
         """See Executor."""

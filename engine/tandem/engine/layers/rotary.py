@@ -1,8 +1,9 @@
 """Angles of rotary position embedding, with the scalings of the served families.
 
 Frequencies are those of transformers' ``modeling_rope_utils`` in kind and number: default, linear
-(Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023) and llama3. There is no table: a step asks
-for the angles of its own positions once, whatever the context length.
+(Chen et al. 2023), dynamic NTK, yarn (Peng et al. 2023) and llama3. A step asks for the angles of
+its own positions once, whatever the context length; a GPU, where launches cost more than memory,
+looks them up in a table made at start.
 
 Dynamic NTK is the one whose frequencies depend on the sequence's length. Here a token at position p
 takes those of length p + 1, as it would when it is decoded one by one, so that its key does not
@@ -40,9 +41,21 @@ class Rotary:
         self._factor = factor
         self._dynamic = _Dynamic(facts, device) if rope.kind == "dynamic" else None
         self._dtype = dtype
+        self._table: Rotation | None = None
+
+    def tabulate(self, length: int) -> None:
+        """Keep the angles of positions 0 to ``length`` - 1; no later one is asked for then."""
+        positions = torch.arange(length, device=self._inverse.device)
+        self._table = self._angles(positions)
 
     def __call__(self, positions: Tensor) -> Rotation:
         """cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim]."""
+        if self._table is None:
+            return self._angles(positions)
+        cos, sin = self._table
+        return Rotation(cos.index_select(0, positions), sin.index_select(0, positions))
+
+    def _angles(self, positions: Tensor) -> Rotation:
         at = positions.to(torch.float32).unsqueeze(1)
         angles = at * (self._inverse if self._dynamic is None else self._dynamic.inverse(at))
         cos, sin = angles.cos().mul_(self._factor), angles.sin().mul_(self._factor)

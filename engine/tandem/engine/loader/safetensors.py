@@ -1,4 +1,8 @@
-"""Tensors of safetensors files, mapped into memory: one file, or shards with an index."""
+"""Tensors of safetensors files: one file, or shards with an index.
+
+On a CPU they are views of the mapped file. To a GPU whole tensors are read past the mapping, by
+several threads (``Uploader``).
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,12 @@ from tandem.engine.loader.errors import (
     UnsupportedTensor,
     WrongShape,
 )
+from tandem.engine.loader.header import FLOATS, Place, places_in
 from tandem.engine.loader.index import INDEX, weight_files
 from tandem.engine.loader.progress import Progress
 from tandem.engine.loader.shard import Shard
+from tandem.engine.loader.upload import Uploader
 from tandem.engine.loader.weights import Weights
-
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""Types, in safetensors' words, that mean weights as they are; others need a scale or a table."""
 
 
 class SafetensorsWeights(Weights):
@@ -38,6 +41,8 @@ class SafetensorsWeights(Weights):
         self._open = {file: _open(file) for file in found.files}
         self._owners = found.owners if found.owners is not None else _owners(self._open)
         self._sorted = sorted(self._owners)
+        self._places: dict[Path, dict[str, Place]] = {}
+        self._uploader = Uploader(device) if device.type == "cuda" else None
         total = sum(file.stat().st_size for file in found.files)
         super().__init__(
             dtype=dtype,
@@ -56,6 +61,8 @@ class SafetensorsWeights(Weights):
     def close(self) -> None:
         """Let go of the files; tensors keep their own mapping."""
         self._open.clear()
+        if self._uploader is not None:
+            self._uploader.close()
         super().close()
 
     def _where(self, name: str) -> str:
@@ -73,14 +80,25 @@ class SafetensorsWeights(Weights):
         whole = tuple(view.get_shape())
         if shape is not None and whole != shape:
             raise WrongShape(f"{name} has shape {whole} in {path}; the model needs {shape}")
-        if view.get_dtype() not in _FLOATS:
+        if view.get_dtype() not in FLOATS:
             raise UnsupportedTensor(
-                f"{name} in {path} is {view.get_dtype()}; read are {', '.join(sorted(_FLOATS))}"
+                f"{name} in {path} is {view.get_dtype()}; read are {', '.join(sorted(FLOATS))}"
             )
-        if shard is None:
-            tensor: Tensor = self._open[path].get_tensor(name)
-        else:
+        tensor: Tensor
+        if shard is not None:
             tensor = view[shard.slices(name, whole)]
+        elif self._uploader is not None:
+            tensor = self._upload(self._uploader, path, name)
+        else:
+            tensor = self._open[path].get_tensor(name)
+        return tensor
+
+    def _upload(self, uploader: Uploader, path: Path, name: str) -> Tensor:
+        if path not in self._places:
+            self._places[path] = places_in(path)
+        place = self._places[path][name]
+        tensor = torch.empty(place.shape, dtype=FLOATS[place.dtype], device=self.device)
+        uploader.read(path, place.offset, tensor)
         return tensor
 
     def _explain_missing(self, name: str) -> str:

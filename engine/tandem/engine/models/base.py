@@ -44,5 +44,5 @@ class CausalModel(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
+        """[rows, vocabulary] of hidden states [rows, hidden], of their type."""
         ...

@@ -2,13 +2,20 @@
 
 Public: ``SamplingBatch``, the persistent columns of parameters, a row per sequence, and
 ``Sampler(vocab_size).sample(logits, batch, rows=, positions=, choices=) -> SamplerOutput``;
-``prompt_logprobs`` for the prompt's positions. A draw depends on (seed, choice, output position,
-purpose) and the logits, on nothing else: not on batch, row order or worker. Called by
-tandem.engine.worker's ModelRunner.
+``prompt_logprobs`` and ``score_prompt`` for the prompt's positions. A draw depends on the seed, the
+choice, the output position, the purpose and the logits, on nothing else: not on batch, row order or
+worker. Called by tandem.engine.worker's ModelRunner.
 """
 
 from tandem.engine.sample.batch import SamplingBatch
-from tandem.engine.sample.logprobs import LogprobTensors, prompt_logprobs
+from tandem.engine.sample.logprobs import LogprobTensors, prompt_logprobs, score_prompt
 from tandem.engine.sample.sampler import Sampler, SamplerOutput
 
-__all__ = ["LogprobTensors", "Sampler", "SamplerOutput", "SamplingBatch", "prompt_logprobs"]
+__all__ = [
+    "LogprobTensors",
+    "Sampler",
+    "SamplerOutput",
+    "SamplingBatch",
+    "prompt_logprobs",
+    "score_prompt",
+]

@@ -6,7 +6,7 @@ Numbers stay in tensors until somebody asks, so that a step does not wait for it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,12 @@ class LogprobTensors:
     """int64 [draws, most asked for], best first, of equals the lowest id first."""
     top_logprobs: Tensor
     """float32, parallel to ``top_ids``."""
+
+    def to_host(self) -> LogprobTensors:
+        """The same on its way to the host; wait for the device before it is read."""
+        names = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
+        moved = {each: getattr(self, each).to("cpu", non_blocking=True) for each in names}
+        return replace(self, **moved)
 
     def by_draw(self) -> dict[int, TokenLogprobs]:
         """The scores as the protocol has them; waits for the device."""
@@ -88,16 +94,19 @@ def score(
     return LogprobTensors(tuple(draws), tuple(counts), chosen, *columns)
 
 
-def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], n: int) -> list[TokenLogprobs]:
-    """Scores of a prompt's tokens: row i of ``logits`` [positions, vocabulary] predicts token i.
+def score_prompt(logits: Tensor, next_token_ids: Sequence[int], n: int) -> LogprobTensors:
+    """Score a prompt's tokens: row i of ``logits`` [positions, vocabulary] predicts token i.
 
-    ``n`` best tokens each. Waits for the device.
+    ``n`` best tokens each; at least one position.
     """
-    if not next_token_ids:
-        return []
-    tokens = torch.tensor(next_token_ids, dtype=torch.int64, device=logits.device)
     every = range(len(next_token_ids))
-    return score(logits, tokens, rows=every, draws=every, counts=[n] * len(every)).as_list()
+    tokens = index_on(next_token_ids, logits.device)
+    return score(logits, tokens, rows=every, draws=every, counts=[n] * len(every))
+
+
+def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], n: int) -> list[TokenLogprobs]:
+    """The scores of ``score_prompt``, of no position too. Waits for the device."""
+    return score_prompt(logits, next_token_ids, n).as_list() if next_token_ids else []
 
 
 def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """One rank: its weights, its slab, and the steps that it runs."""
 
+from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.worker import Worker
 
-__all__ = ["Worker"]
+__all__ = ["LaunchedStep", "Worker"]

@@ -16,50 +16,69 @@ logger = logging.getLogger(__name__)
 CPU_SHARE = 0.25
 """Of a host's available memory, what KV takes unless told otherwise: other workers live there."""
 CPU_LIMIT_BYTES = 2 << 30
+GIB = 2**30
 
 
-def num_blocks(config: EngineConfig, layout: KVLayout, device: torch.device) -> int:
-    """Blocks to allocate. Raises InvalidParameter if not even one sequence step fits."""
-    count = _wanted(config, layout, device)
+def num_blocks(
+    config: EngineConfig, layout: KVLayout, device: torch.device, *, step_bytes: int = 0
+) -> int:
+    """Blocks to allocate; ``step_bytes`` of a device's memory are kept for steps and graphs.
+
+    Raises InvalidParameter, with a number that would do, if not even one block fits.
+    """
+    count = _wanted(config, layout, device, step_bytes)
     if count < 1:
-        raise InvalidParameter(
-            "kv_cache_memory_bytes",
-            config.cache.kv_cache_memory_bytes,
-            f"at least one block of {layout.block_bytes:,} bytes fits",
-        )
+        raise _too_small(config, layout, device, step_bytes)
     logger.info(
-        "KV cache: %d blocks of %d tokens, %.2f GiB",
+        "KV cache: %d tokens in %d blocks of %d, %.2f GiB; %.2f GiB kept for steps",
+        count * layout.block_size,
         count,
         layout.block_size,
-        count * layout.block_bytes / 2**30,
+        count * layout.block_bytes / GIB,
+        step_bytes / GIB,
     )
     return count
 
 
-def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device) -> int:
+def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_bytes: int) -> int:
     if config.cache.num_gpu_blocks_override is not None:
         return config.cache.num_gpu_blocks_override
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes // layout.block_bytes
-    free = _device_bytes(config, device) if device.type == "cuda" else _host_bytes()
+    on_gpu = device.type == "cuda"
+    free = _device_bytes(config, device, step_bytes) if on_gpu else _host_bytes()
     useful = config.scheduler.max_num_seqs * blocks_for(config.max_model_len, layout.block_size)
     return min(free // layout.block_bytes, useful)
 
 
-def _device_bytes(config: EngineConfig, device: torch.device) -> int:
-    """What the share of the device leaves after weights, as they are now, and activations."""
+def _device_bytes(config: EngineConfig, device: torch.device, step_bytes: int) -> int:
+    """What the share of the device leaves after what is in it now and what steps will take."""
     free, total = torch.cuda.mem_get_info(device)
     allowed = int(total * config.cache.gpu_memory_utilization)
-    return max(allowed - (total - free) - _activation_bytes(config), 0)
+    return max(allowed - (total - free) - step_bytes, 0)
 
 
-def _activation_bytes(config: EngineConfig) -> int:
-    """Upper bound of a step's own memory: the widest of a layer's tensors, and logits."""
-    facts = config.facts
-    width = 4 * facts.hidden_size + 3 * facts.intermediate_size
-    step = config.scheduler.max_num_batched_tokens * width * 4
-    logits = min(config.scheduler.max_num_seqs, 512) * facts.vocab_size * 4 * 3
-    return step + logits
+def _too_small(
+    config: EngineConfig, layout: KVLayout, device: torch.device, step_bytes: int
+) -> InvalidParameter:
+    bytes_given = config.cache.kv_cache_memory_bytes
+    if bytes_given is not None or device.type != "cuda":
+        allowed = f"at least one block of {layout.block_bytes:,} bytes fits"
+        return InvalidParameter("kv_cache_memory_bytes", bytes_given, allowed)
+    free, total = torch.cuda.mem_get_info(device)
+    sequence = blocks_for(config.max_model_len, layout.block_size) * layout.block_bytes
+    needed = total - free + step_bytes + sequence
+    text = (
+        f"weights and others take {(total - free) / GIB:.2f} GiB of the device's "
+        f"{total / GIB:.2f}, a step of {config.scheduler.max_num_batched_tokens} tokens "
+        f"{step_bytes / GIB:.2f}, one sequence of {config.max_model_len} tokens "
+        f"{sequence / GIB:.2f}: "
+    )
+    if needed <= total:
+        text += f"{needed / total + 0.005:.2f} or more holds that"
+    else:
+        text += "lower max_num_batched_tokens or max_model_len, or take a larger device"
+    return InvalidParameter("gpu_memory_utilization", config.cache.gpu_memory_utilization, text)
 
 
 def _host_bytes() -> int:

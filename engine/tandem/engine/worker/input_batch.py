@@ -1,8 +1,10 @@
 """What a rank remembers of its sequences between steps: a row each, changed only by what changed.
 
-A plan names sequences; a row holds their tokens, their length and their blocks, so that a step of
-decodes touches no list of tokens at all. Rows of dropped sequences are used again, lowest first, so
-they stay dense enough; the order within a step is the plan's, not that of the rows.
+A plan names sequences; a row holds the tokens they came with and their blocks, so that a step of
+decodes touches no list of tokens at all. Tokens drawn here stay on the device (``StepStager`` keeps
+each row's last one) and are never needed on the host to go on. Rows of dropped sequences are used
+again, lowest first, so they stay dense enough; the order within a step is the plan's, not that of
+the rows.
 """
 
 from __future__ import annotations
@@ -29,16 +31,21 @@ class InputBatch:
     sequences: dict[SeqId, NewSequence] = field(default_factory=dict)
     """What the plan said of each at first sight."""
     tokens: NDArray[np.int32] = field(init=False)
-    """[rows, longest]: prompt and output tokens."""
+    """[rows, longest]: the tokens that each came with."""
     lengths: NDArray[np.int64] = field(init=False)
-    """[rows]: tokens known of each."""
+    """[rows]: how many those are; what comes after was drawn here."""
+    prompts: NDArray[np.int64] = field(init=False)
+    """[rows]: how many of them are the prompt's."""
     table: BlockTable = field(init=False)
     sampling: SamplingBatch = field(init=False)
+    scoring: set[SeqId] = field(default_factory=set)
+    """Those whose prompt's log-probabilities are wanted."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = np.zeros((self.capacity, 256), dtype=np.int32)
         self.lengths = np.zeros(self.capacity, dtype=np.int64)
+        self.prompts = np.zeros(self.capacity, dtype=np.int64)
         self.table = BlockTable(self.capacity, 16)
         self.sampling = SamplingBatch(self.capacity)
         self._free = list(range(self.capacity))
@@ -60,9 +67,12 @@ class InputBatch:
         row = heapq.heappop(self._free)
         self.row_of[new.seq] = row
         self.sequences[new.seq] = new
-        self._reserve(len(new.token_ids) + 1)
+        if new.params.prompt_logprobs is not None:
+            self.scoring.add(new.seq)
+        self._reserve(len(new.token_ids))
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.lengths[row] = len(new.token_ids)
+        self.prompts[row] = new.num_prompt
         self.table.assign(row, new.block_ids)
         self.sampling.add(
             row,
@@ -78,17 +88,15 @@ class InputBatch:
         row = self.row_of.pop(seq, None)
         if row is not None:
             del self.sequences[seq]
+            self.scoring.discard(seq)
             self.sampling.remove(row)
             heapq.heappush(self._free, row)
 
-    def append(self, seq: SeqId, token: int) -> None:
-        """Note the token drawn after all that are known."""
-        row = self.row_of[seq]
-        position = int(self.lengths[row])
-        self._reserve(position + 1)
-        self.tokens[row, position] = token
-        self.lengths[row] = position + 1
-        self.sampling.extend(row, (token,))
+    def note_drawn(self, seq: SeqId, token: int) -> None:
+        """A token drawn for ``seq`` reached the host; a sequence dropped meanwhile is no error."""
+        row = self.row_of.get(seq)
+        if row is not None:
+            self.sampling.extend(row, (token,))
 
     def _reserve(self, length: int) -> None:
         if length > self.tokens.shape[1]:

@@ -1,12 +1,15 @@
 """A plan's rows, flattened: the tensors that one forward pass takes.
 
-numpy on the host for all of it (a row is a few numbers), then one tensor each. A step of decodes
-alone, which is most steps, takes a shorter way.
+numpy on the host for all of it (a row is a few numbers), one copy to the device, and views there.
+A step that is padded to a graph's shape has decodes of no key and chunks of no query behind its
+own; what their tokens would write goes to a block that nobody reads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,66 +19,264 @@ from torch import Tensor
 from tandem.engine.attention.base import StepSequences
 from tandem.engine.scheduler.output import StepRow
 from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.staging import Fields, Staging, StepShape
 from tandem.kernels.rotary_kv import Slots
 from tandem.protocol.layout import blocks_for
+
+Fit = Callable[[StepShape], StepShape | None]
+"""The graph's shape that a step is padded to; None leaves it as it is."""
+Numbers = Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """A plan's rows as columns of numbers, one entry a row."""
+
+    index: NDArray[np.int64]
+    """Rows of the batch."""
+    first: NDArray[np.int64]
+    """Position of the first token."""
+    counts: NDArray[np.int64]
+    num_decodes: int
+    """Leading rows of one token."""
+
+    @classmethod
+    def of(cls, rows: Sequence[StepRow], batch: InputBatch) -> StepRows:
+        """The columns of ``rows``, which ``batch`` knows."""
+        row_of = batch.row_of
+        table = np.array(
+            [(row_of[row.seq], row.num_computed, row.num_tokens) for row in rows], dtype=np.int64
+        ).reshape(-1, 3)
+        longer = np.flatnonzero(table[:, 2] > 1)
+        decodes = int(longer[0]) if longer.size else len(rows)
+        return cls(table[:, 0], table[:, 1], table[:, 2], decodes)
+
+    @property
+    def lens(self) -> NDArray[np.int64]:
+        """Tokens of each row after the step."""
+        return self.first + self.counts
+
+    @property
+    def shape(self) -> StepShape:
+        """Unpadded."""
+        n = self.num_decodes
+        return StepShape(n, int(self.counts[n:].sum()), len(self.index) - n)
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Last token of each row, among the tokens of the unpadded step."""
+        return np.cumsum(self.counts) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """One step's tokens, laid end to end in batch order."""
+    """One step's tokens, laid end to end in batch order, decodes first. All on the device."""
 
-    token_ids: Tensor
-    """int64 [tokens]."""
+    shape: StepShape
+    padded: bool
+    """Whether ``shape`` is a graph's, and all is at the addresses that the graph reads."""
+    source: Tensor
+    """int64 [tokens]: words of the staging buffer that hold the token ids."""
     positions: Tensor
     """int64 [tokens]."""
     slots: Slots
     sequences: StepSequences
-    query_start: list[int]
-    """[rows + 1]: first token of each row, and the end."""
+    wanted: Tensor | None
+    """int64: tokens whose hidden states are wanted, in this order; None is all of them."""
+    targets: Tensor
+    """int64: rows of the batch whose last token the step's draws become."""
 
 
-def make_inputs(rows: tuple[StepRow, ...], batch: InputBatch, device: torch.device) -> StepInputs:
-    """Inputs of ``rows``, which ``batch`` already knows."""
-    index = np.array([batch.row_of[row.seq] for row in rows], dtype=np.int64)
-    first = np.array([row.num_computed for row in rows], dtype=np.int64)
-    counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
-    lens = first + counts
-    starts = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    room = batch.table.counts[index] * batch.block_size
-    assert (room >= lens).all(), f"rows of {lens} tokens have blocks for {room}"
-    owners, positions = _flatten(index, first, counts, starts)
-    held = batch.table.blocks
-    columns = blocks_for(int(lens.max()), batch.block_size)
-    block, offset = np.divmod(positions, batch.block_size)
+class StepStager:
+    """Makes steps' inputs on one device."""
 
-    def put(values: NDArray[np.generic], dtype: type[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=dtype))
-        return tensor.to(device, non_blocking=True)
+    def __init__(
+        self,
+        batch: InputBatch,
+        device: torch.device,
+        *,
+        max_tokens: int,
+        max_len: int,
+        spare_block: int | None = None,
+    ) -> None:
+        """``spare_block`` is where padding writes; without one nothing is padded."""
+        self.batch = batch
+        self.device = device
+        self.columns = blocks_for(max_len, batch.block_size)
+        """Of the table that graphs read."""
+        self.staging = Staging(
+            max_tokens=max_tokens,
+            max_rows=batch.capacity,
+            max_columns=self.columns,
+            device=device,
+        )
+        self._spare = spare_block
+        rows = 2 * batch.capacity if spare_block is not None else 0
+        self._table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
 
-    return StepInputs(
-        token_ids=put(batch.tokens[owners, positions], np.int64),
-        positions=put(positions, np.int64),
-        slots=Slots(put(held[owners, block], np.int64), put(offset, np.int64)),
-        sequences=StepSequences(
-            query_start=put(starts, np.int32),
-            seq_lens=put(lens, np.int32),
-            block_tables=put(held[index, :columns], np.int32),
-            query_lens=counts.tolist(),
-            host_seq_lens=lens.tolist(),
-        ),
-        query_start=starts.tolist(),
-    )
+    def stage(
+        self, rows: StepRows, wanted: Numbers | None, targets: Numbers, fit: Fit
+    ) -> StepInputs:
+        """Inputs of ``rows``.
+
+        Args:
+            rows: of sequences that the batch knows, with blocks for all their tokens.
+            wanted: tokens of the unpadded step; None is all.
+            targets: see StepInputs.
+            fit: the shape to pad to.
+        """
+        own = rows.shape
+        padded = fit(own) if self._spare is not None else None
+        shape = own if padded is None else padded
+        host = self.staging.open()
+        fields = host.fields(shape, self.staging.front)
+        columns = blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
+        count = 0 if wanted is None else len(wanted)
+        tail = host.tail(count, len(targets), shape.rows * columns)
+        self._fill(fields, rows, shape)
+        table = tail.tables.reshape(shape.rows, columns)
+        n, chunks = own.decodes, own.chunks
+        held = self.batch.table.blocks[rows.index, :columns]
+        table[:n, : held.shape[1]] = held[:n]
+        table[shape.decodes : shape.decodes + chunks, : held.shape[1]] = held[n:]
+        tail.targets[:] = targets
+        if wanted is not None:
+            tail.wanted[:] = wanted
+            if shape.decodes > n:
+                tail.wanted[tail.wanted >= n] += shape.decodes - n
+        self.staging.send(host)
+        there = self.staging.tail(shape, count, len(targets), shape.rows * columns)
+        tables = there.tables.view(shape.rows, columns)
+        if padded is not None:
+            self._table[: shape.rows, :columns].copy_(tables)
+            return self.views(shape, None if wanted is None else there.wanted, there.targets)
+        return self._inputs(
+            shape, tables, rows, None if wanted is None else there.wanted, there.targets
+        )
+
+    def views(self, shape: StepShape, wanted: Tensor | None, targets: Tensor) -> StepInputs:
+        """A step at the fixed addresses of a graph's ``shape``."""
+        fields = self.staging.fields(shape, keep=True)
+        most = self.columns * self.batch.block_size
+        sequences = StepSequences(
+            num_decodes=shape.decodes,
+            query_start=fields.query_start,
+            chunk_start=fields.chunk_start,
+            seq_lens=fields.seq_lens,
+            block_tables=self._table[: shape.rows],
+            max_query_len=shape.chunk_tokens,
+            max_decode_len=most,
+            max_chunk_len=most,
+        )
+        return self._of(shape, fields, sequences, wanted, targets, padded=True)
+
+    def stage_nothing(self, shape: StepShape) -> StepInputs:
+        """A step of ``shape`` that is all padding."""
+        empty = StepRows.of((), self.batch)
+        return self.stage(empty, None, (), lambda _: shape)
+
+    def token_ids(self, inputs: StepInputs) -> Tensor:
+        """int64 [tokens]; on the device, where drawn tokens are."""
+        return self.staging.words.index_select(0, inputs.source)
+
+    def _inputs(
+        self,
+        shape: StepShape,
+        tables: Tensor,
+        rows: StepRows,
+        wanted: Tensor | None,
+        targets: Tensor,
+    ) -> StepInputs:
+        fields = self.staging.fields(shape, keep=False)
+        n, lens = shape.decodes, rows.lens
+        sequences = StepSequences(
+            num_decodes=n,
+            query_start=fields.query_start,
+            chunk_start=fields.chunk_start,
+            seq_lens=fields.seq_lens,
+            block_tables=tables,
+            max_query_len=int(rows.counts[n:].max(initial=0)),
+            max_decode_len=int(lens[:n].max(initial=0)),
+            max_chunk_len=int(lens[n:].max(initial=0)),
+        )
+        return self._of(shape, fields, sequences, wanted, targets, padded=False)
+
+    def _of(
+        self,
+        shape: StepShape,
+        fields: Fields[Tensor],
+        sequences: StepSequences,
+        wanted: Tensor | None,
+        targets: Tensor,
+        *,
+        padded: bool,
+    ) -> StepInputs:
+        return StepInputs(
+            shape=shape,
+            padded=padded,
+            source=fields.source,
+            positions=fields.positions,
+            slots=Slots(fields.blocks, fields.offsets),
+            sequences=sequences,
+            wanted=wanted,
+            targets=targets,
+        )
+
+    def _fill(self, fields: Fields[NDArray[Any]], rows: StepRows, shape: StepShape) -> None:
+        batch, n, own = self.batch, rows.num_decodes, rows.shape
+        lens = rows.lens
+        room = batch.table.counts[rows.index] * batch.block_size
+        assert (room >= lens).all(), f"rows of {lens} tokens have blocks for {room}"
+        origin = self.staging.front // 8
+        fields.source[:] = np.arange(origin, origin + shape.tokens)
+        self._fill_tokens(fields, slice(0, n), rows.index[:n], rows.first[:n])
+        drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
+        np.copyto(fields.source[:n], rows.index[:n], where=drawn)
+        end = shape.decodes + own.chunk_tokens
+        if own.chunks:
+            owners, positions = _flatten(rows.index[n:], rows.first[n:], rows.counts[n:])
+            self._fill_tokens(fields, slice(shape.decodes, end), owners, positions)
+        for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
+            self._pad_tokens(fields, part)
+        fields.query_start[:] = np.arange(shape.decodes + 1)
+        fields.chunk_start[0] = 0
+        fields.chunk_start[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
+        fields.chunk_start[own.chunks + 1 :] = own.chunk_tokens
+        fields.seq_lens[:] = 0
+        fields.seq_lens[:n] = lens[:n]
+        fields.seq_lens[shape.decodes : shape.decodes + own.chunks] = lens[n:]
+
+    def _fill_tokens(
+        self,
+        fields: Fields[NDArray[Any]],
+        part: slice,
+        owners: NDArray[np.int64],
+        positions: NDArray[np.int64],
+    ) -> None:
+        batch = self.batch
+        within = np.minimum(positions, batch.tokens.shape[1] - 1)
+        block, offset = np.divmod(positions, batch.block_size)
+        fields.token_ids[part] = batch.tokens[owners, within]
+        fields.positions[part] = positions
+        fields.blocks[part] = batch.table.blocks[owners, block]
+        fields.offsets[part] = offset
+
+    def _pad_tokens(self, fields: Fields[NDArray[Any]], part: slice) -> None:
+        if part.start < part.stop:
+            for each in (fields.token_ids, fields.positions):
+                each[part] = 0
+            fields.blocks[part] = self._spare
+            fields.offsets[part] = np.arange(part.start, part.stop) % self.batch.block_size
+
+
+def unpadded(_: StepShape) -> None:
+    """A ``Fit`` that pads nothing."""
 
 
 def _flatten(
-    index: NDArray[np.int64],
-    first: NDArray[np.int64],
-    counts: NDArray[np.int64],
-    starts: NDArray[np.int64],
+    index: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row of the batch and position of every token of the step."""
-    if starts[-1] == len(index):
-        return index, first
-    within = np.arange(starts[-1], dtype=np.int64) - np.repeat(starts[:-1], counts)
+    """Row of the batch and position of every token."""
+    starts = np.cumsum(counts) - counts
+    within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
     return np.repeat(index, counts), np.repeat(first, counts) + within

@@ -1,36 +1,34 @@
-"""One step on one rank: plan → inputs → forward → logits → tokens.
+"""One step on one rank: plan → inputs → forward → logits → tokens, launched and not waited for.
 
 Holds no policy: what is computed is the plan's, how attention runs is the backend's, how tokens are
-drawn is the sampler's. It appends the tokens that it drew to its own rows, so that the next plan
-may be made before anybody has read them.
+drawn is the sampler's. Drawn tokens stay on the device as the rows' last ones, so that the next
+step may be launched before anybody has read them; only rows whose rules look back at their tokens
+(penalties, bad words) make a step wait for the one before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import CausalModel, StepContext
-from tandem.engine.sample import Sampler, prompt_logprobs
-from tandem.engine.scheduler.output import (
-    FenceDone,
-    ModelRunnerOutput,
-    Sampled,
-    SchedulerOutput,
-    SeqId,
-    StepRow,
-)
+from tandem.engine.sample import LogprobTensors, Sampler, score_prompt
+from tandem.engine.sample.transfer import index_on
+from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
+from tandem.engine.worker.events import moment
+from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepInputs, make_inputs
+from tandem.engine.worker.inputs import StepInputs, StepRows, StepStager, unpadded
+from tandem.engine.worker.launched import DrawnRow, LaunchedStep
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.threads import StepThreads
 from tandem.kernels.blocks import copy
-from tandem.protocol.outputs import TokenLogprobs
 
 PROMPT_LOGPROB_ROWS = 128
 """Positions whose logits exist at a time when a prompt is scored."""
@@ -55,38 +53,25 @@ class ModelRunner:
     slab: Slab
     batch: InputBatch
     sampler: Sampler
-    device: torch.device
+    stager: StepStager
     threads: StepThreads
+    graphs: StepGraphs = field(default_factory=StepGraphs)
+    _last: LaunchedStep | None = None
 
     @torch.inference_mode()
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute the step and draw its tokens; the rows keep them."""
+    def launch(self, plan: SchedulerOutput) -> LaunchedStep:
+        """Queue the step on the device; nothing is waited for but what a row's rules need."""
         self.batch.apply(plan)
         self._copy_blocks(plan.block_copies)
-        if not plan.rows:
-            return ModelRunnerOutput(step=plan.step, sampled=(), fence=FenceDone())
-        self.threads.set_for(plan.num_tokens)
-        inputs = make_inputs(plan.rows, self.batch, self.device)
-        drawing = [i for i, row in enumerate(plan.rows) if row.sample_choices]
-        scored = list(self._to_score(plan.rows, inputs.query_start))
-        hidden = self._forward(inputs, drawing, scored)
-        sampled = self._draw(plan.rows, drawing, hidden[: len(drawing)])
-        return ModelRunnerOutput(
-            step=plan.step,
-            sampled=sampled,
-            fence=FenceDone(),
-            prompt_logprobs=self._score(scored, hidden[len(drawing) :]),
-        )
+        launched = LaunchedStep(plan.step, note=self.batch.note_drawn)
+        if plan.rows:
+            self._run(plan, launched)
+        launched.moment = moment(self.stager.device)
+        self._last = launched
+        return launched
 
-    def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        if pairs:
-            source, to = torch.tensor(pairs, dtype=torch.int64, device=self.device).unbind(1)
-            copy(self.slab.blocks, source, to)
-
-    def _forward(
-        self, inputs: StepInputs, drawing: Sequence[int], scored: Sequence[_Scored]
-    ) -> Tensor:
-        """Hidden states of the rows' last tokens, then of the positions to score."""
+    def hidden(self, inputs: StepInputs) -> Tensor:
+        """Write the step's KV; hidden states [wanted tokens, hidden] after the last norm."""
         step = StepContext(
             rotation=self.model.rotary(inputs.positions),
             slots=inputs.slots,
@@ -94,63 +79,102 @@ class ModelRunner:
             metadata=self.attention.plan(inputs.sequences),
             kv=self.slab.layers,
         )
-        wanted = [inputs.query_start[i + 1] - 1 for i in drawing]
-        for each in scored:
-            wanted += range(each.first, each.first + each.length)
-        every = wanted == list(range(inputs.query_start[-1]))
-        rows = None if every else torch.tensor(wanted, dtype=torch.int64, device=self.device)
-        return self.model.forward(inputs.token_ids, step, rows)
+        return self.model.forward(self.stager.token_ids(inputs), step, inputs.wanted)
+
+    def _run(self, plan: SchedulerOutput, launched: LaunchedStep) -> None:
+        rows = StepRows.of(plan.rows, self.batch)
+        self.threads.set_for(int(rows.counts.sum()))
+        drawing = [i for i, row in enumerate(plan.rows) if row.sample_choices]
+        launched.drawn = [self._drawn(plan.rows[i]) for i in drawing]
+        scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
+        hidden, targets = self._forward(rows, drawing, launched.drawn, scored)
+        if drawing:
+            self._draw(launched, rows, drawing, hidden[: len(drawing)], targets)
+        launched.prompts = self._score(scored, hidden[len(drawing) :])
+
+    def _forward(
+        self,
+        rows: StepRows,
+        drawing: Sequence[int],
+        drawn: Sequence[DrawnRow],
+        scored: Sequence[_Scored],
+    ) -> tuple[Tensor, Tensor]:
+        """Hidden states of the drawing rows' last tokens, then of the positions to score; and the
+        rows of the batch that go on with what is drawn."""
+        every = len(drawing) == rows.num_decodes == len(rows.index)
+        wanted = None if every else rows.ends[drawing]
+        if wanted is not None and scored:
+            spans = [np.arange(each.first, each.first + each.length) for each in scored]
+            wanted = np.concatenate((wanted, *spans))
+        goes_on = [row.own is not None for row in drawn]
+        targets = rows.index[drawing] if all(goes_on) else rows.index[drawing][goes_on]
+        inputs = self.stager.stage(rows, wanted, targets, unpadded if scored else self.graphs.fit)
+        if not inputs.padded:
+            return self.hidden(inputs), inputs.targets
+        hidden = self.graphs.replay(inputs.shape)
+        return (hidden if wanted is None else hidden[inputs.wanted]), inputs.targets
 
     def _draw(
-        self, rows: Sequence[StepRow], drawing: Sequence[int], hidden: Tensor
-    ) -> tuple[Sampled, ...]:
-        if not drawing:
-            return ()
-        chosen = [rows[i] for i in drawing]
-        known = [self.batch.sequences[row.seq] for row in chosen]
+        self,
+        launched: LaunchedStep,
+        rows: StepRows,
+        drawing: Sequence[int],
+        hidden: Tensor,
+        targets: Tensor,
+    ) -> None:
+        """Draw a token for each choice, keep those that go on, and send all to the host."""
+        index = rows.index[drawing]
+        self._settle_for(index.tolist())
         out = self.sampler.sample(
             self.model.logits(hidden),
             self.batch.sampling,
-            rows=[self.batch.row_of[row.seq] for row in chosen],
-            positions=[
-                row.num_computed + row.num_tokens - seq.num_prompt
-                for row, seq in zip(chosen, known, strict=True)
-            ],
-            choices=[row.sample_choices for row in chosen],
+            rows=index.tolist(),
+            positions=(rows.lens[drawing] - self.batch.prompts[index]).tolist(),
+            choices=[row.choices for row in launched.drawn],
         )
-        scores = {} if out.logprobs is None else out.logprobs.by_draw()
-        tokens = out.token_ids.tolist()
-        sampled = []
-        at = 0
-        for row, seq in zip(chosen, known, strict=True):
-            end = at + len(row.sample_choices)
-            sampled.append(_sampled(row, tokens[at:end], [scores.get(i) for i in range(at, end)]))
-            if seq.choice in row.sample_choices:
-                self.batch.append(row.seq, tokens[at + row.sample_choices.index(seq.choice)])
-            at = end
-        return tuple(sampled)
+        going_on = out.token_ids
+        own = list(_own_draws(launched.drawn))
+        if len(own) < len(going_on):
+            going_on = going_on[index_on(own, going_on.device)]
+        self.stager.staging.last_tokens.index_copy_(0, targets, going_on)
+        launched.tokens = out.token_ids.to("cpu", non_blocking=True)
+        launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
-    def _to_score(self, rows: Sequence[StepRow], query_start: Sequence[int]) -> Iterator[_Scored]:
-        for row, start in zip(rows, query_start, strict=False):
-            seq = self.batch.sequences[row.seq]
-            if seq.params.prompt_logprobs is not None:
-                count = (
-                    min(row.num_computed + row.num_tokens, seq.num_prompt - 1) - row.num_computed
-                )
+    def _settle_for(self, rows: Sequence[int]) -> None:
+        """See to it that the last step's tokens are known to rows whose rules look back."""
+        sampling = self.batch.sampling
+        if self._last is not None and sampling.rules and any(map(sampling.needs_tokens, rows)):
+            self._last.settle()
+
+    def _drawn(self, row: StepRow) -> DrawnRow:
+        choice, choices = self.batch.sequences[row.seq].choice, row.sample_choices
+        return DrawnRow(row.seq, choices, choices.index(choice) if choice in choices else None)
+
+    def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        if pairs:
+            source, to = zip(*pairs, strict=True)
+            device = self.stager.device
+            copy(self.slab.blocks, index_on(source, device), index_on(to, device))
+
+    def _to_score(self, plan: Sequence[StepRow], rows: StepRows) -> Iterator[_Scored]:
+        for row, last in zip(plan, rows.ends.tolist(), strict=True):
+            if row.seq in self.batch.scoring:
+                prompt = self.batch.sequences[row.seq].num_prompt
+                count = min(row.num_computed + row.num_tokens, prompt - 1) - row.num_computed
                 if count > 0:
-                    yield _Scored(row, start, count)
+                    yield _Scored(row, last + 1 - row.num_tokens, count)
 
     def _score(
         self, scored: Sequence[_Scored], hidden: Tensor
-    ) -> dict[SeqId, tuple[TokenLogprobs, ...]]:
+    ) -> dict[SeqId, list[LogprobTensors]]:
         out = {}
         at = 0
         for each in scored:
-            out[each.row.seq] = tuple(self._score_one(each, hidden[at : at + each.length]))
+            out[each.row.seq] = list(self._score_one(each, hidden[at : at + each.length]))
             at += each.length
         return out
 
-    def _score_one(self, each: _Scored, hidden: Tensor) -> Iterator[TokenLogprobs]:
+    def _score_one(self, each: _Scored, hidden: Tensor) -> Iterator[LogprobTensors]:
         seq = self.batch.sequences[each.row.seq]
         first = each.row.num_computed + 1
         following = seq.token_ids[first : first + each.length]
@@ -158,16 +182,13 @@ class ModelRunner:
         for at in range(0, each.length, PROMPT_LOGPROB_ROWS):
             part = slice(at, at + PROMPT_LOGPROB_ROWS)
             logits = self.model.logits(hidden[part])
-            yield from prompt_logprobs(logits, following[part], seq.params.prompt_logprobs)
+            yield score_prompt(logits, following[part], seq.params.prompt_logprobs).to_host()
 
 
-def _sampled(
-    row: StepRow, tokens: Sequence[int], scores: Sequence[TokenLogprobs | None]
-) -> Sampled:
-    logprobs = tuple((score,) for score in scores if score is not None)
-    return Sampled(
-        seq=row.seq,
-        choices=row.sample_choices,
-        token_ids=tuple((token,) for token in tokens),
-        logprobs=logprobs or None,
-    )
+def _own_draws(drawn: Sequence[DrawnRow]) -> Iterator[int]:
+    """Which of the step's draws go on as the sequence that drew them."""
+    at = 0
+    for row in drawn:
+        if row.own is not None:
+            yield at + row.own
+        at += len(row.choices)

@@ -25,21 +25,27 @@ class Slab:
         num_blocks: int,
         device: torch.device,
         allocate: SlabAllocator | None = None,
+        *,
+        spare: int = 0,
     ) -> None:
-        """``allocate`` gives flat uint8 memory; by default the device's own allocator does."""
+        """``allocate`` gives flat uint8 memory; by default the device's own allocator does.
+
+        ``spare`` blocks follow that only kernels know, where the padding of a step is written.
+        """
         (group,) = layout.groups
         if group.dtype not in DTYPES:
             raise InvalidParameter("kv_cache_dtype", group.dtype, f"one of {', '.join(DTYPES)}")
-        size = num_blocks * layout.block_bytes
+        every = num_blocks + spare
+        size = every * layout.block_bytes
         memory = _plain(size, device) if allocate is None else allocate(size)
         assert memory.dtype == torch.uint8, f"the slab's allocator gave {memory.dtype}"
         assert memory.numel() >= size, f"the slab's allocator gave {memory.numel()} of {size} bytes"
         self.memory: Tensor = memory.view(-1)[:size]
-        self.blocks: Tensor = self.memory.view(num_blocks, layout.block_bytes)
+        self.blocks: Tensor = self.memory.view(every, layout.block_bytes)[:num_blocks]
         """[num_blocks, block_bytes] uint8."""
-        whole = self.memory.view(DTYPES[group.dtype]).view(num_blocks, *group.block_shape)
+        whole = self.memory.view(DTYPES[group.dtype]).view(every, *group.block_shape)
         self.layers: tuple[Tensor, ...] = tuple(whole.unbind(1))
-        """Per layer [num_blocks, 2, kv_heads, block_size, head_dim]."""
+        """Per layer [num_blocks + spare, 2, kv_heads, block_size, head_dim]."""
 
     @property
     def address(self) -> int:

@@ -1,12 +1,13 @@
 """One rank of a worker: loads its part of the model, takes its slab, runs the steps it is given.
 
-Made and driven by an Executor; ``start`` is called once, then ``execute`` step by step from one
+Made and driven by an Executor; ``start`` is called once, then ``launch`` step by step from one
 thread. The methods here are what ``Executor.collective`` can call by name.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 
 import torch
 
@@ -14,11 +15,13 @@ from tandem.engine.attention import select_backend
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.loader import open_weights
-from tandem.engine.models import load_model
+from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
-from tandem.engine.worker import capacity
+from tandem.engine.scheduler.output import SchedulerOutput
+from tandem.engine.worker import capacity, gpu
 from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.inputs import StepStager
+from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.threads import StepThreads
@@ -37,29 +40,59 @@ class Worker:
     def start(self, allocate: SlabAllocator | None = None) -> Capacity:
         """Load weights, then take what memory they leave for KV.
 
-        Raises InvalidParameter for a model or a setting that cannot be served, LoadError for
-        weights that are missing, unexpected or broken.
+        Raises InvalidParameter for a model or a setting that cannot be served (a device too small
+        for it among them), LoadError for weights that are missing, unexpected or broken.
         """
         config, layout = self._config, self._config.layout
-        attention = select_backend(layout.groups[0], self._device)
-        with open_weights(config, device=self._device) as weights:
+        started = time.monotonic()
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            gpu.prepare(config, self._device)
+        with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
             model = load_model(config.facts, weights)
-        blocks = capacity.num_blocks(config, layout, self._device)
-        slab = Slab(layout, blocks, self._device, allocate)
-        self._runner = ModelRunner(
+        if on_gpu:
+            model.rotary.tabulate(config.max_model_len)
+        runner = self._runner_of(model)
+        kept = gpu.step_bytes(config, runner, self._device) if on_gpu else 0
+        blocks = capacity.num_blocks(config, layout, self._device, step_bytes=kept)
+        if on_gpu:
+            allocate = allocate or gpu.slab_allocator(config, self._device)
+        spare = 1 if on_gpu else 0
+        runner.slab = Slab(layout, blocks, self._device, allocate, spare=spare)
+        runner.stager = self._stager(runner.batch, blocks if on_gpu else None)
+        if on_gpu:
+            gpu.capture(config, runner)
+        self._runner = runner
+        logger.info("rank ready in %.1f s", time.monotonic() - started)
+        return Capacity(num_blocks=blocks, layout=layout, slab_address=runner.slab.address)
+
+    def _runner_of(self, model: CausalModel) -> ModelRunner:
+        """A runner over one block, as long as nobody knows how many there will be."""
+        config = self._config
+        group = config.layout.groups[0]
+        batch = InputBatch(config.layout.block_size, config.scheduler.max_num_seqs)
+        return ModelRunner(
             model=model,
-            attention=attention,
-            slab=slab,
-            batch=InputBatch(layout.block_size, config.scheduler.max_num_seqs),
+            attention=select_backend(group, self._device, config.gpu.attention_backend),
+            slab=Slab(config.layout, 1, self._device),
+            batch=batch,
             sampler=Sampler(config.facts.vocab_size),
-            device=self._device,
+            stager=self._stager(batch, None),
             threads=StepThreads(self._device),
         )
-        return Capacity(num_blocks=blocks, layout=layout, slab_address=slab.address)
 
-    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        """Run one step."""
-        return self.runner.execute(plan)
+    def _stager(self, batch: InputBatch, spare_block: int | None) -> StepStager:
+        return StepStager(
+            batch,
+            self._device,
+            max_tokens=self._config.scheduler.max_num_batched_tokens,
+            max_len=self._config.max_model_len,
+            spare_block=spare_block,
+        )
+
+    def launch(self, plan: SchedulerOutput) -> LaunchedStep:
+        """Queue one step."""
+        return self.runner.launch(plan)
 
     def slab_blocks(self) -> torch.Tensor:
         """The slab as [num_blocks, block_bytes] uint8, for those who move blocks."""

@@ -1,0 +1,174 @@
+"""Device memory by ``cuMemCreate``: what another process can map by a file descriptor.
+
+Memory of torch's allocator (``cudaMalloc``) can be shared between processes by CUDA's own handles
+only, which do not pass from one container to another; a mapping made here can. Called through the
+driver's C interface, so that no package is needed for six functions. Freed with the tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from tandem.protocol.errors import TandemError
+
+_PINNED = 1
+_DEVICE = 1
+_POSIX_DESCRIPTOR = 1
+_READ_WRITE = 3
+_MINIMUM = 0
+_RDMA_ATTRIBUTE = 110
+"""CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED."""
+
+
+class DeviceMemoryError(TandemError):
+    """The driver refused; the text names its function and its error."""
+
+
+class _Location(ctypes.Structure):
+    _fields_ = (("kind", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class _Flags(ctypes.Structure):
+    _fields_ = (
+        ("compression", ctypes.c_ubyte),
+        ("rdma", ctypes.c_ubyte),
+        ("usage", ctypes.c_ushort),
+        ("reserved", ctypes.c_ubyte * 4),
+    )
+
+
+class _Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", _Location),
+        ("windows", ctypes.c_void_p),
+        ("flags", _Flags),
+    )
+
+
+class _Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", _Location), ("rights", ctypes.c_int))
+
+
+class _Mapping:
+    """One mapped range, as numpy's and torch's array interface shows it."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (size,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
+
+
+class MappedAllocator:
+    """A ``SlabAllocator`` on one device. ``handles`` are what ``export`` turns into descriptors."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises DeviceMemoryError where the driver or the device lacks it."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._index = device.index if device.index is not None else torch.cuda.current_device()
+        self.handles: dict[int, int] = {}
+        """Address of each range to the driver's handle of its memory."""
+        _driver()
+
+    def __call__(self, size: int) -> Tensor:
+        """Flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
+        torch.cuda.synchronize(self._device)  # makes the device's context this thread's
+        properties = self._properties()
+        grain = ctypes.c_size_t()
+        _call(
+            "cuMemGetAllocationGranularity",
+            ctypes.byref(grain),
+            ctypes.byref(properties),
+            ctypes.c_int(_MINIMUM),
+        )
+        whole = -(-size // grain.value) * grain.value
+        handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+        length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)
+        _call("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), zero)
+        try:
+            _call(
+                "cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero
+            )
+            _call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+            access = _Access(_Location(_DEVICE, self._index), _READ_WRITE)
+            _call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+        except DeviceMemoryError:
+            _free(address.value, whole, handle.value)
+            raise
+        mapping = _Mapping(address.value, whole)
+        weakref.finalize(mapping, self._forget, address.value, whole, handle.value)
+        self.handles[address.value] = handle.value
+        return torch.as_tensor(mapping, device=self._device)
+
+    def export(self, tensor: Tensor) -> int:
+        """A POSIX file descriptor of the range that ``tensor`` begins; the caller closes it."""
+        descriptor = ctypes.c_int()
+        _call(
+            "cuMemExportToShareableHandle",
+            ctypes.byref(descriptor),
+            ctypes.c_ulonglong(self.handles[tensor.data_ptr()]),
+            ctypes.c_int(_POSIX_DESCRIPTOR),
+            ctypes.c_ulonglong(0),
+        )
+        return descriptor.value
+
+    def _properties(self) -> _Properties:
+        where = _Location(_DEVICE, self._index)
+        network = ctypes.c_int()
+        _call(
+            "cuDeviceGetAttribute",
+            ctypes.byref(network),
+            ctypes.c_int(_RDMA_ATTRIBUTE),
+            ctypes.c_int(self._index),
+        )
+        flags = _Flags(rdma=1 if network.value else 0)
+        return _Properties(_PINNED, _POSIX_DESCRIPTOR, where, None, flags)
+
+    def _forget(self, address: int, size: int, handle: int) -> None:
+        self.handles.pop(address, None)
+        _free(address, size, handle)
+
+
+def _free(address: int, size: int, handle: int) -> None:
+    """Unmap, let go of the address and the memory; what was not done yet fails, and may."""
+    library = _driver()
+    if address:
+        library.cuMemUnmap(ctypes.c_ulonglong(address), ctypes.c_size_t(size))
+        library.cuMemAddressFree(ctypes.c_ulonglong(address), ctypes.c_size_t(size))
+    library.cuMemRelease(ctypes.c_ulonglong(handle))
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceMemoryError(f"the CUDA driver's library cannot be loaded: {error}") from error
+
+
+def _call(name: str, *arguments: object) -> None:
+    """Call a function of the driver; DeviceMemoryError unless it says success."""
+    library = _driver()
+    function = getattr(library, name, None)
+    if function is None:
+        raise DeviceMemoryError(f"the CUDA driver has no {name}")
+    status = function(*arguments)
+    if status:
+        text = ctypes.c_char_p()
+        library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
+        shown = text.value.decode() if text.value else str(status)
+        raise DeviceMemoryError(f"{name} failed: {shown}")

@@ -1,0 +1,96 @@
+"""What starting on a CUDA device needs beyond starting on a CPU: in one place, called by Worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.base import SlabAllocator
+from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
+from tandem.engine.worker.graphs import step_shapes
+from tandem.engine.worker.profile import activation_bytes
+from tandem.engine.worker.runner import ModelRunner
+from tandem.engine.worker.staging import StepShape
+from tandem.protocol.errors import InvalidParameter
+
+logger = logging.getLogger(__name__)
+
+GRAPH_BYTES = 16 << 20
+"""Kept for each graph: what one of a model of 36 layers takes, rounded up."""
+TRITON_CACHE = "TRITON_CACHE_DIR"
+GIB = 2**30
+
+
+def prepare(config: EngineConfig, device: torch.device) -> None:
+    """Before anything is on the device. Raises InvalidParameter where there is none."""
+    if not torch.cuda.is_available():
+        raise InvalidParameter("device", config.device, "cpu: this torch sees no CUDA device")
+    if config.gpu.triton_cache_dir is not None:
+        os.environ[TRITON_CACHE] = config.gpu.triton_cache_dir
+    torch.cuda.set_device(0 if device.index is None else device.index)
+
+
+@contextmanager
+def memory_for_weights(config: EngineConfig, device: torch.device) -> Iterator[None]:
+    """Say in plain words that the weights do not fit."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        text = (
+            f"a model whose weights fit: {free / GIB:.2f} GiB of the device's {total / GIB:.2f} "
+            f"were free when a tensor found no room"
+        )
+        raise InvalidParameter("model", config.model.model, text) from error
+
+
+def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
+    """Memory to keep for steps: activations, measured, and graphs. Raises InvalidParameter when
+    the largest step finds no room."""
+    try:
+        activations = activation_bytes(config, runner, device)
+    except torch.OutOfMemoryError as error:
+        budget = config.scheduler.max_num_batched_tokens
+        text = f"fewer tokens than a step finds memory for, {budget // 2} perhaps"
+        raise InvalidParameter("max_num_batched_tokens", budget, text) from error
+    logger.info("activations of the largest step: %.2f GiB", activations / GIB)
+    return activations + len(_shapes(config)) * GRAPH_BYTES
+
+
+def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator | None:
+    """Who gives the slab's memory; None is torch. Raises DeviceMemoryError for a wish that the
+    device does not grant."""
+    if config.gpu.slab_memory == "torch":
+        return None
+    try:
+        allocator = MappedAllocator(device)
+        allocator(1)
+    except DeviceMemoryError as error:
+        if config.gpu.slab_memory == "vmm":
+            raise
+        logger.warning("the KV slab takes torch's memory: %s", error)
+        return None
+    return allocator
+
+
+@torch.inference_mode()
+def capture(config: EngineConfig, runner: ModelRunner) -> None:
+    """Capture the graphs of ``runner``'s steps; its slab has a spare block."""
+    shapes = _shapes(config)
+    if shapes:
+        runner.graphs.capture(shapes, runner.stager, runner.hidden)
+
+
+def _shapes(config: EngineConfig) -> list[StepShape]:
+    if config.gpu.enforce_eager:
+        return []
+    return step_shapes(
+        max_rows=config.scheduler.max_num_seqs,
+        max_tokens=config.scheduler.max_num_batched_tokens,
+        max_captured=config.gpu.max_cudagraph_capture_size,
+    )

@@ -1,0 +1,148 @@
+"""CUDA graphs of whole steps: one for each class of decode batches, and for small mixed steps.
+
+A step is padded to the smallest class that holds it; larger steps run without a graph, where the
+launches of a layer take less time than its kernels. All graphs share one pool of memory, the
+largest is captured first. A replay leaves its hidden states in memory of its own.
+
+Nothing is compiled here: a class is run once before it is captured, so that its kernels are loaded.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.engine.worker.inputs import StepInputs, StepStager
+from tandem.engine.worker.staging import StepShape
+
+logger = logging.getLogger(__name__)
+
+CHUNKS = 8
+"""Prompt chunks that a graph of a mixed step holds."""
+_CHUNK_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512)
+"""Tokens of chunks, in a step without decodes."""
+_MIXED_TOKENS = (64, 128, 256, 512)
+_MIXED_DECODES = (16, 64, 128, 256)
+
+
+def decode_sizes(most: int) -> list[int]:
+    """Decodes of each class: close together where a row more or less is felt."""
+    sizes = [1, 2, 4, *range(8, 65, 8), *range(80, 129, 16), *range(160, 257, 32)]
+    sizes += range(320, 513, 64)
+    sizes += range(640, most, 128)
+    return sorted({*(each for each in sizes if each < most), most})
+
+
+def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
+    """Every class, for steps of at most so many rows and tokens; none over ``max_captured``."""
+    limit = min(max_tokens, max_captured)
+    shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
+    shapes += [StepShape(0, n, CHUNKS) for n in _CHUNK_TOKENS]
+    shapes += [StepShape(d, n, CHUNKS) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n <= 4 * d]
+    return [each for each in shapes if each.tokens <= limit and each.decodes <= max_rows]
+
+
+class StepGraphs:
+    """The captured classes; without ``capture`` there are none and every step runs as it is."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._decodes: list[StepShape] = []
+        self._others: list[StepShape] = []
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._graphs)
+
+    def offer(self, shapes: list[StepShape]) -> None:
+        """The classes that ``fit`` chooses from."""
+        self._decodes = sorted((each for each in shapes if not each.chunks), key=_cost)
+        self._others = sorted((each for each in shapes if each.chunks), key=_cost)
+
+    def fit(self, own: StepShape) -> StepShape | None:
+        """The smallest class that holds a step of shape ``own``."""
+        if not own.chunks:
+            return next((each for each in self._decodes if each.decodes >= own.decodes), None)
+        return next((each for each in self._others if _holds(each, own)), None)
+
+    def replay(self, shape: StepShape) -> Tensor:
+        """Run the class on what is staged: hidden states [tokens of the class, hidden], valid until
+        the next replay of it."""
+        graph, hidden = self._graphs[shape]
+        graph.replay()
+        return hidden
+
+    def capture(
+        self,
+        shapes: list[StepShape],
+        stager: StepStager,
+        run: Callable[[StepInputs], Tensor],
+    ) -> None:
+        """Capture ``run`` at each of ``shapes``. Called once, before any step."""
+        started = time.monotonic()
+        before = torch.cuda.mem_get_info(stager.device)[0]
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(stager.device)  # type: ignore[no-untyped-call]
+        with _no_collection():
+            for shape in sorted(shapes, key=lambda each: -each.tokens):
+                self._graphs[shape] = _capture(shape, stager, run, pool, stream)
+        self.offer(shapes)
+        used = before - torch.cuda.mem_get_info(stager.device)[0]
+        logger.info(
+            "CUDA graphs: %d captured in %.1f s, %.2f GiB",
+            len(self._graphs),
+            time.monotonic() - started,
+            used / 2**30,
+        )
+
+
+def _capture(
+    shape: StepShape,
+    stager: StepStager,
+    run: Callable[[StepInputs], Tensor],
+    pool: Any,
+    stream: torch.cuda.Stream,
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    inputs = stager.stage_nothing(shape)
+    run(inputs)
+    here = torch.cuda.current_stream(stager.device)
+    stream.wait_stream(here)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            hidden = run(inputs)
+        finally:
+            graph.capture_end()
+    here.wait_stream(stream)
+    return graph, hidden
+
+
+def _holds(shape: StepShape, own: StepShape) -> bool:
+    return (
+        own.decodes <= shape.decodes
+        and own.chunk_tokens <= shape.chunk_tokens
+        and own.chunks <= shape.chunks
+    )
+
+
+def _cost(shape: StepShape) -> int:
+    return shape.tokens
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: freeing a tensor of another stream breaks a capture."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,96 @@
+"""A step that was launched: what it drew is on its way to the host, and read when asked for.
+
+The runner goes on to the next step meanwhile. Tokens and scores are copied to pinned memory behind
+the step's last kernel; ``result`` waits for the moment after the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tandem.engine.sample import LogprobTensors
+from tandem.engine.scheduler.output import ModelRunnerOutput, Sampled, SeqId
+from tandem.engine.worker.events import PAST, WAIT_SECONDS, Moment
+from tandem.protocol.outputs import TokenLogprobs
+
+
+class DrawnRow(NamedTuple):
+    """A row that draws: whose it is and for which choices."""
+
+    seq: SeqId
+    choices: tuple[int, ...]
+    own: int | None
+    """Which of them goes on as this very sequence."""
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """One step in flight. ``settle`` may be called early, by a step that needs its tokens."""
+
+    step: int
+    moment: Moment = PAST
+    """Behind all of its writes and copies, once they are queued."""
+    drawn: Sequence[DrawnRow] = ()
+    tokens: Tensor | None = None
+    """int64 [draws] on the host."""
+    logprobs: LogprobTensors | None = None
+    prompts: dict[SeqId, list[LogprobTensors]] = field(default_factory=dict)
+    """Scores of prompt positions, part by part."""
+    note: Callable[[SeqId, int], None] | None = None
+    """Told every token that goes on, once, when the host has it."""
+    _known: list[int] | None = None
+
+    @torch.inference_mode()
+    def settle(self, seconds: float = WAIT_SECONDS) -> list[int]:
+        """The drawn tokens, waited for. Raises TimeoutError."""
+        if self._known is None:
+            self.moment.wait(seconds)
+            self._known = [] if self.tokens is None else self.tokens.tolist()
+            self._tell(self._known)
+        return self._known
+
+    def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
+        """What the step gave, waited for. Raises TimeoutError."""
+        tokens = self.settle(seconds)
+        return ModelRunnerOutput(
+            step=self.step,
+            sampled=tuple(self._sampled(tokens)),
+            fence=self.moment,
+            prompt_logprobs={
+                seq: tuple(score for part in parts for score in part.as_list())
+                for seq, parts in self.prompts.items()
+            },
+        )
+
+    def _tell(self, tokens: list[int]) -> None:
+        if self.note is None:
+            return
+        at = 0
+        for row in self.drawn:
+            if row.own is not None:
+                self.note(row.seq, tokens[at + row.own])
+            at += len(row.choices)
+
+    def _sampled(self, tokens: list[int]) -> list[Sampled]:
+        if self.logprobs is None and len(tokens) == len(self.drawn):
+            return [
+                Sampled(row.seq, row.choices, ((token,),))
+                for row, token in zip(self.drawn, tokens, strict=True)
+            ]
+        scores = {} if self.logprobs is None else self.logprobs.by_draw()
+        sampled, at = [], 0
+        for row in self.drawn:
+            end = at + len(row.choices)
+            told = _told([scores.get(i) for i in range(at, end)])
+            sampled.append(Sampled(row.seq, row.choices, tuple((t,) for t in tokens[at:end]), told))
+            at = end
+        return sampled
+
+
+def _told(scores: Sequence[TokenLogprobs | None]) -> tuple[tuple[TokenLogprobs, ...], ...] | None:
+    return tuple((score,) for score in scores if score is not None) or None

@@ -1,0 +1,122 @@
+"""Steps padded to the shapes of graphs, run without graphs, and steps launched ahead."""
+
+import pytest
+import torch
+from tests.engine_run.run_driver import GREEDY, Driver
+from tests.engine_run.tiny_models import folder_of, judged
+
+from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId, StepRow
+from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
+from tandem.engine.worker.inputs import StepStager
+from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.staging import StepShape
+from tandem.protocol.sampling import SamplingParams
+
+PROMPTS = [list(range(20, 61)), list(range(5, 9)), list(range(100, 200)), [7, 8, 9, 10, 11]]
+
+
+class Uncaptured(StepGraphs):
+    """Classes whose replay is the padded step itself."""
+
+    def __init__(self, runner) -> None:
+        super().__init__()
+        self.runner = runner
+        self.replayed: list[StepShape] = []
+
+    def replay(self, shape):
+        """Run what is staged at the class's addresses."""
+        self.replayed.append(shape)
+        return self.runner.hidden(self.runner.stager.views(shape, None, torch.empty(0)))
+
+
+@pytest.fixture(scope="module")
+def padded():
+    """An engine whose steps are padded; its block behind the last is full of NaN."""
+    driver = Driver(folder_of("llama"), num_blocks=120, max_num_seqs=8)
+    runner, layout = driver.runner, driver.config.layout
+    runner.slab = Slab(layout, 120, torch.device("cpu"), spare=1)
+    runner.slab.memory.view(torch.float32).fill_(torch.nan)
+    runner.stager = StepStager(
+        runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
+    )
+    graphs = Uncaptured(runner)
+    graphs.offer([StepShape(4, 0, 0), StepShape(0, 44, 8), StepShape(6, 50, 8)])
+    runner.graphs = graphs
+    return driver
+
+
+def test_padded_steps_draw_the_same_tokens(padded):
+    """Prompts in chunks, mixed with decodes, then decodes alone: as transformers draws."""
+    seqs = [padded.add(prompt) for prompt in PROMPTS]
+    got = padded.generate(seqs, 9, budget=43)
+    assert got == [judged("llama", prompt, 9)[0] for prompt in PROMPTS]
+    shapes = set(padded.runner.graphs.replayed)
+    assert shapes == {StepShape(4, 0, 0), StepShape(0, 44, 8), StepShape(6, 50, 8)}
+    for seq in seqs:
+        padded.drop(seq)
+
+
+def test_scored_prompts_are_not_padded(padded):
+    """Steps whose positions are scored run as they are, and give every score."""
+    seq = padded.add(PROMPTS[0], SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0))
+    padded.runner.graphs.replayed.clear()
+    out = padded.step((seq, len(PROMPTS[0])))
+    assert len(out.prompt_logprobs[seq]) == len(PROMPTS[0]) - 1
+    assert padded.runner.graphs.replayed == []
+    padded.drop(seq)
+
+
+def test_a_step_fits_the_smallest_class_that_holds_it():
+    """Decodes go to decode classes, others to classes with chunks; what is larger to none."""
+    graphs = StepGraphs()
+    graphs.offer(step_shapes(max_rows=256, max_tokens=8192, max_captured=512))
+    assert graphs.fit(StepShape(1, 0, 0)) == StepShape(1, 0, 0)
+    assert graphs.fit(StepShape(33, 0, 0)) == StepShape(40, 0, 0)
+    assert graphs.fit(StepShape(0, 100, 3)) == StepShape(0, 128, 8)
+    assert graphs.fit(StepShape(3, 60, 1)) == StepShape(16, 64, 8)
+    assert graphs.fit(StepShape(257, 0, 0)) is None
+    assert graphs.fit(StepShape(0, 600, 1)) is None
+    assert graphs.fit(StepShape(0, 100, 9)) is None
+
+
+def test_classes_cover_every_batch_up_to_the_seats():
+    """The largest decode class is the number of seats, whatever it is."""
+    for seats in (1, 3, 100, 256, 700):
+        sizes = decode_sizes(seats)
+        assert sizes[-1] == seats
+        assert sizes == sorted(set(sizes))
+    few = step_shapes(max_rows=4, max_tokens=40, max_captured=512)
+    assert all(each.decodes <= 4 and each.tokens <= 40 for each in few)
+
+
+def decode_ahead(driver, params):
+    """A prompt and four decodes launched before any result is read; what they drew."""
+    prompt, size = PROMPTS[0], driver.config.cache.block_size
+    blocks = [driver._free.pop() for _ in range(-(-(len(prompt) + 6) // size))]
+    seq = SeqId(10**6 + len(driver._free))
+    new = NewSequence(seq, list(prompt), len(prompt), params, 0, (2,), blocks)
+    row = StepRow(seq, 0, len(prompt), (), (0,))
+    futures = [driver.executor.execute(SchedulerOutput(500, (row,), (new,)))]
+    for at in range(4):
+        row = StepRow(seq, len(prompt) + at, 1, (), (0,))
+        futures.append(driver.executor.execute(SchedulerOutput(501 + at, (row,))))
+    drawn = [future.result().sampled[0].token_ids[0][0] for future in futures]
+    driver.executor.execute(SchedulerOutput(600, (), (), (seq,))).result()
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        GREEDY,
+        SamplingParams(temperature=0.8, seed=3),
+        SamplingParams(temperature=0.0, seed=0, repetition_penalty=1.4),
+    ],
+    ids=["greedy", "drawn", "penalised"],
+)
+def test_steps_launched_ahead_draw_the_same_tokens(padded, params):
+    """Tokens go from step to step without the host, and to it first where a rule looks back."""
+    seq = padded.add(PROMPTS[0], params)
+    (want,) = padded.generate([seq], 5)
+    padded.drop(seq)
+    assert decode_ahead(padded, params) == want

@@ -29,6 +29,11 @@ def keys_for(n, *, seed=7, choice=0, purpose=Purpose.TOKEN):
     return row_keys(torch.full((n,), seed), torch.full((n,), choice), torch.arange(n), purpose)
 
 
+def one_each(n):
+    """Draw i is of row i."""
+    return torch.arange(n)
+
+
 def filters(rows, *, min_p=0.0, top_k=0, top_p=1.0):
     """The same filters for every row."""
     return Filters(
@@ -83,7 +88,9 @@ def test_uniforms_are_uniform():
 def test_draws_follow_the_distribution():
     """Frequencies of many draws are the probabilities."""
     probs = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
-    counts = draw(probs.log().expand(20_000, 5), keys_for(20_000)).bincount(minlength=5)
+    counts = draw(
+        probs.log()[None], keys_for(20_000), torch.zeros(20_000, dtype=torch.int64)
+    ).bincount(minlength=5)
     assert counts[4] == 0
     torch.testing.assert_close(counts / 20_000, probs, atol=0.012, rtol=0)
 
@@ -94,22 +101,22 @@ def test_a_draw_does_not_depend_on_its_batch(rows, seed):
     """Each row alone draws what it draws among others."""
     logits = torch.randn(rows, 300, generator=torch.manual_seed(seed))
     keys = keys_for(rows, seed=seed)
-    together = draw(logits, keys)
-    alone = [draw(logits[i : i + 1], keys[i : i + 1]).item() for i in range(rows)]
+    together = draw(logits, keys, one_each(rows))
+    alone = [draw(logits[i : i + 1], keys[i : i + 1], one_each(1)).item() for i in range(rows)]
     assert together.tolist() == alone
 
 
-def test_filters_keep_the_winner_of_the_whole_vocabulary():
-    """The noise belongs to the token: a filter changes a draw only by removing its winner."""
+def test_a_floor_and_a_temperature_are_what_they_do_to_logits():
+    """Drawing under them is drawing from divided and masked logits, and stays above the floor."""
     logits = torch.randn(200, 500)
-    keys = keys_for(200)
-    free = draw(logits, keys)
-    floor = thresholds(logits, filters(200, top_k=50))
-    held = draw(logits, keys, floor)
-    kept = logits.gather(1, free[:, None]).squeeze(1) >= floor
-    assert 10 < kept.sum() < 200
-    assert torch.equal(free[kept], held[kept])
-    assert (logits.gather(1, held[:, None]).squeeze(1) >= floor).all()
+    keys, temperature = keys_for(200), torch.rand(200) + 0.3
+    scaled = logits / temperature[:, None]
+    floor = thresholds(logits, filters(200, top_k=50), temperature=temperature)
+    assert torch.equal(floor, thresholds(scaled, filters(200, top_k=50)))
+    held = draw(logits, keys, one_each(200), temperature=temperature, floor=floor)
+    masked = scaled.masked_fill(scaled < floor[:, None], -math.inf)
+    assert torch.equal(held, draw(masked, keys, one_each(200)))
+    assert (scaled.gather(1, held[:, None]).squeeze(1) >= floor).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -147,7 +154,7 @@ def test_masked_tokens_stay_masked():
         keys = row_keys(
             torch.tensor([1]), torch.tensor([0]), torch.tensor([position]), Purpose.TOKEN
         )
-        assert draw(row, keys, floor).item() in (3, 8)
+        assert draw(row, keys, one_each(1), floor=floor).item() in (3, 8)
 
 
 def test_penalties_touch_seen_tokens_only():
@@ -186,16 +193,18 @@ def test_scores_are_log_probabilities_and_ranks():
 def test_empty_batches():
     """No rows is a batch like any other."""
     none = torch.empty(0, 9)
-    assert draw(none, keys_for(0)).shape == (0,)
+    assert draw(none, keys_for(0), one_each(0)).shape == (0,)
     assert thresholds(none, filters(0)).shape == (0,)
     assert score_tokens(none, torch.empty(0, dtype=torch.int64), 2).top_ids.shape == (0, 2)
 
 
 def test_wrong_types_are_named():
-    """Logits must be float32, keys int64."""
-    with pytest.raises(BadTensor, match=r"logits is torch\.bfloat16"):
-        draw(torch.zeros(1, 4).bfloat16(), keys_for(1))
+    """Logits must be of a float kind, keys and rows int64."""
+    with pytest.raises(BadTensor, match=r"logits is torch\.float64"):
+        draw(torch.zeros(1, 4).double(), keys_for(1), one_each(1))
     with pytest.raises(BadTensor, match="keys is"):
-        draw(torch.zeros(1, 4), torch.zeros(1))
+        draw(torch.zeros(1, 4), torch.zeros(1), one_each(1))
+    with pytest.raises(BadTensor, match="temperature is"):
+        draw(torch.zeros(1, 4), keys_for(1), one_each(1), temperature=torch.ones(1).double())
     with pytest.raises(BadTensor, match="top_k has shape"):
         thresholds(torch.zeros(2, 4), filters(2)._replace(top_k=torch.zeros(1)))

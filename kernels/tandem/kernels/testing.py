@@ -8,11 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from .registry import Backend, Op
+
+F = TypeVar("F", bound=Callable[..., object])
 
 TOLERANCE = {
     torch.float32: (1e-5, 1e-5),
@@ -31,7 +34,7 @@ class Difference:
     where: str
 
 
-def hold(op: Op[Callable[..., object]], backend: Backend, *args: object) -> Difference:
+def hold(op: Op[F], backend: Backend, *args: object) -> Difference:
     """Run `op` on copies of `args` through the reference and `backend`; both must agree.
 
     Results and arguments (an op may write into one) are compared, integers exactly, floats within

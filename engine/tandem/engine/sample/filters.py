@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -13,10 +12,12 @@ from tandem.engine.sample.transfer import on_device
 from tandem.kernels.sampling import Filters, thresholds
 
 
-def drop_unlikely(logits: Tensor, batch: SamplingBatch, rows: Sequence[int]) -> None:
-    """-inf for what the rows' filters drop, in place.
+def floors_of(
+    logits: Tensor, temperature: Tensor, batch: SamplingBatch, rows: Sequence[int]
+) -> Tensor:
+    """The lowest logit over the temperature that each row's filters keep: float32 [rows].
 
-    ``logits`` are float32 [rows, vocabulary], over the temperature; ``rows`` are the batch's. Each
+    ``logits`` [rows, vocabulary] and ``temperature`` [rows] go with ``rows`` of the batch. Each
     filter keeps what is at or above one value, so equals stay or go together.
     """
     index, device = torch.tensor(rows), logits.device
@@ -25,5 +26,4 @@ def drop_unlikely(logits: Tensor, batch: SamplingBatch, rows: Sequence[int]) -> 
         top_k=on_device(batch.top_k[index], device),
         top_p=on_device(batch.top_p[index], device),
     )
-    floor = thresholds(logits, filters)
-    logits.masked_fill_(logits < floor.unsqueeze(1), -math.inf)
+    return thresholds(logits, filters, temperature=temperature)

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from tandem.engine.sample.batch import SamplingBatch
-from tandem.engine.sample.draw import best, draw
 from tandem.engine.sample.draws import Draws
 from tandem.engine.sample.edits import edit
-from tandem.engine.sample.filters import drop_unlikely
+from tandem.engine.sample.filters import floors_of
 from tandem.engine.sample.logprobs import LogprobTensors, score
 from tandem.engine.sample.transfer import index_on, on_device
-from tandem.kernels.sampling import Purpose, row_keys
+from tandem.kernels.sampling import Purpose, best, draw, row_keys
 
-PART = 32
-"""Rows that go through the stages at a time: bounds their float32 copies."""
+PART = {"cpu": 32, "cuda": 64}
+"""Rows that go through the stages at a time, by device: bounds their float32 copies."""
 
 
 class SamplerOutput(NamedTuple):
@@ -88,11 +87,11 @@ def _choose(step: _Step) -> Tensor:
         token_ids = best(step.logits)
         if not step.draws.one_a_row(len(step.rows)):
             token_ids = token_ids[_index(step.draws.rows, token_ids)]
-    for part in _parts(greedy):
+    for part in _parts(greedy, step.logits):
         at, local = step.draws.within(part)
         token_ids[_index(at, token_ids)] = best(_edited(step, part))[_index(local, token_ids)]
     for group, keep_all in ((drawn, True), (filtered, False)):
-        for part in _parts(group):
+        for part in _parts(group, step.logits):
             at, _ = step.draws.within(part)
             token_ids[_index(at, token_ids)] = _draw(step, part, keep_all=keep_all)
     return token_ids
@@ -119,10 +118,15 @@ def _sort(step: _Step) -> tuple[list[int], list[int], list[int]]:
 
 
 def _edited(step: _Step, part: Sequence[int]) -> Tensor:
-    """A float32 copy of some rows of logits after every rule: float32 [part, vocabulary]."""
-    logits = step.logits.index_select(0, _index(part, step.logits)).float()
+    """Some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies."""
     rows = [step.rows[at] for at in part]
-    edit(logits, step.batch, rows, [step.positions[at] for at in part])
+    positions = [step.positions[at] for at in part]
+    whole = list(part) == list(range(step.logits.shape[0]))
+    logits = step.logits if whole else step.logits.index_select(0, _index(part, step.logits))
+    rules = [step.batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
+    if any(each is not None for each in rules):
+        logits = logits.float() if logits.dtype != torch.float32 or not whole else logits.clone()
+        edit(logits, step.batch, rows, positions)
     return logits
 
 
@@ -131,9 +135,8 @@ def _draw(step: _Step, part: Sequence[int], *, keep_all: bool) -> Tensor:
     logits, batch = _edited(step, part), step.batch
     rows = [step.rows[at] for at in part]
     index = torch.tensor(rows)
-    logits /= on_device(batch.temperature[index], logits.device).unsqueeze(1)
-    if not keep_all:
-        drop_unlikely(logits, batch, rows)
+    temperature = on_device(batch.temperature[index], logits.device)
+    floor = None if keep_all else floors_of(logits, temperature, batch, rows)
     draws, local = step.draws.within(part)
     keys = row_keys(
         batch.seeds[index[torch.tensor(local, dtype=torch.int64)]],
@@ -141,7 +144,13 @@ def _draw(step: _Step, part: Sequence[int], *, keep_all: bool) -> Tensor:
         torch.tensor([step.positions[part[at]] for at in local], dtype=torch.int64),
         Purpose.TOKEN,
     )
-    return draw(logits, on_device(keys, logits.device), _index(local, logits))
+    return draw(
+        logits,
+        on_device(keys, logits.device),
+        _index(local, logits),
+        temperature=temperature,
+        floor=floor,
+    )
 
 
 def _score(step: _Step, token_ids: Tensor) -> LogprobTensors | None:
@@ -156,9 +165,10 @@ def _score(step: _Step, token_ids: Tensor) -> LogprobTensors | None:
     return score(step.logits, token_ids, rows=rows, draws=draws, counts=counts)
 
 
-def _parts(rows: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(rows), PART):
-        yield rows[start : start + PART]
+def _parts(rows: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
+    size = PART[logits.device.type]
+    for start in range(0, len(rows), size):
+        yield rows[start : start + size]
 
 
 def _index(numbers: Sequence[int], like: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tandem.kernels.bits.triton_kernels import mix, place
+
 
 @triton.jit
 def move_rows(
@@ -31,20 +33,6 @@ def move_rows(
 
 
 @triton.jit
-def _shift(value, BY: tl.constexpr):
-    """Right by BY with zeros from the left."""
-    return (value >> BY) & ((1 << (64 - BY)) - 1)
-
-
-@triton.jit
-def _mix(value):
-    """The finaliser of SplitMix64 (kernels/bits.py); the multipliers as signed integers."""
-    value = (value ^ _shift(value, 30)) * -4658895280553007687
-    value = (value ^ _shift(value, 27)) * -7723592293110705685
-    return value ^ _shift(value, 31)
-
-
-@triton.jit
 def chunk_terms(data, low_keys, high_keys, terms, words, WORDS: tl.constexpr):
     """Term of one chunk of WORDS int64 in the digest's sum (multilinear.py). Grid: (chunks,)."""
     chunk = tl.program_id(0).to(tl.int64)
@@ -53,5 +41,4 @@ def chunk_terms(data, low_keys, high_keys, terms, words, WORDS: tl.constexpr):
     word = tl.load(data + at, mask=at < words, other=0)
     s1 = tl.sum(word * tl.load(low_keys + in_chunk), 0)
     s2 = tl.sum((word >> 32) * tl.load(high_keys + in_chunk), 0)
-    place = (chunk + 1) * -7046029254386353131
-    tl.store(terms + chunk, _mix(s1 + _mix(s2 + place)))
+    tl.store(terms + chunk, mix(s1 + mix(s2 + place(chunk))))

@@ -43,6 +43,8 @@ def rotate_heads(
     in_half = col < half
     is_q = head < HEADS
     is_v = head >= HEADS + KV_HEADS
+    low_gain = 1.0
+    high_gain = 1.0
     if NORM:
         low_gain = _gain(q_weight, k_weight, col, is_q, in_half)
         high_gain = _gain(q_weight, k_weight, col + half, is_q, in_half)

@@ -13,6 +13,11 @@ from torch import Tensor, float32
 
 from tandem.kernels.bits import GAMMA, logical_shift, mix, signed
 
+GROUP = 128
+"""Tokens of a group, by id. Part of what a seed means: another size draws other tokens."""
+GROUP_NOISE = 1 << 32
+"""Index of the first group's noise, above any token id."""
+
 
 class Purpose(IntEnum):
     """What a draw decides; draws of different purpose at one position are independent."""

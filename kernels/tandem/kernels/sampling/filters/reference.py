@@ -11,25 +11,26 @@ import math
 import torch
 from torch import Tensor
 
-from .types import Filters
+from tandem.kernels.sampling.race.reference import kept
+from tandem.kernels.sampling.types import Filters
 
 _PREFIXES = (256, 4096)
 """How many of the best tokens are looked at before the whole vocabulary is sorted."""
 
 
-def thresholds(logits: Tensor, filters: Filters) -> Tensor:
+def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> Tensor:
     """See the wrapper."""
     floors = [
         _row_floor(row, min_p, top_k, top_p)
         for row, min_p, top_k, top_p in zip(
-            logits,
+            kept(logits, temperature, None),
             filters.min_p.tolist(),
             filters.top_k.tolist(),
             filters.top_p.tolist(),
             strict=True,
         )
     ]
-    return torch.tensor(floors, dtype=logits.dtype, device=logits.device)
+    return torch.tensor(floors, dtype=torch.float32, device=logits.device)
 
 
 def _row_floor(row: Tensor, min_p: float, top_k: int, top_p: float) -> float:
@@ -43,10 +44,10 @@ def _row_floor(row: Tensor, min_p: float, top_k: int, top_p: float) -> float:
 
 def _nucleus(row: Tensor, floor: float, top_p: float) -> float:
     """The lowest logit of the smallest set of best tokens whose probability reaches `top_p`."""
-    kept = row if floor == -math.inf else row.masked_fill(row < floor, -math.inf)
-    total = kept.logsumexp(-1)
+    left = row if floor == -math.inf else row.masked_fill(row < floor, -math.inf)
+    total = left.logsumexp(-1)
     for size in (*_PREFIXES, row.numel()):
-        best = kept.topk(min(size, row.numel())).values
+        best = left.topk(min(size, row.numel())).values
         reached = (best - total).exp_().cumsum(-1) >= top_p
         if bool(reached[-1]):
             return float(best[int(reached.byte().argmax())])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .types import Penalties
+from tandem.kernels.sampling.types import Penalties
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> None:

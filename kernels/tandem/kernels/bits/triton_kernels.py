@@ -1,0 +1,26 @@
+"""SplitMix64 in jit code, bit for bit that of `tandem.kernels.bits`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def logical_shift(value, BY: tl.constexpr):
+    """int64 `value` shifted right by BY with zeros from the left."""
+    return (value >> BY) & ((1 << (64 - BY)) - 1)
+
+
+@triton.jit
+def mix(value):
+    """The finaliser of SplitMix64 on int64; the multipliers are written as signed integers."""
+    value = (value ^ logical_shift(value, 30)) * -4658895280553007687
+    value = (value ^ logical_shift(value, 27)) * -7723592293110705685
+    return value ^ logical_shift(value, 31)
+
+
+@triton.jit
+def place(index):
+    """What lies between the start of the sequence and `index` (int64, from 0)."""
+    return (index + 1) * -7046029254386353131

@@ -1,0 +1,122 @@
+"""The choice in Triton: two launches, whatever the number of rows.
+
+Roofline: the logits read once. No sort, no noise for tokens that cannot win, nothing read back.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from tandem.kernels.launch import dependent
+from tandem.kernels.sampling.rng import GROUP, GROUP_NOISE
+
+from .triton_kernels import best_of_groups, group_stats, race
+
+AT_ONCE = 16
+"""Groups of a program of the first pass: 2,048 logits."""
+
+
+class GroupStats(NamedTuple):
+    """What one pass over logits [rows, vocabulary] leaves, a number a group of GROUP tokens."""
+
+    peaks: Tensor
+    """float32 [rows, groups]."""
+    masses: Tensor | None
+    """float32 [rows, groups], sums of exp(logit - peak)."""
+    above: Tensor | None
+    """int32 [rows, groups], logits above the chosen token's."""
+
+
+def best(logits: Tensor) -> Tensor:
+    """See the wrapper."""
+    rows, vocab = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows:
+        peaks = stats_of(logits, mass=False).peaks
+        best_of_groups[(rows,)](
+            logits,
+            peaks,
+            tokens,
+            logits.stride(0),
+            vocab,
+            peaks.shape[1],
+            GROUP=GROUP,
+            GROUPS=triton.next_power_of_2(peaks.shape[1]),
+            **dependent(logits.device),
+        )
+    return tokens
+
+
+def draw(
+    logits: Tensor, keys: Tensor, rows: Tensor, temperature: Tensor | None, floor: Tensor | None
+) -> Tensor:
+    """See the wrapper."""
+    tokens = torch.empty_like(rows)
+    if rows.numel():
+        stats = stats_of(logits, temperature, floor)
+        race[(rows.numel(),)](
+            logits,
+            _or(temperature, logits),
+            _or(floor, logits),
+            keys,
+            rows,
+            stats.peaks,
+            stats.masses,
+            tokens,
+            logits.stride(0),
+            logits.shape[1],
+            stats.peaks.shape[1],
+            GROUP=GROUP,
+            GROUPS=triton.next_power_of_2(stats.peaks.shape[1]),
+            GROUP_NOISE=GROUP_NOISE,
+            SCALED=temperature is not None,
+            FLOORED=floor is not None,
+            num_warps=8,
+            **dependent(logits.device),
+        )
+    return tokens
+
+
+def stats_of(
+    logits: Tensor,
+    temperature: Tensor | None = None,
+    floor: Tensor | None = None,
+    *,
+    chosen: Tensor | None = None,
+    mass: bool = True,
+) -> GroupStats:
+    """One pass over the logits of at least one row; `chosen` int64 [rows] asks for `above`."""
+    rows, vocab = logits.shape
+    groups = triton.cdiv(vocab, GROUP)
+    peaks = torch.empty(rows, groups, dtype=torch.float32, device=logits.device)
+    masses = torch.empty_like(peaks) if mass else None
+    above = None if chosen is None else torch.empty_like(peaks, dtype=torch.int32)
+    group_stats[(triton.cdiv(groups, AT_ONCE), rows)](
+        logits,
+        _or(temperature, logits),
+        _or(floor, logits),
+        _or(chosen, logits),
+        peaks,
+        _or(masses, peaks),
+        _or(above, peaks),
+        logits.stride(0),
+        vocab,
+        groups,
+        GROUP=GROUP,
+        AT_ONCE=AT_ONCE,
+        SCALED=temperature is not None,
+        FLOORED=floor is not None,
+        MASS=mass,
+        RANK=chosen is not None,
+        **dependent(logits.device),
+    )
+    return GroupStats(peaks, masses, above)
+
+
+def _or(tensor: Tensor | None, placeholder: Tensor) -> Tensor:
+    """What a kernel is given for a pointer that it does not read."""
+    return placeholder if tensor is None else tensor

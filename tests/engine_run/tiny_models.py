@@ -70,12 +70,22 @@ MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "num_attention_heads": 4,
+    "initializer_range": 0.1,
+}
+"""Heads as wide as the kernels of a GPU take them."""
+
+
 @cache
-def folder_of(name: str) -> Path:
+def folder_of(name: str, *, wide: bool = False) -> Path:
     """The saved model ``name``; made once a run. Biases and norms are random too."""
     model_class, config_class, differences = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    model = model_class(config_class(**{**SHAPE, **differences}))
+    model = model_class(config_class(**{**SHAPE, **differences, **(WIDE if wide else {})}))
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in parameter_name else 0.0, 0.2)
@@ -85,10 +95,11 @@ def folder_of(name: str) -> Path:
 
 
 @cache
-def judge_of(name: str):
+def judge_of(name: str, *, wide: bool = False):
     """transformers' model of the same folder, in float32."""
     model_class, _, _ = MODELS[name]
-    return model_class.from_pretrained(folder_of(name), dtype=torch.float32).eval()
+    folder = folder_of(name, wide=wide)
+    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def judged(name: str, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:

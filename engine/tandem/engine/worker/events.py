@@ -40,7 +40,7 @@ class _Past(FenceDone):
 PAST: Moment = _Past()
 
 
-class _OnStream:
+class OnStream:
     """A CUDA event on the current stream."""
 
     def __init__(self) -> None:
@@ -64,4 +64,4 @@ class _OnStream:
 
 def moment(device: torch.device) -> Moment:
     """Now, in the queue of ``device``'s current stream."""
-    return _OnStream() if device.type == "cuda" else PAST
+    return OnStream() if device.type == "cuda" else PAST

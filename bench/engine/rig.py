@@ -1,0 +1,126 @@
+"""An engine to measure: Qwen3-8B's shapes with dummy weights, driven in this process, no HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.config.facts import facts_of
+from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.worker import events
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SamplingParams
+
+QWEN3_8B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+    "eos_token_id": 151645,
+}
+ROUTER = b"bench-engine-000"
+GREEDY = SamplingParams(temperature=0.0, seed=0)
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
+
+
+def facts(layers: int | None = None) -> Any:
+    """Qwen3-8B, or its first layers."""
+    config = QWEN3_8B if layers is None else {**QWEN3_8B, "num_hidden_layers": layers}
+    return facts_of(config)
+
+
+@dataclass
+class Rig:
+    """One engine and what its steps cost."""
+
+    core: EngineCore
+    waited: list[float] = field(default_factory=lambda: [0.0])
+    """Seconds spent waiting for the device."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _random: random.Random = field(default_factory=lambda: random.Random(7))
+
+    @classmethod
+    def start(cls, folder: str = "qwen3-8b", *, layers: int | None = None, **flat: Any) -> Rig:
+        """An engine that has started; ``flat`` are settings."""
+        settings = {"load_format": "dummy", "enable_prefix_caching": False, **flat}
+        if settings["load_format"] == "dummy":
+            settings["facts"] = facts(layers)
+        config = EngineConfig.of(folder, device="cuda", revision="bench", **settings)
+        executor = UniProcExecutor()
+        rig = cls(EngineCore(config, executor, executor.start(config)))
+        rig._watch()
+        return rig
+
+    def _watch(self) -> None:
+        """Count the seconds in waits for the device."""
+        plain, waited = events.OnStream.wait, self.waited
+
+        def wait(moment: events.OnStream, seconds: float = events.WAIT_SECONDS) -> None:
+            before = time.perf_counter()
+            plain(moment, seconds)
+            waited[0] += time.perf_counter() - before
+
+        events.OnStream.wait = wait  # type: ignore[method-assign]
+
+    def add(self, length: int, tokens: int, params: SamplingParams = GREEDY) -> RequestKey:
+        """A random prompt that draws ``tokens`` tokens, whatever they are."""
+        key = RequestKey(ROUTER, f"r{next(self._numbers)}", 0)
+        prompt = self._random.choices(range(1000, 150_000), k=length)
+        refusal = self.core.add(
+            EngineCoreRequest(
+                key=key,
+                prompt_token_ids=prompt,
+                params=SamplingParams(
+                    temperature=params.temperature,
+                    top_p=params.top_p,
+                    top_k=params.top_k,
+                    seed=next(self._numbers),
+                    max_tokens=tokens,
+                    ignore_eos=True,
+                ),
+            )
+        )
+        assert refusal is None, refusal
+        return key
+
+    def step(self) -> StepOutputs:
+        """One step of the engine."""
+        return self.core.step()
+
+    def drain(self) -> None:
+        """Steps until nothing is left."""
+        while self.core.has_work:
+            self.core.step()
+
+    def abort_all(self) -> None:
+        """Drop all requests, and let what is in flight end."""
+        keys = self.core.keys()
+        for key in keys:
+            self.core.abort(key)
+        self.drain()
+
+    @contextmanager
+    def host_seconds(self) -> Iterator[list[float]]:
+        """Seconds of the block that are not waits for the device, in the list once it ends."""
+        result = [0.0]
+        waited, started = self.waited[0], time.perf_counter()
+        yield result
+        result[0] = time.perf_counter() - started - (self.waited[0] - waited)

@@ -1,0 +1,71 @@
+"""What the engine's steps take: decodes by batch and context, prompts alone, prompts in a row."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from rig import GREEDY, SAMPLED, Rig
+
+DECODES = ((1, 512), (1, 8192), (8, 1024), (32, 1024), (64, 1024), (128, 1024), (256, 1024))
+PROMPTS = (512, 2048, 8192, 30000)
+STEPS = 48
+RUNS = 3
+
+
+def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict[str, Any]:
+    """ms a step of ``batch`` sequences around ``context`` tokens, and the host's ms of it."""
+    settle, total = 6, STEPS * RUNS
+    params = SAMPLED if sampled else GREEDY
+    for _ in range(batch):
+        rig.add(context, total + 4 * settle + batch, params)
+    made = 0
+    while made < batch:  # every prompt is computed and has its first token
+        made += sum(len(each) for each in rig.step().outputs.values())
+    while len(rig.core.scheduler.roster.running) < batch:
+        rig.step()
+    for _ in range(settle):
+        rig.step()
+    runs, hosts = [], []
+    for _ in range(RUNS):
+        started = time.perf_counter()
+        with rig.host_seconds() as host:
+            for _ in range(STEPS):
+                rig.step()
+        runs.append((time.perf_counter() - started) / STEPS * 1e3)
+        hosts.append(host[0] / STEPS * 1e3)
+    rig.abort_all()
+    return {
+        "batch": batch,
+        "context": context,
+        "sampled": sampled,
+        "ms": statistics.median(runs),
+        "runs_ms": runs,
+        "host_ms": statistics.median(hosts),
+    }
+
+
+def prompt(rig: Rig, length: int, runs: int = 5) -> dict[str, Any]:
+    """ms from a prompt's arrival at an idle engine to its first token."""
+    found = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        rig.add(length, 1)
+        while not rig.step().outputs:
+            pass
+        found.append((time.perf_counter() - started) * 1e3)
+        rig.drain()
+    return {"tokens": length, "ms": statistics.median(found[1:] or found), "runs_ms": found[1:]}
+
+
+def saturated(rig: Rig, length: int = 4096, count: int = 48) -> dict[str, Any]:
+    """Prompt tokens a second when prompts of ``length`` never run out."""
+    rates = []
+    for _ in range(RUNS):
+        for _ in range(count):
+            rig.add(length, 1)
+        started = time.perf_counter()
+        rig.drain()
+        rates.append(length * count / (time.perf_counter() - started))
+    return {"tokens": length, "tokens_per_s": statistics.median(rates), "runs": rates}

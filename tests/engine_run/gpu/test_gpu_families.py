@@ -1,0 +1,77 @@
+"""Every family on a GPU: paged kernels, graphs, overlap, in 16 bits, judged by transformers."""
+
+import pytest
+import torch
+from tests.engine_run.gpu.gpu_engine import GPUEngine, regrets
+from tests.engine_run.tiny_models import MODELS, folder_of, judge_of
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import SamplingParams
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+PROMPTS = [
+    [(7 * i + j * j) % 300 + 5 for j in range(n)] for i, n in enumerate((5, 64, 100, 230, 33, 1))
+]
+SMALL = {"num_gpu_blocks_override": 64, "max_num_batched_tokens": 128, "max_num_seqs": 16}
+CLOSE = 0.04
+"""Of the best logit, what 16 bits may lose in models with logits of a few tens."""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_families_draw_the_best_token(name, dtype):
+    """Chunks, mixed steps and decodes draw, token by token, the best one or its equal."""
+    engine = GPUEngine(folder_of(name, wide=True), dtype=dtype, **SMALL)
+    made = engine.generate(PROMPTS, 24)
+    judge = judge_of(name, wide=True)
+    scale = judge(torch.tensor([PROMPTS[3]])).logits.abs().amax().item()
+    worst = max(max(regrets(judge, p, t)) for p, t in zip(PROMPTS, made, strict=True))
+    print(f"{name} {dtype}: worst regret {worst:.4f} of logits up to {scale:.1f}")
+    assert worst < CLOSE * scale
+
+
+def test_graphs_change_no_token():
+    """With and without graphs, with and without overlap: the same tokens, drawn or greedy."""
+    folder = folder_of("qwen3", wide=True)
+    drawn = SamplingParams(temperature=0.9, top_p=0.9, seed=5, repetition_penalty=1.1)
+    answers = []
+    for settings in ({}, {"enforce_eager": True}, {"async_scheduling": False}):
+        engine = GPUEngine(folder, dtype="bfloat16", **{**SMALL, **settings})
+        answers.append((engine.generate(PROMPTS, 16), engine.generate(PROMPTS[:1], 16, drawn)))
+    assert answers[2] == answers[0]
+    same = sum(a == b for a, b in zip(answers[1][0], answers[0][0], strict=True))
+    assert same >= len(PROMPTS) - 1  # padding may change how a product is cut, and so the last bit
+
+
+def test_a_device_too_small_is_told_with_a_number():
+    """A share of the memory that holds no block is refused, with a share that would do."""
+    config = EngineConfig.of(
+        folder_of("llama", wide=True), device="cuda", dtype="bfloat16", gpu_memory_utilization=1e-4
+    )
+    with pytest.raises(InvalidParameter, match=r"gpu_memory_utilization.*0\.\d\d or more"):
+        UniProcExecutor().start(config)
+
+
+def test_the_slab_can_be_given_to_another_process():
+    """Memory by cuMemCreate is ordinary memory to kernels and has a descriptor."""
+    import os
+
+    from tandem.engine.worker.device_memory import MappedAllocator
+
+    allocator = MappedAllocator(torch.device("cuda"))
+    memory = allocator(5 << 20)
+    memory.view(torch.int64)[:].copy_(torch.arange(memory.numel() // 8))
+    assert memory.view(torch.int64).sum().item() == sum(range(memory.numel() // 8))
+    descriptor = allocator.export(memory)
+    assert os.fstat(descriptor) is not None
+    os.close(descriptor)
+    free = torch.cuda.mem_get_info()[0]
+    del memory
+    torch.cuda.synchronize()
+    assert torch.cuda.mem_get_info()[0] > free
+    assert allocator.handles == {}

@@ -21,6 +21,7 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.launch import dependent
 
 from . import reference
 from .triton_kernels import COUNTER_STRIDE, PLAN_FIELDS, decode_shares, plan_shares
@@ -134,6 +135,7 @@ def launch(
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         num_warps=tuning.warps,
+        **dependent(q.device),
     )
 
 
@@ -177,6 +179,7 @@ def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -
         FIELDS=PLAN_FIELDS,
         SPACING=COUNTER_STRIDE,
         num_warps=4,
+        **dependent(device),
     )
     return shares
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tandem.kernels.launch.triton_kernels import follow
+
 COUNTER_STRIDE = 8
 """int32s from one counter to the next: a sector of L2 each, so that arrivals do not queue."""
 PLAN_FIELDS = 16
@@ -42,12 +44,14 @@ def plan_shares(
     SHARES: tl.constexpr,
     FIELDS: tl.constexpr,
     SPACING: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Write where each share starts, and zero `arrivals` [num_seqs, KV_HEADS, SPACING].
 
     Grid: cdiv(num_shares, SHARES); SEQS is a power of two, at least num_seqs. A sequence of no key
     counts as one tile, so that its rows are written too.
     """
+    follow(PDL)
     seq = tl.arange(0, SEQS)
     if tl.program_id(0) == 0:
         for head in range(KV_HEADS):
@@ -191,6 +195,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     SPACING: tl.constexpr,
     HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """One share of the line of units. Grid: (num_shares,).
 
@@ -201,6 +206,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     scale carries log2(e), because the softmax runs in base two.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
+    follow(PDL)
     me = tl.program_id(0)
     mine = plan + me * FIELDS
     seq = tl.load(mine)

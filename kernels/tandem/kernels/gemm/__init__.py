@@ -1,0 +1,114 @@
+"""Products with the weights of linear layers, for any number of rows, with what surrounds them.
+
+At up to 64 rows a product is a read of its weight, and a kernel written for that reads faster than
+cuBLAS where the table of the device says so (tables/, made by bench/kernels/tune_gemm.py); at more
+rows, for other shapes and on other devices it is torch's. The neighbours of a product (norm before
+it, residual addition or gated activation after it) belong to the op, so that a backend may fold
+them in: at one row a layer's four products are four launches and nothing between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tandem.kernels import checks
+from tandem.kernels.errors import BadTensor
+from tandem.kernels.registry import Backend, Op
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+LinearAdd = Callable[[Tensor, Tensor, Tensor], Tensor]
+NormLinear = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
+NormGated = Callable[[Tensor, Tensor, float, Tensor], Tensor]
+
+
+def _where(name: str) -> dict[Backend, str]:
+    here = "tandem.kernels.gemm"
+    return {Backend.TORCH: f"{here}.reference:{name}", Backend.TRITON: f"{here}.triton:{name}"}
+
+
+LINEAR: Op[Linear] = Op("gemm.linear", _where("linear"))
+LINEAR_ADD: Op[LinearAdd] = Op("gemm.linear_add", _where("linear_add"))
+NORM_LINEAR: Op[NormLinear] = Op("gemm.norm_linear", _where("norm_linear"))
+NORM_GATED: Op[NormGated] = Op("gemm.norm_gated", _where("norm_gated"))
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend | None = None
+) -> Tensor:
+    """x @ weight.T + bias.
+
+    Args:
+        x: [rows, in].
+        weight: [out, in], x's dtype, as nn.Linear has it; the last dimension dense.
+        bias: [out] or None.
+        backend: an explicit choice; by device otherwise.
+
+    Returns:
+        [rows, out], dense, of x's dtype; sums are in float32.
+    """
+    _check(x, weight, bias)
+    return LINEAR.on(x.device, backend)(x, weight, bias)
+
+
+def linear_add(
+    x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend | None = None
+) -> Tensor:
+    """residual += x @ weight.T in place; returns residual [rows, out], of x's dtype."""
+    _check(x, weight, None)
+    checks.shape("residual", residual, x.shape[0], weight.shape[0])
+    checks.same("residual", residual, "x", x)
+    checks.dense_last("residual", residual)
+    return LINEAR_ADD.on(x.device, backend)(x, weight, residual)
+
+
+def norm_linear(
+    x: Tensor,
+    gain: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
+    """linear(rms_norm(x, gain, eps), weight, bias); gain [in], the rest as in `linear`."""
+    _check(x, weight, bias)
+    _check_gain(gain, x)
+    return NORM_LINEAR.on(x.device, backend)(x, gain, eps, weight, bias)
+
+
+def norm_gated(
+    x: Tensor, gain: Tensor, eps: float, weight: Tensor, *, backend: Backend | None = None
+) -> Tensor:
+    """silu_and_mul(linear(rms_norm(x, gain, eps), weight)).
+
+    Args:
+        x: [rows, in].
+        gain: [in].
+        eps: of the norm.
+        weight: [2 * dim, in], the gate's rows first.
+        backend: an explicit choice; by device otherwise.
+
+    Returns:
+        [rows, dim], dense.
+    """
+    _check(x, weight, None)
+    _check_gain(gain, x)
+    if weight.shape[0] % 2:
+        raise BadTensor(f"weight has {weight.shape[0]} rows, expected an even number")
+    return NORM_GATED.on(x.device, backend)(x, gain, eps, weight)
+
+
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    checks.shape("x", x, None, None)
+    checks.shape("weight", weight, None, x.shape[1])
+    checks.same("weight", weight, "x", x)
+    checks.dense_last("weight", weight)
+    if bias is not None:
+        checks.shape("bias", bias, weight.shape[0])
+
+
+def _check_gain(gain: Tensor, x: Tensor) -> None:
+    checks.shape("gain", gain, x.shape[1])
+    checks.same("gain", gain, "x", x)

@@ -1,0 +1,33 @@
+"""Products in plain torch: what a CPU runs, and the fallback for many rows on a GPU.
+
+Norm and activation are the ops of this package, so that on a GPU they are its kernels; the residual
+is added within the product (one rounding, one pass less).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import linear as torch_linear
+
+from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.norm import rms_norm
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See the wrapper."""
+    return torch_linear(x, weight, bias)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """See the wrapper."""
+    return residual.addmm_(x, weight.t())
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See the wrapper."""
+    return torch_linear(rms_norm(x, gain, eps), weight, bias)
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """See the wrapper."""
+    return silu_and_mul(torch_linear(rms_norm(x, gain, eps), weight))

@@ -1,0 +1,192 @@
+"""Products in Triton where the device's table asks for them, else torch's.
+
+Roofline: bytes of the weight over the memory's read rate; bench/results/gemm_h200.md says what was
+measured.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import triton
+from torch import Tensor
+
+from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.launch import dependent
+from tandem.kernels.norm import rms_norm
+
+from . import reference
+from .table import Form, form_for
+from .triton_kernels import multiply_few, multiply_one
+
+PARTIAL_BYTES = 32 << 20
+"""Room for the parts of split sums."""
+_COUNTERS = 1 << 14
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See the wrapper."""
+    form = _form(x, weight)
+    if form is None:
+        return reference.linear(x, weight, bias)
+    return launch(x, weight, form, bias=bias)
+
+
+def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """See the wrapper."""
+    form = _form(x, weight)
+    if form is None:
+        return reference.linear_add(x, weight, residual)
+    return launch(x, weight, form, residual=residual)
+
+
+def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See the wrapper; the norm is folded in at one row."""
+    form = _form(x, weight)
+    if form is None or x.shape[0] > 1:
+        return linear(rms_norm(x, gain, eps), weight, bias)
+    return launch(x, weight, form, bias=bias, norm=(gain, eps))
+
+
+def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """See the wrapper; the activation is folded in wherever the sums are whole."""
+    form = _form(x, weight)
+    if form is None or form.split > 1 or form.outputs < 2:
+        return silu_and_mul(norm_linear(x, gain, eps, weight, None))
+    if x.shape[0] > 1:
+        return launch(rms_norm(x, gain, eps), weight, form, gated=True)
+    return launch(x, weight, form, gated=True, norm=(gain, eps))
+
+
+def launch(
+    x: Tensor,
+    weight: Tensor,
+    form: Form,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: tuple[Tensor, float] | None = None,
+    gated: bool = False,
+) -> Tensor:
+    """One product of at least one row in a given form; a norm at one row only."""
+    outputs = weight.shape[0] // (2 if gated else 1)
+    if residual is None:
+        out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    else:
+        out = residual
+    per_program = form.outputs // (2 if gated else 1)
+    if x.shape[0] == 1:
+        _launch_one(x, weight, form, per_program, out, bias, residual, norm, gated)
+    else:
+        assert norm is None, "a norm is folded into a product of one row only"
+        _launch_few(x, weight, form, per_program, out, bias, residual, gated)
+    return out
+
+
+def _launch_one(
+    x: Tensor,
+    weight: Tensor,
+    form: Form,
+    per_program: int,
+    out: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    norm: tuple[Tensor, float] | None,
+    gated: bool,
+) -> None:
+    gain, eps = (x, 0.0) if norm is None else norm
+    multiply_one[(out.shape[1] // per_program,)](
+        x,
+        gain,
+        weight,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        out,
+        eps,
+        out.shape[1],
+        weight.stride(0),
+        BN=per_program,
+        BK=form.inner,
+        CHUNKS=weight.shape[1] // form.inner,
+        NORM=norm is not None,
+        GATED=gated,
+        ADD=residual is not None,
+        BIAS=bias is not None,
+        num_warps=form.warps,
+        **dependent(x.device),
+    )
+
+
+def _launch_few(
+    x: Tensor,
+    weight: Tensor,
+    form: Form,
+    per_program: int,
+    out: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    gated: bool,
+) -> None:
+    rows, outputs = x.shape[0], out.shape[1]
+    partials, counters = _room(x.device) if form.split > 1 else (x, x)
+    multiply_few[(outputs // per_program, form.split)](
+        x,
+        weight,
+        x if bias is None else bias,
+        x if residual is None else residual,
+        out,
+        partials,
+        counters,
+        rows,
+        outputs,
+        outputs,
+        x.stride(0),
+        weight.stride(0),
+        0 if residual is None else residual.stride(0),
+        weight.shape[1],
+        BM=max(16, triton.next_power_of_2(rows)),
+        BN=per_program,
+        BK=form.inner,
+        SPLIT=form.split,
+        STAGES=form.stages,
+        LINES=triton.next_power_of_2(-(-form.inner * 2 // 128) * max(1, form.stages - 1)),
+        GATED=gated,
+        ADD=residual is not None,
+        BIAS=bias is not None,
+        num_warps=form.warps,
+        **dependent(x.device),
+    )
+
+
+def fits(form: Form, outputs: int, inner: int, rows: int) -> bool:
+    """Whether a form divides a shape and its parts have room."""
+    parts = form.split * rows * outputs * 4 if form.split > 1 else 0
+    return (
+        outputs % form.outputs == 0
+        and inner % (form.inner * form.split) == 0
+        and parts <= PARTIAL_BYTES
+        and outputs // form.outputs <= _COUNTERS
+        and (rows > 1 or form.split == 1)
+    )
+
+
+def _form(x: Tensor, weight: Tensor) -> Form | None:
+    rows = x.shape[0]
+    if not rows or x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
+        return None
+    outputs, inner = weight.shape
+    form = form_for(x.device, outputs, inner, rows)
+    return form if form is not None and fits(form, outputs, inner, rows) else None
+
+
+@cache
+def _room(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Partial sums and counters of a device: products of one stream at a time share them.
+
+    Made by the first product that needs them, which is to run before a CUDA graph is captured.
+    """
+    return (
+        torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device),
+        torch.zeros(_COUNTERS, dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,113 @@
+"""Products with few rows in Triton against float64, with everything that folds in."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, NEEDS, size
+from torch.nn.functional import silu
+
+from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear, table, triton
+from tandem.kernels.gemm.table import Form
+
+pytestmark = NEEDS
+ERROR = {torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float32: 1e-6}
+TABLES = sorted(Path(table.__file__).parent.joinpath("tables").glob("*.json"))
+
+
+def operands(rows, outputs, inner, dtype):
+    """x with a row stride, weight with one, bias, residual and gain."""
+    torch.manual_seed(5)
+    x = torch.randn(rows, inner + 8)[:, :inner]
+    weight = torch.randn(outputs, inner + 16)[:, :inner] / inner**0.5
+    rest = (torch.randn(outputs), torch.randn(rows, outputs), torch.randn(inner))
+    return [each.to(dtype).to(DEVICE) for each in (x, weight, *rest)]
+
+
+def near(got, want, dtype):
+    """||got - want|| / ||want|| within a few roundings."""
+    return float((got.double() - want).norm() / want.norm()) < ERROR[dtype]
+
+
+def normed(x, gain):
+    """RMSNorm in float64."""
+    x = x.double()
+    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * gain.double()
+
+
+FORMS = [
+    (1, Form(4, 64, warps=4), 3),
+    (1, Form(2, 128, warps=4), 1),
+    (1, Form(8, 512, warps=8), 1),
+    (7, Form(32, 64), 3),
+    (16, Form(64, 128, split=2, warps=4), 2),
+    (33, Form(16, 64, split=4, stages=4, warps=2), 1),
+    (64, Form(64, 64, stages=4), 4),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "form", "chunks"), FORMS)
+def test_products_in_any_form_agree_with_float64(rows, form, chunks, dtype):
+    """Plain, with bias, added to the residual, gated; rows and weights with strides."""
+    outputs, inner = size(256, 64), form.inner * form.split * chunks
+    x, weight, bias, residual, gain = operands(rows, outputs, inner, dtype)
+    want = x.double() @ weight.double().t()
+    for _ in range(2):  # the counters of split sums are zero again
+        assert near(triton.launch(x, weight, form), want, dtype)
+    assert near(triton.launch(x, weight, form, bias=bias), want + bias.double(), dtype)
+    total = residual.double() + want
+    assert triton.launch(x, weight, form, residual=residual) is residual
+    assert near(residual, total, dtype)
+    if form.split == 1:
+        gate, up = want.chunk(2, -1)
+        assert near(triton.launch(x, weight, form, gated=True), silu(gate) * up, dtype)
+    if rows == 1:
+        want = normed(x, gain) @ weight.double().t()
+        got = triton.launch(x, weight, form, bias=bias, norm=(gain, 1e-6))
+        assert near(got, want + bias.double(), dtype)
+        gate, up = want.chunk(2, -1)
+        got = triton.launch(x, weight, form, gated=True, norm=(gain, 1e-6))
+        assert near(got, silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 5, 40, 100])
+def test_the_ops_agree_with_float64(rows, dtype):
+    """Whatever the table chooses, and beyond it."""
+    outputs, inner = size(4096, 32), size(4096, 48)
+    x, weight, bias, residual, gain = operands(rows, outputs, inner, dtype)
+    want = x.double() @ weight.double().t()
+    after = normed(x, gain) @ weight.double().t()
+    gate, up = after.chunk(2, -1)
+    assert near(linear(x, weight, bias), want + bias.double(), dtype)
+    assert near(linear_add(x, weight, residual.clone()), residual.double() + want, dtype)
+    assert near(norm_linear(x, gain, 1e-6, weight), after, dtype)
+    assert near(norm_gated(x, gain, 1e-6, weight), silu(gate) * up, dtype)
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
+def test_tables_hold_forms_that_fit_their_shapes(path):
+    """Every form of every table divides its shape, and was faster than cuBLAS when measured."""
+    content = json.loads(path.read_text())
+    forms = table.forms_of(content)
+    assert forms
+    for (outputs, inner, rows), form in forms.items():
+        assert triton.fits(form, outputs, inner, rows)
+    assert all(e["us"] < e["cublas_us"] for e in content["entries"] if e["form"] is not None)
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_products_run_in_a_graph():
+    """A captured split product gives the same bits at every replay."""
+    form = Form(64, 128, split=2)
+    x, weight, *_ = operands(8, 1024, 1024, torch.bfloat16)
+    first = triton.launch(x, weight, form)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = triton.launch(x, weight, form)
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, first)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
-from tandem.protocol.commands import Reply
+from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.finish import finish_of
 from tandem.protocol.ids import Incarnation, new_incarnation
@@ -217,6 +217,7 @@ class FakeWorker:
         self.silent = False
         self._routers: dict[bytes, _Router] = {}
         self._turns: list[tuple[float, Turn, Iterator[float]]] = []
+        self.commands: list[Command] = []
         self._todo: deque[Callable[[], None]] = deque()
         self._stop = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -367,6 +368,7 @@ class FakeWorker:
             self.peers = message.controls
             self._beat()
         elif isinstance(message, Call):
+            self.commands.append(message.command)
             reply = Reply(id=message.command.id, ok=True, values={"num_running": 1.0})
             self.send(router, ReplyTo(reply))
         elif isinstance(message, Reset):

@@ -21,9 +21,9 @@ from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.link import Link
 from tandem.protocol.messages import Beat, Draining, ReplyTo, Reset, Welcome, encode
 from tandem.protocol.outputs import Accepted
+from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.workers.liveness import LinkTimes, Liveness
 from tandem.router.workers.seams import LinkState
-from tandem.router.workers.static import StaticDiscovery
 
 Make = Callable[..., FakeWorker]
 ANSWER = list(range(100, 108))

@@ -184,13 +184,18 @@ def test_hashes_of_the_caller_are_used_if_they_fit() -> None:
         params=request.params,
         block_hashes=right,
     )
-    job = Job(given, name="1", deadline=1.0, max_attempts=3)
+    job = Job(given, name="1", deadline=1.0, max_attempts=3, metrics=RouterMetrics())
 
     assert job.hashes("f", 16) is right
     assert job.hashes("f", 16) is right
     assert job.hashes("g", 16) != right
     assert len(job.hashes("g", 16)) == 4
-    assert Job(request, name="2", deadline=1.0, max_attempts=3).hashes("f", 16) == right
+    assert (
+        Job(request, name="2", deadline=1.0, max_attempts=3, metrics=RouterMetrics()).hashes(
+            "f", 16
+        )
+        == right
+    )
     assert inc(1) != inc(2)
 
 

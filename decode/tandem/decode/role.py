@@ -12,6 +12,8 @@ from tandem.protocol.messages import PeerHealth
 class DecodeRole:
     """``Role`` over a HandoffConsumer."""
 
+    returns_queue = False
+
     def __init__(self, consumer: HandoffConsumer) -> None:
         self._consumer = consumer
 

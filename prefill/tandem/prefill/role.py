@@ -12,6 +12,8 @@ from tandem.protocol.messages import PeerHealth
 class PrefillRole:
     """``Role`` over a HandoffProducer: peers come to it, it calls on nobody."""
 
+    returns_queue = True
+
     def __init__(self, producer: HandoffProducer) -> None:
         self._producer = producer
 

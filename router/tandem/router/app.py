@@ -22,11 +22,14 @@ from tandem.protocol.keys import KeyRing
 from tandem.router import ops
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tandem.router.config import RouterConfig
+from tandem.router.discovery.kubernetes import KubernetesDiscovery
+from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.gauges import register_gauges
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.auth import ApiKeys
+from tandem.router.middleware.canary import Canary
 from tandem.router.middleware.limits import BodyLimit
 from tandem.router.middleware.trace import Trace
 from tandem.router.openai import chat, completions, models, tokenize
@@ -37,7 +40,6 @@ from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
-from tandem.router.workers.static import StaticDiscovery
 from tandem.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -107,8 +109,7 @@ class Router:
         """Links up, deadlines watched; all let go of at the end."""
         self.pool.start(self.fleet)
         self.dispatcher.start()
-        discovery = StaticDiscovery(self.pool, self.config.workers)
-        finding = asyncio.create_task(discovery.run(), name="discovery")
+        finding = asyncio.create_task(self._discovery().run(), name="discovery")
         try:
             yield
         finally:
@@ -116,6 +117,17 @@ class Router:
             await asyncio.gather(finding, return_exceptions=True)
             await self.dispatcher.close()
             await self.pool.close()
+
+    def _discovery(self) -> StaticDiscovery | KubernetesDiscovery:
+        config = self.config
+        if config.discovery == "static":
+            return StaticDiscovery(self.pool, config.workers)
+        return KubernetesDiscovery(
+            self.pool,
+            namespace=config.discovery_namespace,
+            selector=config.discovery_selector,
+            counter=self.metrics,
+        )
 
 
 def create_app(config: RouterConfig) -> FastAPI:
@@ -138,18 +150,20 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.state.service = Service(
         llm=router.llm,
         metrics=router.metrics,
+        canary_metrics=RouterMetrics(),
         names=router.names,
         body_seconds=config.body_timeout,
         stream_seconds=config.request_timeout + SLOW_READER,
-        is_served=lambda: bool(router.pool.up(WorkerRole.DECODE)),
+        is_served=lambda: bool(router.pool.serving(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
     )
     for part in (chat, completions, models, tokenize, ops):
         app.include_router(part.routes)
     _handle_errors(app, router.metrics.request_cancelled)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
-    if config.api_key:
-        app.add_middleware(ApiKeys, keys=config.api_key)
+    if config.api_key or config.api_keys_dir:
+        app.add_middleware(ApiKeys, keys=config.api_key, keys_dir=config.api_keys_dir)
+    app.add_middleware(Canary, token_file=config.canary_token_file)
     app.add_middleware(Trace, metrics=router.metrics, log=config.access_log)
     return app
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
-from tandem.protocol.settings import check_integer, check_positive, setting
+from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +70,19 @@ class RouterConfig:
     drain_timeout: float = setting(
         30.0, "How long requests under way may take to end after a signal to stop."
     )
+    api_keys_dir: str | None = setting(
+        None, "Folder whose files hold one accepted API key each; read anew when it changes."
+    )
+    canary_token_file: str | None = setting(
+        None, "File with the token that lets the operator's canary choose its way."
+    )
+    discovery: str = setting(
+        "static",
+        "static: workers are those of --workers. kubernetes: the pods that the selector finds.",
+        choices=("static", "kubernetes"),
+    )
+    discovery_namespace: str = setting("", "Namespace of the worker pods.")
+    discovery_selector: str = setting("", "Label selector of the worker pods.")
     curve_keys: str | None = setting(
         None, "Folder with the router's CURVE key pair; none: links are neither checked nor hidden."
     )
@@ -108,6 +121,11 @@ class RouterConfig:
             raise InvalidParameter(
                 "beat_timeout", self.beat_timeout, f"more than beat_interval, {self.beat_interval}"
             )
+        check_choices(self)
+        if self.discovery == "kubernetes":
+            for name in ("discovery_namespace", "discovery_selector"):
+                if not getattr(self, name):
+                    raise InvalidParameter(name, "", "a value, as discovery is kubernetes")
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
 

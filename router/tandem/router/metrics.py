@@ -109,6 +109,10 @@ class RouterMetrics:
         """A frame fitted nowhere."""
         self._dropped.labels(reason).inc()
 
+    def discovery_failed(self) -> None:
+        """Pods could not be listed or watched."""
+        self._discovery_failed.inc()
+
     def attempt(self, shape: str, rung: str) -> None:
         """An attempt was sent to its workers."""
         self._attempts.labels(shape, rung).inc()
@@ -162,6 +166,9 @@ class RouterMetrics:
     def _dispatch(self) -> None:
         self._dropped = self._counter(
             "tandem:router_frames_dropped", "Frames of workers that fit nowhere.", ("reason",)
+        )
+        self._discovery_failed = self._counter(
+            "tandem:router_discovery_failures", "Lists or watches of pods that failed."
         )
         self._attempts = self._counter(
             "tandem:router_attempts", "Dispatches by shape and ladder rung.", ("shape", "rung")

@@ -149,6 +149,15 @@ class EngineCore:
         """Requests that live here, the oldest first."""
         return list(self.scheduler.roster.groups)
 
+    def waiting_keys(self) -> list[RequestKey]:
+        """Requests that have computed nothing and hold no block yet."""
+        waiting = self.scheduler.roster.waiting
+        return [
+            key
+            for key, group in self.scheduler.roster.groups.items()
+            if group.live and all(request in waiting for request in group.live.values())
+        ]
+
     def holds(self, key: RequestKey) -> bool:
         """Whether the request lives here."""
         return key in self.scheduler.roster.groups

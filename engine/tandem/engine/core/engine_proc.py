@@ -11,21 +11,21 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from types import FrameType
 
 from prometheus_client import CollectorRegistry
 
+from tandem.engine.core.drain import Drain, grace_before
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.core.peer_sets import PeerSets
-from tandem.engine.core.probes import ProbeServer, ProbeState
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.protocol.card import ModelCard
+from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import (
@@ -75,7 +75,7 @@ class EngineCoreProc:
         self._load = core.load_report()
         self._load_at = 0.0
         self._steps = 0
-        self._draining_until: float | None = None
+        self._drain = Drain()
         self._signals = 0
         self._peers = PeerSets()
         self._io = IOThread(
@@ -87,7 +87,7 @@ class EngineCoreProc:
             metrics=LinkMetrics(registry),
             guard=guard,
         )
-        probes.attach(core=core, role=role, draining=lambda: self._draining_until is not None)
+        probes.attach(core=core, role=role, draining=lambda: self._drain.begun)
 
     @property
     def endpoint(self) -> str:
@@ -105,7 +105,7 @@ class EngineCoreProc:
         except Exception:
             logger.exception("the step loop failed; the worker ends")
             self._probes.fail("the step loop failed")
-            self._fail_all("the worker's engine failed")
+            self._tell(self._core.keys(), "the worker's engine failed")
             return 1
         finally:
             self._io.stop()
@@ -152,8 +152,13 @@ class EngineCoreProc:
         elif isinstance(message, PeerSet):
             self._role.set_peers(self._peers.add(router, message.controls))
         elif isinstance(message, Call):
-            self._io.send(router, ReplyTo(self._core.call(message.command)))
-            self._io.flush()
+            self._call(router, message.command)
+
+    def _call(self, router: Incarnation, command: Command) -> None:
+        if command.name is CommandName.DRAIN and "grace_ms" in command.args:
+            self.stop(grace_before(float(command.args["grace_ms"]) / 1000))
+        self._io.send(router, ReplyTo(self._core.call(command)))
+        self._io.flush()
 
     def _submit(self, router: Incarnation, message: Submit) -> None:
         key = message.request.key
@@ -198,7 +203,7 @@ class EngineCoreProc:
             total_blocks=load.total_blocks,
             leased_blocks=self._role.leased_blocks(),
             prefill_tokens_per_s=load.prefill_tokens_per_s,
-            draining=self._draining_until is not None,
+            draining=self._drain.begun,
         )
         progress = self._role.transfer_progress()
         beat = Beat(self._steps, progress, load.num_running + load.num_waiting > 0)
@@ -210,95 +215,39 @@ class EngineCoreProc:
         self.stop(self._server.drain_seconds if self._signals == 1 else 0.0)
 
     def stop(self, grace: float) -> None:
-        """Take nothing new, end when nothing runs or after ``grace`` seconds. Any thread."""
+        """Take nothing new; what still runs after ``grace`` seconds goes back to the routers, and
+        the worker ends. Any thread; the earliest end that anyone named counts."""
+        if not self._drain.begin(time.monotonic(), grace):
+            return
         logger.info("draining for up to %g s", grace)
-        self._draining_until = time.monotonic() + grace
         self._core.drain()
         self._io.send(None, Draining(round(grace * 1000)))
         self._io.flush()
         self._inbox.put(None)
 
     def _done(self) -> bool:
-        if self._draining_until is None:
+        if not self._drain.begun:
             return False
+        if self._role.returns_queue:
+            self._give_back(self._core.waiting_keys(), "the worker drains before it began this")
         if not self._core.has_work:
             return True
-        if time.monotonic() < self._draining_until:
+        now = time.monotonic()
+        if not self._drain.hands_back(now):
             return False
-        self._fail_all("the worker is shutting down")
-        return True
+        self._give_back(self._core.keys(), "the worker is shutting down")
+        return not self._core.has_work or self._drain.over(now)
 
-    def _fail_all(self, reason: str) -> None:
-        """Tell routers about every request that ends here, so that they can go on elsewhere."""
-        ended = self._core.keys()
-        for key in ended:
+    def _give_back(self, keys: list[RequestKey], reason: str) -> None:
+        """Drop requests and tell their routers, so that they can go on elsewhere."""
+        for key in keys:
+            self._core.abort(key)
+        self._tell(keys, reason)
+
+    def _tell(self, keys: list[RequestKey], reason: str) -> None:
+        """Requests end here; the engine is not touched: it may be broken."""
+        for key in keys:
             failed = Failed(key.request, key.attempt, FailCause.DRAINING, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))
-        self._io.flush()
-
-
-@dataclass(slots=True)
-class _Attached:
-    core: EngineCore
-    role: Role
-    draining: Callable[[], bool]
-
-
-class WorkerProbes:
-    """The worker's probes from the first moment: loading, then serving, then draining."""
-
-    def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:
-        self._attached: _Attached | None = None
-        self._failed: str | None = None
-        self._stepped = time.monotonic()
-        self._main = threading.main_thread()
-        state = ProbeState(self._health, self._ready, self._debug, registry)
-        self._http = ProbeServer(server.host, server.probe_port, state)
-        self._http.start()
-
-    @property
-    def port(self) -> int:
-        """The bound port."""
-        return self._http.port
-
-    def close(self) -> None:
-        """Stop answering."""
-        self._http.stop()
-
-    def attach(self, *, core: EngineCore, role: Role, draining: Callable[[], bool]) -> None:
-        """The engine is up: answer for it from now on."""
-        self._attached = _Attached(core, role, draining)
-
-    def fail(self, reason: str) -> None:
-        """The engine is broken for good."""
-        self._failed = reason
-
-    def note_step(self) -> None:
-        """The loop went round."""
-        self._stepped = time.monotonic()
-
-    def _health(self) -> str | None:
-        return self._failed or (None if self._main.is_alive() else "the step loop ended")
-
-    def _ready(self) -> str | None:
-        attached = self._attached
-        if self._failed is not None or attached is None:
-            return self._failed or "loading"
-        if attached.draining():
-            return "draining"
-        return attached.role.problem()
-
-    def _debug(self) -> dict[str, object]:
-        attached = self._attached
-        if attached is None:
-            return {"state": "loading"}
-        return {
-            "state": "draining" if attached.draining() else "serving",
-            "seconds_since_step": round(time.monotonic() - self._stepped, 3),
-            "transfer_progress": attached.role.transfer_progress(),
-            "leased_blocks": attached.role.leased_blocks(),
-            "peers": [
-                {"peer": each.peer.hex(), "up": each.up, "reason": each.reason}
-                for each in attached.role.peer_health()
-            ],
-        }
+        if keys:
+            self._io.flush()

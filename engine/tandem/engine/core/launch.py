@@ -16,11 +16,12 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.engine_proc import EngineCoreProc, WorkerProbes
+from tandem.engine.core.engine_proc import EngineCoreProc
 from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.io import Inbox
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.executor.base import Capacity, Executor
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector

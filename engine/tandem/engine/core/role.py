@@ -16,6 +16,11 @@ from tandem.protocol.messages import PeerHealth
 class Role(Protocol):
     """Called by the shell; none of these blocks but ``close``."""
 
+    @property
+    def returns_queue(self) -> bool:
+        """Whether a drain gives requests that wait back at once, since another can begin them."""
+        ...
+
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """A router says which prefill workers there are (control endpoint to incarnation)."""
         ...
@@ -47,6 +52,8 @@ class Role(Protocol):
 
 class Standalone:
     """A worker that hands nothing over."""
+
+    returns_queue = False
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """Nobody to know."""

@@ -15,7 +15,10 @@ class ServerConfig:
     port: int = setting(WORKER_PORT, "Port for routers (ZMQ).")
     probe_port: int = setting(PROBE_PORT, "Port of /health, /ready, /metrics, /debug (HTTP).")
     drain_seconds: float = setting(
-        30.0, "After SIGTERM, time for running requests to end; a second signal ends at once."
+        30.0,
+        "After SIGTERM, time for running requests to end; those that do not go on at another "
+        "worker. A second signal ends at once.",
+        unit="s",
     )
     curve_keys: str | None = setting(
         None, "Folder with this role's CURVE key pair; none: links are neither checked nor hidden."

@@ -23,12 +23,14 @@ from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
+from tandem.router.dispatch import routing
 from tandem.router.dispatch.attempt import Attempt, Leg
 from tandem.router.dispatch.failure import AttemptFailure, FailedClosed
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
+from tandem.router.dispatch.routing import Routing, Shape
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import check_hope, no_place, too_late, worth_waiting
 from tandem.router.metrics import RouterMetrics
@@ -70,6 +72,8 @@ class Dispatcher:
         self.admission = admission
         self._policy = policy
         self._metrics = metrics
+        self._canary_metrics = RouterMetrics()
+        """Counted and never shown: canaries are no users."""
         self._limits = limits
         self._jobs: dict[str, Job] = {}
         self._next_name = 0
@@ -97,7 +101,7 @@ class Dispatcher:
         """Card of the decode worker with the shortest context; waits until one is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.worker_wait
-        while not (cards := [w.card for w in self.pool.up(WorkerRole.DECODE)]):
+        while not (cards := [w.card for w in self.pool.serving(WorkerRole.DECODE)]):
             left = deadline - loop.time()
             if left <= 0 or not await self.pool.wait_change(left):
                 raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is up")
@@ -125,7 +129,7 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         job = self._open(request, loop)
         timer = loop.call_at(job.deadline, job.expire)
-        watch = Stopwatch(self._metrics, request, loop.time())
+        watch = Stopwatch(job.metrics, request, loop.time())
         admitted = False
         try:
             await self._enter(job, loop)
@@ -148,7 +152,7 @@ class Dispatcher:
                         failure = attempt.judge(item[0], item[1])
                 self._end(job, failure, loop.time())
         except RequestFailed as error:
-            self._metrics.request_failed(str(error.cause))
+            job.metrics.request_failed(str(error.cause))
             raise
         finally:
             timer.cancel()
@@ -157,10 +161,11 @@ class Dispatcher:
                 job.attempt.end(job.name, finished=False)
             if admitted:
                 self.admission.leave(job.num_prompt)
-            self._metrics.repeated(job.ledger.num_repeated)
+            job.metrics.repeated(job.ledger.num_repeated)
             del self._jobs[job.name]
 
     def _open(self, request: EngineCoreRequest, loop: asyncio.AbstractEventLoop) -> Job:
+        asked = routing.current.get()
         seconds = self._limits.request_timeout
         if request.budget_ms is not None:
             seconds = min(seconds, request.budget_ms / 1000)
@@ -172,6 +177,8 @@ class Dispatcher:
             name=name,
             deadline=loop.time() + seconds,
             max_attempts=self._limits.max_attempts,
+            metrics=self._metrics if asked is None else self._canary_metrics,
+            routing=asked,
         )
         self._jobs[name] = job
         return job
@@ -198,7 +205,7 @@ class Dispatcher:
                 self._end(job, failure, loop.time())
                 continue
             left = waited_until - loop.time()
-            anyone = bool(self.pool.up(WorkerRole.DECODE))
+            anyone = bool(self.pool.serving(WorkerRole.DECODE))
             if left <= 0 or not worth_waiting(job, anyone_up=anyone):
                 raise no_place(job)
             await self.pool.wait_change(left)
@@ -220,7 +227,7 @@ class Dispatcher:
         if placement.prefill is not None:
             workers.insert(0, self.pool.workers[placement.prefill])
         rung = rung_of(job.placement, placement)
-        self._metrics.attempt("whole" if placement.prefill is None else "handoff", rung)
+        job.metrics.attempt("whole" if placement.prefill is None else "handoff", rung)
         if job.num_dispatched:
             logger.info("request %s: %s, %s", job.name, rung, placement.explanation.rule)
         job.placement, job.attempt = placement, attempt
@@ -242,7 +249,7 @@ class Dispatcher:
         except Contradiction as error:
             failure = attempt.failure(leg, FailCause.IDENTITY, str(error))
             self._end(job, failure, attempt.heard_at)
-            self._metrics.contradicted()
+            job.metrics.contradicted()
             logger.error("request %s failed closed: %s", job.name, failure)
             raise FailedClosed(
                 FailCause.IDENTITY, f"failed closed: {error}", job.ladder.reasons
@@ -255,9 +262,10 @@ class Dispatcher:
         if leg.spoke:
             return output
         job.fingerprint = leg.worker.fingerprint
+        _note_way(job.routing, attempt)
         pair = attempt.placement.pair
         if not any(each.spoke for each in attempt.legs):
-            self._metrics.first_token_from(str(leg.worker.role))
+            job.metrics.first_token_from(str(leg.worker.role))
         if pair is not None and not leg.is_prefill:
             self.fleet.links.succeeded(pair)
             # Of a hand-off, P says what was cached; D's share came over the link.
@@ -271,7 +279,7 @@ class Dispatcher:
         job.attempt = None
         if failure is not None:
             kind = "failed" if failure.refusal is None else "refused"
-            self._metrics.attempt_failed(kind, failure.word)
+            job.metrics.attempt_failed(kind, failure.word)
             self.fleet.blame(failure, now)
             job.ladder.record(failure)
             logger.warning("request %s: %s", job.name, failure)
@@ -295,3 +303,14 @@ class Dispatcher:
                     )
                     if failure is not None:
                         attempt.give_up(failure)
+
+
+def _note_way(asked: Routing | None, attempt: Attempt) -> None:
+    """For a canary: which workers speak."""
+    if asked is None:
+        return
+    revisions = {leg.is_prefill: leg.worker.note.revision for leg in attempt.legs}
+    paired = attempt.placement.prefill is not None
+    asked.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
+    asked.served_prefill = revisions.get(True, "")
+    asked.served_decode = revisions.get(False, "")

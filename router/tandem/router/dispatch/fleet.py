@@ -61,7 +61,12 @@ class Fleet:
 
     def snapshot(self, now: float) -> FleetSnapshot:
         """All workers that are up, as placement sees them."""
-        views = tuple(self._view(worker, now) for worker in self.pool.workers.values())
+        admitted = self.pool.admitted
+        workers = self.pool.workers.values()
+        views = tuple(
+            self._view(worker, now, admitted=admitted is None or worker.note.revision in admitted)
+            for worker in workers
+        )
         return FleetSnapshot(views, self.usable_links(now))
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
@@ -75,11 +80,11 @@ class Fleet:
 
     def servable(self, *, prefill: int, decode: int) -> str | None:
         """Why a request could not be served, or None. Counts only linked prefill workers."""
-        able = {worker.incarnation for worker in self.pool.up(WorkerRole.DECODE)}
+        able = {worker.incarnation for worker in self.pool.serving(WorkerRole.DECODE)}
         if len(able) < decode:
             return f"{len(able)} of {decode} decode workers are up"
         if prefill:
-            up: set[Incarnation] = {w.incarnation for w in self.pool.up(WorkerRole.PREFILL)}
+            up: set[Incarnation] = {w.incarnation for w in self.pool.serving(WorkerRole.PREFILL)}
             linked = {peer for worker in able for peer in self._peers_up(worker)} & up
             if len(linked) < prefill:
                 return f"{len(linked)} of {prefill} prefill workers are linked to a decode worker"
@@ -89,7 +94,7 @@ class Fleet:
         peers = self.pool.workers[decode].peers
         return [peer for peer, state in peers.items() if state.up]
 
-    def _view(self, worker: Worker, now: float) -> WorkerView:
+    def _view(self, worker: Worker, now: float, *, admitted: bool) -> WorkerView:
         load, card = worker.load, worker.card
         total = load.total_blocks if load is not None else 0
         return WorkerView(
@@ -105,6 +110,8 @@ class Fleet:
             free_share=load.free_blocks / total if load is not None and total else 1.0,
             num_legs=worker.num_legs,
             leg_tokens=worker.leg_tokens,
-            draining=worker.draining,
+            draining=not worker.takes_new,
+            revision=worker.note.revision,
+            admitted=admitted,
             suspect=self.health.suspect(worker.incarnation, now),
         )

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
+from tandem.router.dispatch.routing import Routing
+from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import PromptFacts
 from tandem.router.workers.pool import Worker
@@ -22,8 +25,18 @@ class Job:
     """Made by the dispatcher for one ``stream``."""
 
     def __init__(
-        self, request: EngineCoreRequest, *, name: str, deadline: float, max_attempts: int
+        self,
+        request: EngineCoreRequest,
+        *,
+        name: str,
+        deadline: float,
+        max_attempts: int,
+        metrics: RouterMetrics,
+        routing: Routing | None = None,
     ) -> None:
+        self.metrics = metrics
+        """Where it is counted: a canary apart from users."""
+        self.routing = routing
         self.request = request
         """As the caller gave it, with a seed."""
         self.name = name
@@ -88,6 +101,14 @@ class Job:
             one_token=left == 1 and not resumed_fork,
             fingerprint=self.fingerprint,
             hits=hits,
+            shape=None if self.routing is None else self.routing.shape,
+            revisions={}
+            if self.routing is None
+            else {
+                role: revision
+                for role in WorkerRole
+                if (revision := self.routing.revision_of(role)) is not None
+            },
         )
 
     def legs(

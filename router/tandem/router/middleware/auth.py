@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import not_authorized
+
+logger = logging.getLogger(__name__)
 
 OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
 
@@ -16,13 +20,17 @@ OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
 class ApiKeys:
     """``Authorization: Bearer KEY`` with one of the keys."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], keys_dir: str | None = None) -> None:
+        """``keys_dir`` holds more keys, a file each; it is read anew when it changes."""
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._dir = Path(keys_dir) if keys_dir else None
+        self._from_dir: tuple[float, list[bytes]] = (-1.0, [])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
-        if scope["type"] != "http" or scope["path"] in OPEN or self._allows(scope):
+        is_open = scope["type"] != "http" or scope["path"] in OPEN or _is_canary(scope)
+        if is_open or self._allows(scope):
             await self._app(scope, receive, send)
         else:
             await send_error(send, not_authorized())
@@ -31,5 +39,24 @@ class ApiKeys:
         given: bytes = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, token = given.partition(b" ")
         # Compare with every key, in the same time whichever it is.
-        matches = [hmac.compare_digest(token.strip(), key) for key in self._keys]
+        known = [*self._keys, *self._read_dir()]
+        matches = [hmac.compare_digest(token.strip(), key) for key in known]
         return scheme.lower() == b"bearer" and any(matches)
+
+    def _read_dir(self) -> list[bytes]:
+        if self._dir is None:
+            return []
+        try:
+            changed = self._dir.stat().st_mtime
+            if changed != self._from_dir[0]:
+                files = [path for path in self._dir.iterdir() if path.is_file()]
+                keys = [path.read_bytes().strip() for path in files]
+                self._from_dir = (changed, [key for key in keys if key])
+        except OSError as error:
+            logger.warning("API keys cannot be read, those known stay: %s", error)
+        return self._from_dir[1]
+
+
+def _is_canary(scope: Scope) -> bool:
+    """Its own token was checked by the middleware around this one."""
+    return bool(scope.get("state", {}).get("canary"))

@@ -40,6 +40,8 @@ class Trace:
         await self._app(scope, receive, answered)
 
     def _answered(self, scope: Scope, status: int, started: float) -> None:
+        if scope["state"].get("canary"):
+            return
         route = scope.get("route")
         path = getattr(route, "path", "none")  # never the client's own words: labels are bounded
         self._metrics.http_answered(path, status)

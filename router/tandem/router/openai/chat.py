@@ -46,13 +46,13 @@ async def create_chat_completion(request: Request) -> Response:
             options=input_options(body, request),
             chat=_chat_options(body, service),
         )
-        held = Held(run(service.llm, [prepared], service.metrics))
+        held = Held(run(service.llm, [prepared], service.counters))
         await held.hold()
         if not body.stream:
             return await _whole(held, body, answer)
     events = _events(held, body, answer)
     return EventStream(
-        events, held, seconds=service.stream_seconds, gone=service.metrics.request_cancelled
+        events, held, seconds=service.stream_seconds, gone=service.counters.request_cancelled
     )
 
 

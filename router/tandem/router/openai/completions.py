@@ -40,13 +40,13 @@ async def create_completion(request: Request) -> Response:
     async with while_connected(request.receive):
         prepared = await _prepare(service, body, request)
         echoed = await _echoed(service, body, prepared)
-        held = Held(run(service.llm, prepared, service.metrics))
+        held = Held(run(service.llm, prepared, service.counters))
         await held.hold()
         if not body.stream:
             return await _whole(held, body, answer, Choices(service, body, echoed), len(prepared))
     events = _events(held, body, answer, Choices(service, body, echoed))
     return EventStream(
-        events, held, seconds=service.stream_seconds, gone=service.metrics.request_cancelled
+        events, held, seconds=service.stream_seconds, gone=service.counters.request_cancelled
     )
 
 

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.dispatch import routing
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
 from tandem.router.openai.schemas import Body, GenerationBody
@@ -27,6 +28,8 @@ class Service:
 
     llm: AsyncLLM
     metrics: RouterMetrics
+    canary_metrics: RouterMetrics
+    """Counted and never shown."""
     names: Callable[[], tuple[str, ...]]
     """Names under which the model may be asked for; empty while none is known."""
     body_seconds: float
@@ -36,6 +39,11 @@ class Service:
     is_served: Callable[[], bool]
     """Whether a decode worker is up: then its card is known without waiting."""
     trust_request_chat_template: bool = False
+
+    @property
+    def counters(self) -> RouterMetrics:
+        """Where the request that this task answers is counted."""
+        return self.metrics if routing.current.get() is None else self.canary_metrics
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with, or HttpProblem 404."""

@@ -16,6 +16,7 @@ from tandem.router.placement.explain import Candidate, Explanation
 from tandem.router.placement.load import decode_cost, prefill_cost, whole_cost
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts, WorkerView
 
+DISAGGREGATED, AGGREGATED = "disaggregated", "aggregated"
 _Cost = Callable[[PromptFacts, WorkerView], float]
 
 
@@ -43,6 +44,7 @@ class PrefixLoadPolicy:
             worker
             for worker in fleet.workers
             if not worker.draining
+            and _may_serve(prompt, worker)
             and worker.incarnation not in exclusions.workers
             and prompt.fingerprint in (None, worker.fingerprint)
         ]
@@ -52,14 +54,15 @@ class PrefixLoadPolicy:
             for worker in usable
             if worker.role is WorkerRole.PREFILL and worker.incarnation not in exclusions.prefill
         ]
-        if prompt.one_token and prefill and not exclusions.no_handoff:
+        free = prompt.shape is None and not exclusions.no_handoff
+        if prompt.one_token and prefill and free:
             return _alone(prompt, prefill, "it ends with its first token: the prefill worker's")
         if not decode:
             return None
         rule = self._why_whole(prompt, decode, prefill, exclusions)
-        if rule is None:
+        if rule is None or prompt.shape == DISAGGREGATED:
             placement = _pair(prompt, decode, prefill, fleet, exclusions)
-            if placement is not None:
+            if placement is not None or prompt.shape == DISAGGREGATED:
                 return placement
             rule = "no prefill worker has a link to a decode worker"
         return _alone(prompt, decode, rule)
@@ -75,12 +78,18 @@ class PrefixLoadPolicy:
             return "no prefill worker is up"
         if exclusions.no_handoff:
             return "the last attempt does not hand off"
-        if prompt.whole:
+        if prompt.whole or prompt.shape == AGGREGATED:
             return "the request must run on one worker"
         best_hit = max(prompt.hits.get(worker.incarnation, 0) for worker in decode)
         if prompt.num_tokens - best_hit < self.min_handoff_tokens:
             return f"under {self.min_handoff_tokens} tokens are not cached on a decode worker"
         return None
+
+
+def _may_serve(prompt: PromptFacts, worker: WorkerView) -> bool:
+    """Users are served by admitted revisions, a canary by those that it names."""
+    wanted = prompt.revisions.get(worker.role)
+    return worker.admitted if wanted is None else worker.revision == wanted
 
 
 def _alone(prompt: PromptFacts, workers: Sequence[WorkerView], rule: str) -> Placement:

@@ -24,6 +24,10 @@ class PromptFacts:
     """Ends with its next token, so a prefill worker can do all of it."""
     fingerprint: str | None = None
     """Only workers with this digest; None before any token was emitted."""
+    shape: str | None = None
+    """Only ``disaggregated`` or only ``aggregated``; None lets the policy choose."""
+    revisions: Mapping[WorkerRole, str] = field(default_factory=dict)
+    """Only workers of these revisions, admitted or not; a role that is absent is free."""
     hits: Mapping[Incarnation, int] = field(default_factory=dict)
     """Tokens of the prompt's prefix that a worker has cached, as far as is known."""
 
@@ -48,6 +52,10 @@ class WorkerView:
     leg_tokens: int = 0
     """Prompt tokens of those legs that nothing came for yet."""
     draining: bool = False
+    revision: str = ""
+    """Of the role's template, where a cluster says it."""
+    admitted: bool = True
+    """Its revision serves users."""
     suspect: bool = False
     """Failed by its own fault lately: last choice."""
 

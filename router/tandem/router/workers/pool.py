@@ -15,17 +15,21 @@ from typing import Protocol
 import zmq
 
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
+from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.liveness import LinkTimes
+from tandem.router.workers.note import NO_NOTE, WorkerNote, admitted_revisions
 from tandem.router.workers.seams import LinkContext, LinkState
 
 logger = logging.getLogger(__name__)
 
 _TICKS_PER_BEAT = 4
+DRAIN_SECONDS = 5.0
+"""How long a worker may take to answer that it drains."""
 
 
 @dataclass(slots=True, eq=False)
@@ -42,11 +46,18 @@ class Worker:
     peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
     """A decode worker's links to prefill workers, as it last said."""
     draining: bool = False
+    note: WorkerNote = NO_NOTE
+    """What discovery says of it."""
     num_legs: int = 0
     """Legs of this router under way on it."""
     leg_tokens: int = 0
     """Prompt tokens of those legs that no output has come for yet."""
     peers_sent: dict[str, Incarnation] | None = None
+
+    @property
+    def takes_new(self) -> bool:
+        """Whether something may be placed there."""
+        return not (self.draining or self.note.leaving)
 
     @property
     def name(self) -> str:
@@ -96,9 +107,11 @@ class WorkerPool:
         self._curve = curve
         self._listener: PoolListener | None = None
         self._links: dict[str, WorkerConnection] = {}
+        self._notes: dict[str, WorkerNote] = {}
         self._context: LinkContext | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
+        self._drains: set[asyncio.Task[Reply]] = set()
 
     def start(self, listener: PoolListener) -> None:
         """Begin to tick; ``listener`` hears of every worker from now on."""
@@ -132,9 +145,40 @@ class WorkerPool:
 
     def remove(self, endpoint: str) -> None:
         """Forget an address; what runs there fails."""
+        self._notes.pop(endpoint, None)
         connection = self._links.pop(endpoint, None)
         if connection is not None:
             connection.close()
+
+    def note(self, endpoint: str, note: WorkerNote) -> None:
+        """What discovery knows of the worker at an address, now or when it comes up."""
+        if self._notes.get(endpoint, NO_NOTE) == note:
+            return
+        self._notes[endpoint] = note
+        for worker in self.workers.values():
+            if worker.connection.endpoint == endpoint:
+                worker.note = note
+        self._announce()
+
+    @property
+    def admitted(self) -> frozenset[str] | None:
+        """Revisions that serve users; None is all."""
+        return admitted_revisions(self._notes.values())
+
+    def drain(self, endpoint: str, grace_ms: int) -> None:
+        """Tell the worker at an address that its process ends in ``grace_ms``, if it is up."""
+        connection = self._links.get(endpoint)
+        if connection is None or connection.state is not LinkState.UP:
+            return
+        command = Command(id=0, name=CommandName.DRAIN, args={"grace_ms": grace_ms})
+        task = asyncio.create_task(connection.call(command, DRAIN_SECONDS))
+        self._drains.add(task)
+        task.add_done_callback(self._drained)
+
+    def _drained(self, task: asyncio.Task[Reply]) -> None:
+        self._drains.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.info("a worker that leaves did not answer: %s", task.exception())
 
     def reconnect(self, endpoint: str) -> None:
         """Look the address up anew, if nobody answers there."""
@@ -147,7 +191,12 @@ class WorkerPool:
 
     def up(self, role: WorkerRole) -> list[Worker]:
         """Workers of a role that take new requests."""
-        return [w for w in self.workers.values() if w.role is role and not w.draining]
+        return [w for w in self.workers.values() if w.role is role and w.takes_new]
+
+    def serving(self, role: WorkerRole) -> list[Worker]:
+        """Those of an admitted revision."""
+        admitted = self.admitted
+        return [w for w in self.up(role) if admitted is None or w.note.revision in admitted]
 
     async def wait_change(self, timeout: float) -> bool:
         """Wait until a worker came, went, or changed its links; False when none did in time."""
@@ -194,6 +243,7 @@ class WorkerPool:
             connection=connection,
             role=card.role,
             fingerprint=card.fingerprint.digest,
+            note=self._notes.get(connection.endpoint, NO_NOTE),
         )
         self.workers[worker.incarnation] = worker
         logger.info("%s is up, serving %s", worker.name, card.model)

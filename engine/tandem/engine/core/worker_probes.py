@@ -1,0 +1,84 @@
+"""What the probes answer for a worker at each stage of its life; ``probes`` is their HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.probes import ProbeServer, ProbeState
+from tandem.engine.core.role import Role
+from tandem.engine.core.server_config import ServerConfig
+
+
+@dataclass(slots=True)
+class _Attached:
+    core: EngineCore
+    role: Role
+    draining: Callable[[], bool]
+
+
+class WorkerProbes:
+    """The worker's probes from the first moment: loading, then serving.
+
+    A draining worker stays ready: Kubernetes would delete unready pods before those that were
+    chosen by cost.
+    """
+
+    def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:
+        self._attached: _Attached | None = None
+        self._failed: str | None = None
+        self._stepped = time.monotonic()
+        self._main = threading.main_thread()
+        state = ProbeState(self._health, self._ready, self._debug, registry)
+        self._http = ProbeServer(server.host, server.probe_port, state)
+        self._http.start()
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return self._http.port
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._http.stop()
+
+    def attach(self, *, core: EngineCore, role: Role, draining: Callable[[], bool]) -> None:
+        """The engine is up: answer for it from now on."""
+        self._attached = _Attached(core, role, draining)
+
+    def fail(self, reason: str) -> None:
+        """The engine is broken for good."""
+        self._failed = reason
+
+    def note_step(self) -> None:
+        """The loop went round."""
+        self._stepped = time.monotonic()
+
+    def _health(self) -> str | None:
+        return self._failed or (None if self._main.is_alive() else "the step loop ended")
+
+    def _ready(self) -> str | None:
+        attached = self._attached
+        if self._failed is not None or attached is None:
+            return self._failed or "loading"
+        return attached.role.problem()
+
+    def _debug(self) -> dict[str, object]:
+        attached = self._attached
+        if attached is None:
+            return {"state": "loading"}
+        return {
+            "state": "draining" if attached.draining() else "serving",
+            "seconds_since_step": round(time.monotonic() - self._stepped, 3),
+            "transfer_progress": attached.role.transfer_progress(),
+            "leased_blocks": attached.role.leased_blocks(),
+            "peers": [
+                {"peer": each.peer.hex(), "up": each.up, "reason": each.reason}
+                for each in attached.role.peer_health()
+            ],
+        }

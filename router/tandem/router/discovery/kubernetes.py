@@ -1,0 +1,179 @@
+"""Workers by the pods of a cluster: a list, a watch from there, and a new list every minute.
+
+Needs get, list and watch on pods of one namespace. The blocking client runs in a thread of its
+own; the pool is only touched in the loop. While the API server cannot be reached the workers
+known so far stay: their links say who lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tandem.router.discovery.pods import PodBook, PodFacts
+from tandem.router.workers.pool import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+RELIST = 60.0
+"""Seconds between two full lists: an event that was swallowed is made up for by then."""
+CONNECT_TIMEOUT = 4.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+_GONE = 410
+
+Found = dict[str, PodFacts]
+
+
+class ErrorCounter(Protocol):
+    """Counts what went wrong between router and API server."""
+
+    def discovery_failed(self) -> None:
+        """One more list or watch that failed."""
+        ...
+
+
+class PodWatcher:
+    """Reads pods until stopped; ``told`` gets all of them after each change, in its thread."""
+
+    def __init__(
+        self,
+        api: Any,
+        *,
+        namespace: str,
+        selector: str,
+        told: Callable[[Found], None],
+        counter: ErrorCounter,
+        relist: float = RELIST,
+    ) -> None:
+        """``api`` is a ``kubernetes.client.CoreV1Api``."""
+        self._api = api
+        self._where = {"namespace": namespace, "label_selector": selector}
+        self._told = told
+        self._counter = counter
+        self._relist = relist
+        self._book = PodBook()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pod-watcher", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end; a read under way ends with its own deadline."""
+        self._stopping.set()
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while not self._stopping.is_set():
+            try:
+                self._follow(self._list())
+                pause = FIRST_PAUSE
+            except Exception as error:  # whatever it is, the workers known so far go on
+                if getattr(error, "status", None) == _GONE:
+                    continue
+                self._counter.discovery_failed()
+                logger.warning("pods cannot be read, again in %.0f s: %s", pause, _short(error))
+                self._stopping.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _list(self) -> str:
+        """All pods; the version to watch from."""
+        answer = self._api.list_namespaced_pod(
+            **self._where, _request_timeout=(CONNECT_TIMEOUT, self._relist)
+        )
+        plain = self._api.api_client.sanitize_for_serialization
+        self._book.replace(plain(item) for item in answer.items)
+        self._tell()
+        version: str = answer.metadata.resource_version
+        return version
+
+    def _follow(self, version: str) -> None:
+        """Events from ``version`` on, until the next list is due."""
+        from kubernetes.watch import Watch
+
+        ends = time.monotonic() + self._relist
+        seconds = max(1, round(self._relist))
+        watch: Any = Watch()  # type: ignore[no-untyped-call]
+        for event in watch.stream(
+            self._api.list_namespaced_pod,
+            **self._where,
+            resource_version=version,
+            timeout_seconds=seconds,
+            _request_timeout=(CONNECT_TIMEOUT, self._relist + CONNECT_TIMEOUT),
+        ):
+            if self._stopping.is_set():
+                return
+            self._book.apply(event["type"], event["raw_object"])
+            self._tell()
+            if time.monotonic() >= ends:
+                return
+
+    def _tell(self) -> None:
+        self._told(self._book.by_endpoint())
+
+
+def _short(error: Exception) -> str:
+    reason = getattr(error, "reason", None)
+    return f"{type(error).__name__}: {reason or error}"[:300]
+
+
+class KubernetesDiscovery:
+    """``run`` until cancelled."""
+
+    def __init__(
+        self, pool: WorkerPool, *, namespace: str, selector: str, counter: ErrorCounter
+    ) -> None:
+        self._pool = pool
+        self._namespace = namespace
+        self._selector = selector
+        self._counter = counter
+        self._known: Found = {}
+
+    async def run(self) -> None:
+        """Keep the pool's addresses to what the cluster says."""
+        loop = asyncio.get_running_loop()
+        latest: asyncio.Queue[Found] = asyncio.Queue()
+
+        def told(found: Found) -> None:
+            loop.call_soon_threadsafe(latest.put_nowait, found)
+
+        watcher = PodWatcher(
+            await asyncio.to_thread(_core_api),
+            namespace=self._namespace,
+            selector=self._selector,
+            told=told,
+            counter=self._counter,
+        )
+        watcher.start()
+        try:
+            while True:
+                self.apply(await latest.get())
+        finally:
+            watcher.stop()
+
+    def apply(self, found: Found) -> None:
+        """Add, remove and note; a pod that has begun to leave is told how long it has."""
+        for endpoint, before in self._known.items():
+            if endpoint not in found or found[endpoint].uid != before.uid:
+                self._pool.remove(endpoint)
+        for endpoint, facts in found.items():
+            known = self._known.get(endpoint)
+            self._pool.add(endpoint)
+            self._pool.note(endpoint, facts.note)
+            leaves = facts.leave_ms is not None
+            if leaves and (known is None or known.uid != facts.uid or known.leave_ms is None):
+                self._pool.drain(endpoint, facts.leave_ms or 0)
+        self._known = found
+
+
+def _core_api() -> Any:
+    """From the pod's service account, or from a kubeconfig where there is none."""
+    from kubernetes import client, config
+
+    config.load_config()  # type: ignore[no-untyped-call]
+    return client.CoreV1Api()

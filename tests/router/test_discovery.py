@@ -1,0 +1,178 @@
+"""Pods to workers: whose address counts, what a pod says, and how one leaves."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from tests.router.behaviours import ANSWER, Make
+from tests.router.builders import Stack, make_request, tokens_of, until
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import (
+    ANNOTATION_ADMITTED,
+    ANNOTATION_DRAINING,
+    LABEL_REVISION,
+    WORKER_PORT,
+)
+from tandem.router.config import RouterConfig
+from tandem.router.discovery.kubernetes import KubernetesDiscovery
+from tandem.router.discovery.pods import PodBook, PodFacts, facts_of
+from tandem.router.workers.note import WorkerNote
+
+NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+
+def pod(
+    uid: str = "u1",
+    ip: str | None = "10.0.0.1",
+    *,
+    created: str = "2026-01-01T11:00:00Z",
+    phase: str = "Running",
+    annotations: dict[str, str] | None = None,
+    **metadata: Any,
+) -> dict[str, Any]:
+    """A Pod's JSON, of what discovery reads."""
+    return {
+        "metadata": {
+            "uid": uid,
+            "name": f"pod-{uid}",
+            "creationTimestamp": created,
+            "labels": {LABEL_REVISION: "r1"},
+            "annotations": annotations,
+            **metadata,
+        },
+        "status": {"podIP": ip, "phase": phase},
+    }
+
+
+def test_a_running_pod_is_a_worker() -> None:
+    """By its address and the worker's port, with what its labels say."""
+    facts = facts_of(pod(annotations={ANNOTATION_ADMITTED: "true"}))
+
+    assert facts.endpoint == f"10.0.0.1:{WORKER_PORT}"
+    assert facts.note == WorkerNote(pod="pod-u1", revision="r1", admitted=True)
+    assert facts.leave_ms is None
+    assert facts_of(pod(ip="fd00::1")).endpoint == f"[fd00::1]:{WORKER_PORT}"
+
+
+@pytest.mark.parametrize("changes", [{"ip": None}, {"phase": "Failed"}, {"phase": "Succeeded"}])
+def test_a_pod_without_a_worker_has_no_address(changes: dict[str, Any]) -> None:
+    """Before it has an IP, and after its end, when somebody else may have it."""
+    assert facts_of(pod(**changes)).endpoint is None
+
+
+@pytest.mark.parametrize(
+    ("ends", "left"),
+    [
+        ("2026-01-01T12:00:20Z", 20_000),
+        ("2026-01-01T11:59:00Z", 0),
+        ("2027-01-01T00:00:00Z", 30_000),
+    ],
+)
+def test_a_pod_that_is_deleted_leaves(ends: str, left: int) -> None:
+    """With what is left of its grace, never more than all of it whatever the clocks say."""
+    facts = facts_of(pod(deletionTimestamp=ends, deletionGracePeriodSeconds=30), NOW)
+
+    assert facts.note.leaving
+    assert facts.leave_ms == left
+    marked = facts_of(pod(annotations={ANNOTATION_DRAINING: "true"}))
+    assert marked.note.leaving
+    assert marked.leave_ms is None
+
+
+def test_of_two_pods_with_one_address_the_younger_counts() -> None:
+    """An object may linger after its address went to another."""
+    book = PodBook()
+    book.replace([pod("young", created="2026-01-01T11:30:00Z"), pod("old")])
+    assert [each.uid for each in book.by_endpoint().values()] == ["young"]
+    book.apply("DELETED", pod("young"))
+    assert [each.uid for each in book.by_endpoint().values()] == ["old"]
+
+
+def test_a_list_makes_up_for_lost_events() -> None:
+    """What is not in it is gone, what is new in it is there; bookmarks are passed over."""
+    book = PodBook()
+    book.apply("ADDED", pod("a", "10.0.0.1"))
+    book.apply("BOOKMARK", {"metadata": {}})
+    book.replace([pod("b", "10.0.0.2")])
+
+    assert list(book.by_endpoint()) == [f"10.0.0.2:{WORKER_PORT}"]
+
+
+def test_what_kubernetes_needs_is_named() -> None:
+    """Namespace and selector."""
+    with pytest.raises(InvalidParameter, match="discovery_selector"):
+        RouterConfig(discovery="kubernetes", discovery_namespace="x")
+    with pytest.raises(InvalidParameter, match="discovery:"):
+        RouterConfig(discovery="consul")
+
+
+class Counter:
+    """Counts nothing."""
+
+    def discovery_failed(self) -> None:
+        """One more."""
+
+
+def discovery(stack: Stack) -> KubernetesDiscovery:
+    """Over the stack's pool, told by hand."""
+    return KubernetesDiscovery(stack.pool, namespace="n", selector="s", counter=Counter())
+
+
+def found(*workers: Any, **note: Any) -> dict[str, PodFacts]:
+    """What a watch says of these workers."""
+    leave = note.pop("leave_ms", None)
+    return {
+        worker.endpoint: PodFacts(
+            f"uid-{worker.endpoint}", "", worker.endpoint, WorkerNote(**note), leave
+        )
+        for worker in workers
+    }
+
+
+async def test_pods_come_and_go(stack: Stack, decode: Make) -> None:
+    """A found one serves; one that is gone is forgotten, and another goes on."""
+    d1, d2 = decode(), decode()
+    finder = discovery(stack)
+    finder.apply(found(d1))
+    await until(lambda: d1.incarnation in stack.pool.workers)
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    finder.apply(found(d2))
+
+    await until(lambda: list(stack.pool.workers) == [d2.incarnation])
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert len(d2.submitted) == 1
+
+
+async def test_a_leaving_pod_is_told_and_gets_nothing_new(stack: Stack, decode: Make) -> None:
+    """At once by its deletion, before its own word; the command says how long it has."""
+    d1, d2 = decode(), decode()
+    finder = discovery(stack)
+    finder.apply(found(d1) | found(d2))
+    await until(lambda: len(stack.pool.workers) == 2)
+    finder.apply(found(d1, leaving=True, leave_ms=20_000) | found(d2))
+    finder.apply(found(d1, leaving=True, leave_ms=19_000) | found(d2))
+
+    for _ in range(3):
+        await stack.run(make_request())
+    assert (len(d1.submitted), len(d2.submitted)) == (0, 3)
+    await until(lambda: d1.commands)
+    assert [each.args for each in d1.commands] == [{"grace_ms": 20_000}]
+    assert stack.pool.up(WorkerRole.DECODE) == [stack.pool.workers[d2.incarnation]]
+
+
+async def test_only_admitted_revisions_serve_users(stack: Stack, decode: Make) -> None:
+    """A new one waits for its canary; where nobody is admitted, all are."""
+    old, new = decode(), decode()
+    finder = discovery(stack)
+    finder.apply(found(old, revision="r1", admitted=True) | found(new, revision="r2"))
+    await until(lambda: len(stack.pool.workers) == 2)
+    for _ in range(3):
+        await stack.run(make_request())
+    assert (len(old.submitted), len(new.submitted)) == (3, 0)
+
+    finder.apply(found(new, revision="r2"))
+    assert tokens_of(await stack.run(make_request())) == ANSWER

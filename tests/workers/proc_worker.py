@@ -1,0 +1,113 @@
+"""A whole worker but for its model, in a thread, and short ways to talk to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+from prometheus_client import CollectorRegistry
+from tests.engine_plan.builders import config_of, request_of
+from tests.workers.hand_router import Router
+
+from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.engine_proc import EngineCoreProc
+from tandem.engine.core.io import Inbox
+from tandem.engine.core.role import Standalone
+from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.core.worker_probes import WorkerProbes
+from tandem.engine.executor.sim import SimExecutor
+from tandem.engine.metrics import EngineMetrics
+from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.ids import new_incarnation
+from tandem.protocol.messages import (
+    Frame,
+    Submit,
+)
+from tandem.protocol.requests import EngineCoreRequest
+
+
+class PacedExecutor(SimExecutor):
+    """Two milliseconds a step: long requests are still under way when they are disturbed."""
+
+    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """See SimExecutor."""
+        time.sleep(0.002)
+        return super().execute(plan)
+
+
+class Worker:
+    """An EngineCoreProc in a thread."""
+
+    def __init__(self) -> None:
+        registry = CollectorRegistry()
+        server = ServerConfig(host="127.0.0.1", port=0, probe_port=0)
+        self.probes = WorkerProbes(server, registry)
+        self.inbox: Inbox = SimpleQueue()
+        metrics = EngineMetrics(registry, model_name="sim", max_model_len=4096)
+        self.executor = PacedExecutor(64)
+        config = config_of(num_gpu_blocks_override=64)
+        self.core = EngineCore.launch(config, self.executor, metrics=metrics)
+        self.loading = self.get("/ready")
+        self.proc = EngineCoreProc(
+            core=self.core,
+            role=Standalone(),
+            card=self.core.card(role=WorkerRole.DECODE, incarnation=new_incarnation()),
+            server=server,
+            probes=self.probes,
+            inbox=self.inbox,
+            registry=registry,
+        )
+        self.status: list[int] = []
+        self.thread = threading.Thread(target=lambda: self.status.append(self.proc.run()))
+        self.thread.start()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and body of a probe."""
+        url = f"http://127.0.0.1:{self.probes.port}{path}"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def end(self, grace: float = 0.0) -> int:
+        """Stop, and the exit status."""
+        self.proc.stop(grace)
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+        return self.status[0]
+
+
+def submit(router: Router, name: str, **fields: object) -> EngineCoreRequest:
+    """Send a request of this router."""
+    request = request_of(name, router=router.link.me, **fields)  # type: ignore[arg-type]
+    router.say(Submit(request))
+    return request
+
+
+def started(router: Router) -> None:
+    """Wait for the first token of what was submitted."""
+    while not router.hear(Frame).outputs:
+        pass
+
+
+def frames(router: Router, name: str) -> tuple[list[int], Frame]:
+    """Tokens of a request until its last frame, which comes along."""
+    tokens: list[int] = []
+    while True:
+        frame = router.hear(Frame)
+        assert isinstance(frame, Frame)
+        for output in frame.outputs:
+            assert output.request == name
+            assert output.position == len(tokens)
+            tokens += output.token_ids
+            if output.finish is not None:
+                return tokens, frame
+        if frame.failed or frame.refused:
+            return tokens, frame

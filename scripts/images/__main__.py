@@ -1,0 +1,96 @@
+"""Builds Tandem's container images from images/*/Dockerfile, with whatever tool is there.
+
+    python -m scripts.images                        all three, with docker, podman or buildah
+    python -m scripts.images --make-base router     on a base made here, where no registry is
+    python -m scripts.images --thin --save FOLDER   a worker without torch, and archives of all
+
+`--thin` builds the worker image from the same Dockerfile without the packages that weigh most
+(torch and what it brings, nixl): they are put into a folder beside the archives, to be mounted at
+/opt/tandem-mounted. For tests on one machine; users build the whole image.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from scripts.images import base, mounted
+from scripts.images.builder import REPOSITORY, ROLES, Builder, ImageError, Recipe, find_tool
+
+WORK = REPOSITORY / ".cluster"
+PREFIX = "ghcr.io/tandem-serving"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m scripts.images",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("roles", nargs="*", metavar="ROLE", help=f"of {', '.join(ROLES)}; none: all")
+    top.add_argument("--tool", choices=("docker", "podman", "buildah"), help="else the first there")
+    top.add_argument("--prefix", default=PREFIX, help="before /tandem-ROLE (%(default)s)")
+    top.add_argument("--tag", help="else the project's version")
+    kind = top.add_mutually_exclusive_group()
+    kind.add_argument("--base", help="image to build on, instead of the Dockerfiles' own")
+    kind.add_argument("--make-base", action="store_true", help="make a base with debootstrap")
+    top.add_argument("--thin", action="store_true", help="a worker whose big packages are mounted")
+    top.add_argument("--ca", type=Path, help="certificates to trust while building, a PEM bundle")
+    top.add_argument("--save", type=Path, help="also write an archive of each image there")
+    top.add_argument("--work", type=Path, default=WORK, help="for what is made on the way")
+    return top
+
+
+def version() -> str:
+    """The project's version."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    return str(project["version"])
+
+
+def recipes(given: argparse.Namespace) -> list[Recipe]:
+    """What is to be built."""
+    chosen = given.roles or list(ROLES)
+    if wrong := [role for role in chosen if role not in ROLES]:
+        raise ImageError(f"no role {', '.join(wrong)}; roles are {', '.join(ROLES)}")
+    tag = given.tag or version()
+    names = {role: f"{given.prefix}/tandem-{role}:{tag}" for role in chosen}
+    thin = mounted.ARGUMENTS if given.thin else {}
+    return [
+        Recipe(role, reference, {"VERSION": tag, **(thin if role == "worker" else {})})
+        for role, reference in names.items()
+    ]
+
+
+def perform(given: argparse.Namespace) -> None:
+    """Build all that was asked for."""
+    wanted = recipes(given)
+    work = given.work.resolve()
+    builder = Builder(given.tool or find_tool(), work, given.ca)
+    builder.base = base.make(builder, work) if given.make_base else given.base
+    for recipe in wanted:
+        builder.build(recipe, given.save)
+    if given.thin and any(recipe.role == "worker" for recipe in wanted):
+        mounted.fill(work / "mounted")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0, or 1 with the reason on standard error."""
+    try:
+        perform(parser().parse_args(arguments))
+    except ImageError as error:
+        print(f"images: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        words = " ".join(map(str, error.cmd))
+        print(f"images: exit {error.returncode} of {words}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -29,15 +29,15 @@ up: setup  ## Serve the embedded model on port 8000 (ARGS='--model PATH ...' for
 
 .PHONY: test
 test: setup  ## Run the tests that take under 20 s each (ARGS='tests/hub -x' to choose)
-	$(PYTEST) -m "not full" $(ARGS)
+	$(PYTEST) -m "not full and not cluster" $(ARGS)
 
 .PHONY: test-full
-test-full: setup  ## Run every test
-	$(PYTEST) $(ARGS)
+test-full: setup  ## Run every test that needs no cluster
+	$(PYTEST) -m "not cluster" $(ARGS)
 
 .PHONY: cov
 cov: setup  ## Run the tests and say which lines they never reach
-	$(PYTEST) -m "not full" --cov --cov-report=term-missing $(ARGS)
+	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)
 
 .PHONY: lint
 lint: setup  ## Check style, format, types and layers

@@ -1,28 +1,89 @@
-"""One API server for all tests of this folder; each test gets a namespace of its own."""
+"""One API server, one operator and one stand-in for nodes for all tests of this folder; each test
+gets a namespace of its own."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 
 import pytest
-from tests.operator.control_plane import ControlPlane, control_plane, missing
+from tests.operator.control_plane import OPERATOR_TOKEN, ControlPlane, control_plane, missing
+from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess
+from tests.operator.node import FakeRouter, Node
 
-_CONTROLLERS = ("deployment-controller", "replicaset-controller", "garbage-collector-controller")
+from tandem.operator.cluster import Cluster
+
+_CONTROLLERS = (
+    "deployment-controller",
+    "replicaset-controller",
+    "garbage-collector-controller",
+    "job-controller",
+)
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server with Tandem's CRDs; skips where its binaries are not there."""
+    """An API server with Tandem's CRDs and the operator's rights; skips without binaries."""
     absent = missing()
     if absent:
         pytest.skip(f"no API server: {', '.join(absent)} not in TANDEM_KUBE_BIN or PATH")
     home = tmp_path_factory.mktemp("plane")
     with control_plane(home, controllers=_CONTROLLERS) as running:
-        running.kubectl("apply", "--server-side", "-f", "manifests/crds")
+        running.kubectl("apply", "--server-side", "-f", "manifests/crds/")
         running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
+        _grant(running)
         yield running
+
+
+def _grant(plane: ControlPlane) -> None:
+    """The operator's own rights, for the user whose token the operator gets here."""
+    plane.kubectl("-n", OPERATOR_NAMESPACE, "apply", "-f", "manifests/operator/rbac.yaml")
+    user = "--user=operator"
+    plane.kubectl("create", "clusterrolebinding", "operator", "--clusterrole=tandem-operator", user)
+    plane.kubectl(
+        "-n",
+        OPERATOR_NAMESPACE,
+        "create",
+        "rolebinding",
+        "operator",
+        "--role=tandem-operator-lease",
+        user,
+    )
+
+
+@pytest.fixture(scope="session")
+def cluster(plane: ControlPlane) -> Cluster:
+    """A client of the administrator."""
+    return Cluster(kubeconfig=plane.kubeconfig())
+
+
+@pytest.fixture(scope="session")
+def node(cluster: Cluster) -> Iterator[Node]:
+    """Makes pods ready."""
+    running = Node(cluster)
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def router() -> Iterator[FakeRouter]:
+    """Answers canaries."""
+    running = FakeRouter()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def operator(plane: ControlPlane, node: Node, router: FakeRouter) -> Iterator[OperatorProcess]:
+    """One operator with its own rights only."""
+    config = plane.kubeconfig(token=OPERATOR_TOKEN)
+    running = OperatorProcess(plane.home, "shared", config)
+    yield running
+    assert running.stop() == 0, running.log()[-3000:]
 
 
 @pytest.fixture
@@ -31,4 +92,30 @@ def namespace(plane: ControlPlane) -> str:
     name = f"test-{next(_numbers)}"
     plane.kubectl("create", "namespace", name)
     plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models"},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    plane.kubectl("-n", name, "create", "-f", "-", stdin=json.dumps(claim))
     return name
+
+
+@pytest.fixture
+def harness(
+    plane: ControlPlane,
+    cluster: Cluster,
+    operator: OperatorProcess,
+    namespace: str,
+    node: Node,
+    router: FakeRouter,
+) -> Iterator[Harness]:
+    """A namespace with an operator at work; rules of the node last as long as the test."""
+    yield Harness(plane, cluster, namespace)
+    node.rules.clear()
+    router.shape, router.wrong = "disaggregated", False
+    plane.kubectl("-n", namespace, "delete", "llm", "--all", "--wait=false")

@@ -22,6 +22,7 @@ from pathlib import Path
 
 NEEDED = ("etcd", "kube-apiserver", "kubectl", "openssl")
 TOKEN = "test-admin"
+OPERATOR_TOKEN = "test-operator"
 START_SECONDS = 60.0
 
 
@@ -54,7 +55,8 @@ class ControlPlane:
     def kubeconfig(self, server: str | None = None, token: str = TOKEN) -> Path:
         """A kubeconfig of the administrator, or of another token or address."""
         path = self.home / f"kubeconfig-{abs(hash((server, token))):x}"
-        cluster = {"server": server or self.server, "insecure-skip-tls-verify": True}
+        authority = str(self.home / "certs" / "apiserver.crt")
+        cluster = {"server": server or self.server, "certificate-authority": authority}
         content = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -88,15 +90,10 @@ class ControlPlane:
         return process
 
     def stop(self) -> None:
-        """End what was started, the last first."""
+        """End what was started, the last first, at once: nothing of it is kept."""
         for process in reversed(self.processes):
-            process.terminate()
-        for process in reversed(self.processes):
-            try:
-                process.wait(timeout=15)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()
 
 
 def free_ports(count: int) -> list[int]:
@@ -156,7 +153,7 @@ def _api_server(plane: ControlPlane, etcd: int) -> None:
         capture_output=True,
     )
     tokens = plane.home / "tokens.csv"
-    tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\noperator-token,operator,operator,\n')
+    tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n{OPERATOR_TOKEN},operator,operator\n')
     plane.start(
         "kube-apiserver",
         f"--etcd-servers=http://127.0.0.1:{etcd}",

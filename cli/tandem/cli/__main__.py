@@ -12,6 +12,7 @@ COMMANDS = {
     "router": "Run a router (OpenAI HTTP) over workers that are already up.",
     "prefill": "Run a prefill worker.",
     "decode": "Run a decode worker.",
+    "operator": "Run the Kubernetes operator.",
     "chat": "Talk to a running server in the terminal.",
 }
 

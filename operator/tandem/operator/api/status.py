@@ -53,18 +53,18 @@ class RoleStatus(Api, frozen=True, kw_only=True):
 
     name: Annotated[ShortStatus, doc("prefill, decode or router.")]
     revision: Annotated[ShortStatus, doc("Revision of the role.")]
-    desired: Annotated[Integer, doc("Replicas asked for now.")] = 0
-    ready: Annotated[Integer, doc("Replicas that are ready.")] = 0
-    updated: Annotated[Integer, doc("Replicas that exist.")] = 0
-    draining: Annotated[Integer, doc("Pods that are leaving and finish their requests.")] = 0
+    desired: Annotated[Integer, doc("Replicas asked for now.")]
+    ready: Annotated[Integer, doc("Replicas that are ready.")]
+    updated: Annotated[Integer, doc("Replicas that exist.")]
+    draining: Annotated[Integer, doc("Pods that are leaving and finish their requests.")]
     workload_ref: Annotated[ShortStatus | None, doc("Name of the Deployment.")] = None
 
 
 class Links(Api, frozen=True, kw_only=True):
     """KV links between prefill and decode workers, as the routers see them."""
 
-    healthy: Annotated[Integer, doc("Links over which KV can go.")] = 0
-    total: Annotated[Integer, doc("Pairs of a prefill and a decode worker.")] = 0
+    healthy: Annotated[Integer, doc("Links over which KV can go.")]
+    total: Annotated[Integer, doc("Pairs of a prefill and a decode worker.")]
     transport: Annotated[ShortStatus | None, doc("What moves the bytes.")] = None
     median_megabytes_per_second: Annotated[
         Integer | None, doc("Measured rate of the middle link.")
@@ -154,7 +154,7 @@ class LLMServiceStatus(Api, frozen=True, kw_only=True):
     rollout: Annotated[RolloutStatus, doc("Memory of the rollout.")] = field(
         default_factory=RolloutStatus
     )
-    links: Annotated[Links, doc("KV links between workers.")] = field(default_factory=Links)
+    links: Annotated[Links | None, doc("KV links between workers.")] = None
     scalers: Annotated[
         Annotated[list[ScalerStatus], Meta(max_length=2)],
         doc("LLMRoleScalers of the service.", **{_LIST_TYPE: "map", _MAP_KEYS: ["role"]}),

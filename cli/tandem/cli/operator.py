@@ -1,0 +1,18 @@
+"""`tandem operator`: turns LLMServices of a Kubernetes cluster into routers and workers."""
+
+from __future__ import annotations
+
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.flags import Section
+from tandem.cli.router import LogConfig
+from tandem.operator.settings import OperatorSettings
+
+
+def run(argv: list[str]) -> int:
+    """Serve until a signal."""
+    sections = [Section("Operator", OperatorSettings), Section("Logging", LogConfig)]
+    given = parse("operator", __doc__.splitlines()[0], sections, argv)
+    set_up_logging(LogConfig(**given[LogConfig]).log_level)
+    from tandem.operator.run import run as serve
+
+    return serve(OperatorSettings(**given[OperatorSettings]))

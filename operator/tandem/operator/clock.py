@@ -1,0 +1,20 @@
+"""Times as Kubernetes writes them (RFC 3339, UTC, whole seconds), as seconds since the epoch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since the epoch as text."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_time_text(seconds: float) -> str:
+    """The same with microseconds, as Leases want them."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def parse_time(text: str) -> float:
+    """Text as seconds since the epoch."""
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,197 @@
+"""The API server, for the few verbs and kinds that the operator uses.
+
+A thin layer over the official client's transport and authentication: objects stay plain
+dictionaries, so that nothing the server says is lost. Blocking; called from threads only.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from tandem.operator.api.values import API_VERSION
+from tandem.operator.desired.naming import MANAGER, Manifest
+
+CONNECT_SECONDS, READ_SECONDS = 4.0, 10.0
+_JSON = "application/json"
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+
+KINDS = {
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "ControllerRevision": ("/apis/apps/v1", "controllerrevisions"),
+    "Deployment": ("/apis/apps/v1", "deployments"),
+    "Event": ("/api/v1", "events"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "LLMRoleScaler": (f"/apis/{API_VERSION}", "llmrolescalers"),
+    "LLMService": (f"/apis/{API_VERSION}", "llmservices"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolumeClaim": ("/api/v1", "persistentvolumeclaims"),
+    "Pod": ("/api/v1", "pods"),
+    "PodDisruptionBudget": ("/apis/policy/v1", "poddisruptionbudgets"),
+    "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
+    "Secret": ("/api/v1", "secrets"),
+    "Service": ("/api/v1", "services"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+}
+"""Path and plural of every kind that the operator touches."""
+
+
+class ClusterError(Exception):
+    """The API server refused, or could not be reached (status 0)."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+
+
+class Cluster:
+    """One connection pool to one API server."""
+
+    def __init__(
+        self, *, pool: int = 16, timeout: float = READ_SECONDS, kubeconfig: Path | None = None
+    ) -> None:
+        settings = client.Configuration()
+        _authenticate(settings, kubeconfig)
+        settings.connection_pool_maxsize = pool
+        settings.retries = 0
+        self._api = client.ApiClient(settings)
+        self._timeout = (min(CONNECT_SECONDS, timeout), timeout)
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object, or None."""
+        try:
+            return self._call("GET", _path(kind, namespace, name))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def items(self, kind: str, namespace: str | None, selector: str = "") -> list[Manifest]:
+        """Objects of a namespace, or of the whole cluster for None."""
+        query = {"labelSelector": selector} if selector else {}
+        found: list[Manifest] = self._call("GET", _path(kind, namespace), query)["items"]
+        return found
+
+    def apply(
+        self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
+    ) -> Manifest:
+        """Server-side apply under the operator's name, strictly validated."""
+        query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        path = _path_of(manifest, subresource)
+        return self._call("PATCH", path, query | _dry(dry_run), manifest, _APPLY)
+
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
+        """Make an object; None when it is there already."""
+        metadata = manifest["metadata"]
+        path = _path(manifest["kind"], metadata["namespace"])
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"} | _dry(dry_run)
+        try:
+            return self._call("POST", path, query, manifest, _JSON)
+        except ClusterError as error:
+            if error.status == 409 and error.reason == "AlreadyExists":
+                return None
+            raise
+
+    def replace(self, manifest: Manifest) -> Manifest:
+        """Write an object back; refused with 409 when it changed since it was read."""
+        return self._call("PUT", _path_of(manifest), {}, manifest, _JSON)
+
+    def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        """Merge patch; None when the object is gone."""
+        query = {"fieldManager": MANAGER}
+        try:
+            return self._call("PATCH", _path(kind, namespace, name), query, body, _MERGE)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def delete(self, kind: str, namespace: str, name: str) -> None:
+        """Delete an object and, in the background, what it owns. Gone already is fine."""
+        try:
+            body = {"propagationPolicy": "Background"}
+            self._call("DELETE", _path(kind, namespace, name), {}, body, _JSON)
+        except ClusterError as error:
+            if error.status != 404:
+                raise
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str] | None = None,
+        body: Manifest | None = None,
+        content_type: str = _JSON,
+    ) -> Manifest:
+        url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        headers: dict[str, Any] = {"Accept": _JSON, "Content-Type": content_type}
+        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
+        try:
+            answer = self._api.rest_client.pool_manager.request(
+                method,
+                url,
+                headers=headers,
+                body=None if body is None else msgspec.json.encode(body),
+                timeout=_urllib_timeout(self._timeout),
+                retries=False,
+            )
+        except (ApiException, HTTPError, OSError) as error:
+            raise ClusterError(0, type(error).__name__, str(error)) from error
+        return _content(answer.status, answer.data)
+
+
+def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> None:
+    """As a pod's own account; else as the given kubeconfig, or $KUBECONFIG, says."""
+    given = None if kubeconfig is None else str(kubeconfig)
+    try:
+        if given is None:
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
+            return
+    except config.ConfigException:
+        pass
+    config.load_kube_config(given, client_configuration=settings)  # type: ignore[no-untyped-call]
+
+
+def _urllib_timeout(seconds: tuple[float, float]) -> Any:
+    from urllib3 import Timeout
+
+    return Timeout(connect=seconds[0], read=seconds[1])
+
+
+def _content(status: int, data: bytes) -> Manifest:
+    try:
+        content: Manifest = msgspec.json.decode(data) if data else {}
+    except msgspec.DecodeError:
+        content = {"message": data[:500].decode(errors="replace")}
+    if status >= 400:
+        raise ClusterError(status, content.get("reason", ""), content.get("message", ""))
+    return content
+
+
+def _dry(dry_run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if dry_run else {}
+
+
+def _path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:
+    prefix, plural = KINDS[kind]
+    parts = [prefix]
+    if namespace is not None:
+        parts += ["namespaces", namespace]
+    parts.append(plural)
+    return "/".join(parts + [part for part in (name, subresource) if part])
+
+
+def _path_of(manifest: Manifest, subresource: str = "") -> str:
+    metadata = manifest["metadata"]
+    return _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)

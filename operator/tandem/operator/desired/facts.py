@@ -1,0 +1,27 @@
+"""What builders need to know beside the spec: observed or decided elsewhere, given as values."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired.naming import Identity, Role
+from tandem.operator.desired.revision import revision_of
+from tandem.operator.settings import OperatorSettings
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Inputs of the builders."""
+
+    owner: Identity
+    spec: LLMServiceSpec
+    settings: OperatorSettings
+    pinned: str | None = None
+    """Commit to which a moving model revision was resolved."""
+    key_generation: int = 1
+    publics: dict[str, str] = {}
+    """Public CURVE keys, by ``role.generation``."""
+
+    def revision(self, role: Role) -> str:
+        """Revision that the spec asks for."""
+        return revision_of(self.spec, role, pinned=self.pinned, key_generation=self.key_generation)

@@ -1,0 +1,40 @@
+"""The Job that fetches the model, or reads the one that is there. Pure; called by ``compose``."""
+
+from __future__ import annotations
+
+from tandem.operator.desired import model as models
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
+from tandem.operator.desired.pod import fetch_container, pod_security, scratch_volumes
+from tandem.operator.desired.policy import is_restricted
+
+RETRIES = 3
+
+
+def model_job(facts: Facts) -> Manifest | None:
+    """The Job for the spec's model; None where each pod fetches for itself."""
+    where = models.delivery(facts.spec)
+    if where.in_pods:
+        return None
+    owner = facts.owner
+    pod: Manifest = {
+        "restartPolicy": "Never",
+        "serviceAccountName": owner.child("worker"),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [fetch_container(facts)],
+        "volumes": [*scratch_volumes(), where.volume],
+    }
+    if is_restricted(facts.spec):
+        pod["securityContext"] = pod_security()
+    labels = owner.labels(MODEL_COMPONENT)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": owner.metadata(models.job_name(owner, where.digest), MODEL_COMPONENT),
+        "spec": {
+            "backoffLimit": RETRIES,
+            "activeDeadlineSeconds": models.JOB_DEADLINE,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }

@@ -1,0 +1,129 @@
+"""Delivery of a model: the volume that every pod mounts, and the Job that fills or reads it.
+
+Images and claims are mounted as they are and read by the Job beside the starting pods. What must
+be fetched goes into a cache claim by one Job, which pods wait for; without a claim each pod
+fetches for itself in an init container. Pure; called by ``pod`` and ``compose``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tandem.operator.api.model import Model, SourceType
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired.naming import MODEL_COMPONENT, Identity, Manifest
+from tandem.operator.desired.revision import source_digest
+from tandem.protocol.names import PATH_CACHE, PATH_MODELS
+
+VOLUME = "tandem-model"
+CACHE_VOLUME = "tandem-cache"
+TERMINATION_LOG = "/dev/termination-log"
+FETCHED = (SourceType.HUB, SourceType.HTTP, SourceType.PACKAGE)
+JOB_DEADLINE = 6 * 3600
+"""Seconds; the largest models take hours from a slow hub."""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """How pods come to the model's files."""
+
+    volume: Manifest
+    path: str
+    """Folder of the model within a pod."""
+    source: str | None
+    """What must be fetched, as ``--model`` spells it; None where the files are there."""
+    in_pods: bool
+    """Each pod fetches for itself."""
+    digest: str
+    """Names the files; part of the Job's name."""
+
+
+def delivery(spec: LLMServiceSpec) -> Delivery:
+    """Delivery of the spec's model."""
+    model, digest = spec.model, source_digest(spec)
+    source = model.source
+    if source.type is SourceType.IMAGE and source.image is not None:
+        image = {"reference": source.image.reference}
+        if source.image.pull_policy is not None:
+            image["pullPolicy"] = source.image.pull_policy
+        return _mounted({"image": image}, source.image.path, digest)
+    if source.type is SourceType.CLAIM and source.persistent_volume_claim is not None:
+        claim = source.persistent_volume_claim
+        volume = {"claimName": claim.claim_name, "readOnly": True}
+        return _mounted({"persistentVolumeClaim": volume}, claim.path, digest)
+    return _fetched(model, digest)
+
+
+def _mounted(volume: Manifest, path: str | None, digest: str) -> Delivery:
+    folder = f"{PATH_MODELS}/{path.strip('/')}" if path else PATH_MODELS
+    return Delivery(
+        volume={"name": VOLUME, **volume}, path=folder, source=None, in_pods=False, digest=digest
+    )
+
+
+def _fetched(model: Model, digest: str) -> Delivery:
+    claim = None if model.cache is None else model.cache.persistent_volume_claim
+    if claim is not None:
+        volume: Manifest = {"persistentVolumeClaim": {"claimName": claim.claim_name}}
+    else:
+        limit = model.cache.empty_dir if model.cache is not None else None
+        size = None if limit is None else limit.size_limit
+        volume = {"emptyDir": {} if size is None else {"sizeLimit": size}}
+    return Delivery(
+        volume={"name": VOLUME, **volume},
+        path=f"{PATH_MODELS}/tandem-{digest}",
+        source=_spelled(model),
+        in_pods=claim is None,
+        digest=digest,
+    )
+
+
+def _spelled(model: Model) -> str:
+    source = model.source
+    if source.hub is not None:
+        return source.hub.repository
+    if source.http is not None:
+        return source.http.url
+    assert source.package is not None
+    return f"package:{source.package.name}"
+
+
+def prepare_arguments(model: Model, where: Delivery, pinned: str | None) -> list[str]:
+    """Arguments of ``tandem prepare``: read what is there, or fetch it into the folder."""
+    arguments = ["prepare", "--model", where.source or where.path, "--report", TERMINATION_LOG]
+    if where.source is None:
+        return arguments
+    arguments += ["--to", where.path]
+    hub, http = model.source.hub, model.source.http
+    if hub is not None:
+        arguments += ["--source-revision", pinned or hub.revision or "main"]
+    if http is not None:
+        arguments += ["--sha256", http.sha256]
+    return arguments
+
+
+def prepare_env(model: Model) -> list[Manifest]:
+    """Variables of the container that fetches."""
+    hub = model.source.hub
+    env: list[Manifest] = []
+    if hub is not None and hub.endpoint is not None:
+        env.append({"name": "HF_ENDPOINT", "value": hub.endpoint})
+    if hub is not None and hub.token_secret_ref is not None:
+        key = {"name": hub.token_secret_ref.name, "key": hub.token_secret_ref.key}
+        env.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": key}})
+    return env
+
+
+def mounts(where: Delivery, *, fetching: bool) -> list[Manifest]:
+    """Mounts of the model's volume; read-only except where it is filled."""
+    mount: Manifest = {"name": VOLUME, "mountPath": PATH_MODELS}
+    return [mount if fetching else {**mount, "readOnly": True}]
+
+
+def job_name(owner: Identity, digest: str) -> str:
+    """Name of the Job for these files."""
+    return owner.child(MODEL_COMPONENT, digest)
+
+
+def cache_mount() -> Manifest:
+    """Mount of a pod's own scratch cache."""
+    return {"name": CACHE_VOLUME, "mountPath": PATH_CACHE}

@@ -1,0 +1,233 @@
+"""The pod template that all roles share: identity, keys, probes, and a profile that is refused
+nowhere. Roles add arguments, ports and variables; the user's podTemplate is merged last.
+
+Pure; called by ``worker`` and ``router``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired import model as models
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.merge import MAIN, check_untouched, merged
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
+from tandem.operator.desired.revision import source_digest
+from tandem.protocol import names
+
+USER = 65532
+_KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
+_TEMPORARY = "tandem-tmp"
+_LEAVE_DEAD_NODE = 30
+"""Seconds after which pods of a dead node are replaced; the routers knew within three."""
+LOADING_SECONDS = 3600
+"""A startup probe allows this long for loading a model."""
+
+
+class RolePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a role adds to the shared template."""
+
+    command: list[str]
+    args: list[str]
+    image: str
+    ports: dict[str, int]
+    env: list[Manifest]
+    ready_path: str = "/ready"
+    resources: dict[str, Any] | None = None
+    volumes: list[Manifest] = []
+    mounts: list[Manifest] = []
+    pre_stop: Manifest | None = None
+    service_account: str = ""
+    mounts_token: bool = False
+
+
+def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None) -> Manifest:
+    """Template of a role's pods. Raises TemplateConflict when ``user`` touches ours."""
+    own = _template(facts, role, part)
+    if not user:
+        return own
+    check_untouched(own, user, field=f"spec.{role}.podTemplate")
+    result: Manifest = merged(own, user)
+    return result
+
+
+def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
+    spec, revision = facts.spec, facts.revision(role)
+    labels = facts.owner.pod_labels(role, revision, source_digest(spec))
+    where = models.delivery(spec)
+    pod: Manifest = {
+        "serviceAccountName": part.service_account,
+        "automountServiceAccountToken": part.mounts_token,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_seconds(spec, role),
+        "containers": [_main(facts, role, part)],
+        "volumes": [*_volumes(facts, role), *part.volumes, where.volume],
+        "tolerations": [_gone("not-ready"), _gone("unreachable")],
+    }
+    if is_restricted(spec):
+        pod["securityContext"] = pod_security()
+    if where.in_pods:
+        pod["initContainers"] = [fetch_container(facts)]
+    return {"metadata": {"labels": labels, "annotations": _annotations()}, "spec": pod}
+
+
+def _annotations() -> dict[str, str]:
+    return {"kubectl.kubernetes.io/default-container": MAIN}
+
+
+def _main(facts: Facts, role: Role, part: RolePart) -> Manifest:
+    where = models.delivery(facts.spec)
+    container: Manifest = {
+        "name": MAIN,
+        "image": part.image,
+        "command": part.command,
+        "args": part.args,
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"}
+            for name, port in part.ports.items()
+        ],
+        "env": [*identity_env(facts, role), *part.env],
+        "volumeMounts": [*_mounts(), *part.mounts, *models.mounts(where, fetching=False)],
+        **_probes(probe_port(facts.spec, role), part.ready_path),
+    }
+    if part.resources is not None:
+        container["resources"] = part.resources
+    if part.pre_stop is not None:
+        container["lifecycle"] = {"preStop": part.pre_stop}
+    return container | container_extras(facts)
+
+
+def container_extras(facts: Facts) -> Manifest:
+    """What every container has, whatever it does."""
+    extras: Manifest = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    if facts.settings.image_pull_policy:
+        extras["imagePullPolicy"] = facts.settings.image_pull_policy
+    if is_restricted(facts.spec):
+        extras["securityContext"] = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+    return extras
+
+
+def pod_security() -> Manifest:
+    """The restricted profile."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def identity_env(facts: Facts, role: Role) -> list[Manifest]:
+    """Who the pod is, where its keys are, and a home that can be written."""
+    fields = {
+        names.ENV_POD_NAME: "metadata.name",
+        names.ENV_POD_UID: "metadata.uid",
+        names.ENV_POD_NAMESPACE: "metadata.namespace",
+        names.ENV_POD_IP: "status.podIP",
+        names.ENV_NODE_NAME: "spec.nodeName",
+    }
+    values = {
+        names.ENV_SERVICE: facts.owner.name,
+        names.ENV_ROLE_REVISION: facts.revision(role),
+        names.ENV_CURVE_KEYS: names.PATH_CURVE_KEYS,
+        names.ENV_CURVE_PEERS: names.PATH_CURVE_PEERS,
+        **scratch_env(),
+    }
+    env: list[Manifest] = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    return env + [{"name": name, "value": value} for name, value in values.items()]
+
+
+def scratch_env() -> dict[str, str]:
+    """Variables that keep every write below the pod's own scratch folders."""
+    return {
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        names.ENV_CACHE: names.PATH_CACHE,
+    }
+
+
+def scratch_volumes() -> list[Manifest]:
+    """Volumes of ``scratch_env``."""
+    return [{"name": _TEMPORARY, "emptyDir": {}}, {"name": models.CACHE_VOLUME, "emptyDir": {}}]
+
+
+def scratch_mounts() -> list[Manifest]:
+    """Mounts of ``scratch_volumes``."""
+    return [{"name": _TEMPORARY, "mountPath": "/tmp"}, models.cache_mount()]
+
+
+def keys_secret(facts: Facts, role: Role) -> str:
+    """Name of the Secret with a role's key pair."""
+    return facts.owner.child(role, "keys", f"g{facts.key_generation}")
+
+
+def _volumes(facts: Facts, role: Role) -> list[Manifest]:
+    keys = {"secretName": keys_secret(facts, role), "defaultMode": 0o440}
+    return [
+        {"name": _KEYS_VOLUME, "secret": keys},
+        {"name": _PEERS_VOLUME, "configMap": {"name": facts.owner.child("peers")}},
+        *scratch_volumes(),
+    ]
+
+
+def _mounts() -> list[Manifest]:
+    return [
+        {"name": _KEYS_VOLUME, "mountPath": names.PATH_CURVE_KEYS, "readOnly": True},
+        {"name": _PEERS_VOLUME, "mountPath": names.PATH_CURVE_PEERS, "readOnly": True},
+        *scratch_mounts(),
+    ]
+
+
+def _probes(port: int, ready_path: str) -> Manifest:
+    ready = {"httpGet": {"path": ready_path, "port": port}, "timeoutSeconds": 5}
+    health = {"httpGet": {"path": "/health", "port": port}, "timeoutSeconds": 5}
+    return {
+        "startupProbe": {**health, "periodSeconds": 1, "failureThreshold": LOADING_SECONDS},
+        "readinessProbe": {**ready, "periodSeconds": 1, "failureThreshold": 3},
+        "livenessProbe": {**health, "periodSeconds": 10, "failureThreshold": 6},
+    }
+
+
+def _gone(state: str) -> Manifest:
+    return {
+        "key": f"node.kubernetes.io/{state}",
+        "operator": "Exists",
+        "effect": "NoExecute",
+        "tolerationSeconds": _LEAVE_DEAD_NODE,
+    }
+
+
+def worker_image(spec: LLMServiceSpec, facts: Facts) -> str:
+    """Image of workers."""
+    return spec.image or facts.settings.worker_image
+
+
+def fetch_container(facts: Facts) -> Manifest:
+    """A container that fetches or reads the model."""
+    spec, where = facts.spec, models.delivery(facts.spec)
+    env = [{"name": name, "value": value} for name, value in scratch_env().items()]
+    fetching = where.source is not None
+    return {
+        "name": "fetch",
+        "image": worker_image(spec, facts),
+        "command": ["tandem"],
+        "args": models.prepare_arguments(spec.model, where, facts.pinned),
+        "env": env + models.prepare_env(spec.model),
+        "volumeMounts": [*scratch_mounts(), *models.mounts(where, fetching=fetching)],
+        **container_extras(facts),
+    }

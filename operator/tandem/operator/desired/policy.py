@@ -1,0 +1,122 @@
+"""What is meant where a spec says nothing: defaults live here, so that a release may move them.
+
+A default in the CRD would be written into every object and never move again. Pure; called by the
+builders, ``rollout`` and ``status``.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.api.roles import ScalingMode, WorkerRole
+from tandem.operator.api.service import (
+    DisaggregationMode,
+    DType,
+    LLMServiceSpec,
+    NetworkPolicyMode,
+    PodSecurity,
+)
+from tandem.operator.api.transfer import Connector, NodeLocalMode
+from tandem.operator.desired.naming import Role
+from tandem.protocol.names import PROBE_PORT, ROUTER_PORT
+
+ROUTER_REPLICAS = 2
+DRAIN_SECONDS = {Role.PREFILL: 60, Role.DECODE: 120}
+GRACE_MARGIN = 15
+"""Seconds of a pod's grace period beyond its drain, for leases and unmapping."""
+ROUTER_PRE_STOP = 10
+"""Seconds in which load balancers forget a router that is leaving."""
+MAX_STREAM_SECONDS = 600
+QUEUE_AGE_SECONDS = 60
+PROGRESS_DEADLINE = 1200
+
+CONNECTORS = {
+    Connector.AUTO: "auto",
+    Connector.NIXL: "nixl",
+    Connector.TCP: "tcp",
+    Connector.CUDA_P2P: "cuda_p2p",
+}
+DTYPES = {
+    DType.AUTO: "auto",
+    DType.FLOAT32: "float32",
+    DType.BFLOAT16: "bfloat16",
+    DType.FLOAT16: "float16",
+}
+
+
+def worker_role(spec: LLMServiceSpec, role: Role) -> WorkerRole:
+    """The part of the spec that describes a role of workers."""
+    assert role is not Role.ROUTER
+    return spec.prefill if role is Role.PREFILL else spec.decode
+
+
+def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
+    """Replicas in the spec, scalers and suspension aside."""
+    if role is Role.ROUTER:
+        return ROUTER_REPLICAS if spec.router.replicas is None else spec.router.replicas
+    if role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.NEVER:
+        return 0
+    replicas = worker_role(spec, role).replicas
+    return 1 if replicas is None else replicas
+
+
+def is_external(spec: LLMServiceSpec, role: Role) -> bool:
+    """Whether an LLMRoleScaler decides."""
+    return role is not Role.ROUTER and (
+        worker_role(spec, role).scaling.mode is ScalingMode.EXTERNAL
+    )
+
+
+def scaling_bounds(spec: LLMServiceSpec, role: Role) -> tuple[int, int]:
+    """Fewest and most replicas that a scaler gets."""
+    scaling = worker_role(spec, role).scaling
+    floor = 1 if role is Role.DECODE else 0
+    low = max(floor, floor if scaling.min_replicas is None else scaling.min_replicas)
+    high = 1000 if scaling.max_replicas is None else scaling.max_replicas
+    return low, max(low, high)
+
+
+def max_unavailable(spec: LLMServiceSpec, role: Role) -> int:
+    """Replicas that a rollout or a node drain may take at once."""
+    if role is Role.ROUTER:
+        return 1
+    return worker_role(spec, role).max_unavailable or 1
+
+
+def drain_seconds(spec: LLMServiceSpec, role: Role) -> int:
+    """Time that running requests get after SIGTERM."""
+    if role is Role.ROUTER:
+        return spec.router.max_stream_seconds or MAX_STREAM_SECONDS
+    return worker_role(spec, role).drain_timeout_seconds or DRAIN_SECONDS[role]
+
+
+def grace_seconds(spec: LLMServiceSpec, role: Role) -> int:
+    """terminationGracePeriodSeconds of a role's pods."""
+    before = ROUTER_PRE_STOP if role is Role.ROUTER else 0
+    return before + drain_seconds(spec, role) + GRACE_MARGIN
+
+
+def probe_port(spec: LLMServiceSpec, role: Role) -> int:
+    """Port of probes and metrics."""
+    if role is Role.ROUTER:
+        return ROUTER_PORT
+    return spec.observability.metrics.port or PROBE_PORT
+
+
+def is_restricted(spec: LLMServiceSpec) -> bool:
+    """Whether pods get the restricted profile's security context."""
+    return spec.security.pod_security is not PodSecurity.UNMANAGED
+
+
+def has_network_policies(spec: LLMServiceSpec) -> bool:
+    """Whether NetworkPolicies fence the pods."""
+    return spec.security.network_policy is not NetworkPolicyMode.DISABLED
+
+
+def node_local_volume(spec: LLMServiceSpec) -> dict[str, object] | None:
+    """Source of the volume that a node's pods share, or None."""
+    local = spec.kv_transfer.node_local
+    if local.mode is NodeLocalMode.DISABLED or local.volume is None:
+        return None
+    if local.volume.csi is not None:
+        return {"csi": {"driver": local.volume.csi.driver}}
+    claim = local.volume.persistent_volume_claim
+    return None if claim is None else {"persistentVolumeClaim": {"claimName": claim.claim_name}}

@@ -1,0 +1,83 @@
+"""The revision of a role: a digest of what the user asked for, never of the rendered pod.
+
+So an operator upgrade, which may render pods differently, rolls nothing; and a change of one role
+rolls that role alone. Pure; called by ``compose`` and ``status``.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired.naming import Role
+from tandem.operator.desired.policy import worker_role
+
+TEMPLATE_VERSION = 1
+"""Raised when pods of an older operator cannot work with those of this one: everything rolls."""
+
+
+def digest(value: Any) -> str:
+    """Eight hex digits of a value that JSON can hold."""
+    text = msgspec.json.encode(msgspec.to_builtins(value), order="deterministic")
+    return blake2b(text, digest_size=4, person=b"tandem-revision").hexdigest()
+
+
+def source_digest(spec: LLMServiceSpec) -> str:
+    """The files that are asked for; routers and workers of one model share it."""
+    return digest([spec.model.source, spec.model.cache])
+
+
+def revision_of(
+    spec: LLMServiceSpec, role: Role, *, pinned: str | None, key_generation: int
+) -> str:
+    """Revision of a role. ``pinned`` is what a moving source was resolved to."""
+    shared = [
+        TEMPLATE_VERSION,
+        source_digest(spec),
+        pinned,
+        spec.model.name,
+        spec.security.pod_security,
+        spec.observability,
+        spec.rollout.restart_id,
+        key_generation,
+    ]
+    own = _router_inputs(spec) if role is Role.ROUTER else _worker_inputs(spec, role)
+    return digest([shared, own])
+
+
+def _router_inputs(spec: LLMServiceSpec) -> list[Any]:
+    router = spec.router
+    return [
+        spec.model.served_names,
+        router.extra_args,
+        router.resources,
+        router.pod_template,
+        router.queue,
+        router.auth,
+        router.max_stream_seconds,
+        spec.disaggregation,
+        spec.kv_transfer.failure_policy,
+    ]
+
+
+def _worker_inputs(spec: LLMServiceSpec, role: Role) -> list[Any]:
+    part = worker_role(spec, role)
+    return [
+        spec.image,
+        spec.engine,
+        spec.kv_transfer,
+        part.parallelism,
+        part.nodes_per_replica,
+        part.resources,
+        part.extra_args,
+        part.drain_timeout_seconds,
+        part.pod_template,
+    ]
+
+
+def service_revision(revisions: dict[str, str]) -> str:
+    """One name for the revisions of all roles."""
+    return digest(sorted(revisions.items()))

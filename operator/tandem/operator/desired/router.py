@@ -1,0 +1,143 @@
+"""The routers: Deployment, Service, and the identity with which they watch pods.
+
+Pure; called by ``compose``.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.api.roles import ServiceType
+from tandem.operator.api.service import DisaggregationMode
+from tandem.operator.api.transfer import FailurePolicy
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.model import delivery
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.pod import RolePart, pod_template
+from tandem.operator.desired.policy import (
+    MAX_STREAM_SECONDS,
+    QUEUE_AGE_SECONDS,
+    ROUTER_PRE_STOP,
+)
+from tandem.operator.desired.revision import source_digest
+from tandem.protocol import names
+
+_API_KEYS_VOLUME, _CANARY_VOLUME = "tandem-api-keys", "tandem-canary"
+
+
+def router_template(facts: Facts) -> Manifest:
+    """Pod template of routers. Raises TemplateConflict."""
+    volumes, mounts = _secrets(facts)
+    part = RolePart(
+        command=["tandem"],
+        args=router_arguments(facts),
+        image=facts.settings.router_image,
+        ports={"http": names.ROUTER_PORT},
+        env=_env(facts),
+        resources=facts.spec.router.resources,
+        volumes=volumes,
+        mounts=mounts,
+        pre_stop={"sleep": {"seconds": ROUTER_PRE_STOP}},
+        service_account=facts.owner.child(Role.ROUTER),
+        mounts_token=True,
+    )
+    return pod_template(facts, Role.ROUTER, part, facts.spec.router.pod_template)
+
+
+def router_arguments(facts: Facts) -> list[str]:
+    """The router's command line."""
+    spec = facts.spec
+    stream = spec.router.max_stream_seconds or MAX_STREAM_SECONDS
+    flags: dict[str, object] = {
+        "host": "0.0.0.0",
+        "port": names.ROUTER_PORT,
+        "model": delivery(spec).path,
+        "request-timeout": stream,
+        "drain-timeout": stream,
+        "max-queue-age": spec.router.queue.max_age_seconds or QUEUE_AGE_SECONDS,
+        "max-queued-tokens": spec.router.queue.max_tokens,
+    }
+    if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
+        flags["max-attempts"] = 1
+    if spec.disaggregation.mode is DisaggregationMode.ALWAYS:
+        flags["min-handoff-tokens"] = 0
+    arguments = [str(Role.ROUTER)]
+    for flag, value in flags.items():
+        if value is not None:
+            arguments += [f"--{flag}", str(value)]
+    for name in spec.model.served_names or [spec.model.name]:
+        arguments += ["--served-model-name", name]
+    return [*arguments, *spec.router.extra_args]
+
+
+def _env(facts: Facts) -> list[Manifest]:
+    selector = {
+        names.LABEL_SERVICE: facts.owner.name,
+        names.LABEL_MODEL: source_digest(facts.spec),
+    }
+    values = {
+        names.ENV_DISCOVERY: "kubernetes",
+        names.ENV_DISCOVERY_NAMESPACE: facts.owner.namespace,
+        names.ENV_DISCOVERY_SELECTOR: ",".join(f"{k}={v}" for k, v in selector.items()),
+        names.ENV_CANARY_TOKEN_FILE: f"{names.PATH_CANARY}/{names.CANARY_TOKEN_FILE}",
+    }
+    if facts.spec.router.auth.api_keys_secret_ref is not None:
+        values[names.ENV_API_KEYS_DIR] = names.PATH_API_KEYS
+    tracing = facts.spec.observability.tracing
+    if tracing.endpoint is not None:
+        values["OTEL_EXPORTER_OTLP_ENDPOINT"] = tracing.endpoint
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def canary_secret(facts: Facts) -> str:
+    """Name of the Secret with the canary's token."""
+    return facts.owner.child("canary")
+
+
+def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
+    canary = {"secretName": canary_secret(facts), "defaultMode": 0o440}
+    volumes: list[Manifest] = [{"name": _CANARY_VOLUME, "secret": canary}]
+    mounts: list[Manifest] = [
+        {"name": _CANARY_VOLUME, "mountPath": names.PATH_CANARY, "readOnly": True}
+    ]
+    reference = facts.spec.router.auth.api_keys_secret_ref
+    if reference is not None:
+        secret = {"secretName": reference.name, "defaultMode": 0o440}
+        volumes.append({"name": _API_KEYS_VOLUME, "secret": secret})
+        mounts.append(
+            {"name": _API_KEYS_VOLUME, "mountPath": names.PATH_API_KEYS, "readOnly": True}
+        )
+    return volumes, mounts
+
+
+def service(facts: Facts) -> Manifest:
+    """The Service that clients use: all ready routers, of whichever revision."""
+    owner, section = facts.owner, facts.spec.router.service
+    metadata = owner.metadata(owner.name, Role.ROUTER)
+    if section.annotations:
+        metadata["annotations"] = section.annotations
+    port = {
+        "name": "http",
+        "port": service_port(facts),
+        "targetPort": "http",
+        "protocol": "TCP",
+        "appProtocol": "http",
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "type": str(section.type or ServiceType.CLUSTER_IP),
+            "selector": owner.selector(Role.ROUTER),
+            "ports": [port],
+        },
+    }
+
+
+def service_port(facts: Facts) -> int:
+    """Port of the Service."""
+    return facts.spec.router.service.port or names.ROUTER_PORT
+
+
+def url(facts: Facts) -> str:
+    """Where clients in the cluster send requests."""
+    return f"http://{facts.owner.name}.{facts.owner.namespace}.svc:{service_port(facts)}/v1"

@@ -1,0 +1,57 @@
+"""Secrets that the operator makes once and never writes again, and the public keys beside them.
+
+Values come from outside, so that this stays pure; ``keys`` draws them. Called by ``compose``.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.pod import keys_secret
+from tandem.operator.desired.router import canary_secret
+from tandem.protocol import names
+
+LABEL_GENERATION = "tandem.dev/key-generation"
+ANNOTATION_PUBLIC = "tandem.dev/curve-public"
+"""The public key, so that it can be read without reading the Secret's data."""
+
+
+def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
+    """A role's key pair of the current generation."""
+    labels = {LABEL_GENERATION: str(facts.key_generation), names.LABEL_ROLE: role}
+    metadata = facts.owner.metadata(
+        keys_secret(facts, role),
+        role,
+        labels=labels,
+        annotations={ANNOTATION_PUBLIC: public},
+    )
+    data = {names.CURVE_PUBLIC_FILE: public, names.CURVE_SECRET_FILE: secret}
+    return _secret(metadata, data)
+
+
+def canary_token(facts: Facts, token: str) -> Manifest:
+    """The token that canaries bring."""
+    metadata = facts.owner.metadata(canary_secret(facts), Role.ROUTER)
+    return _secret(metadata, {names.CANARY_TOKEN_FILE: token})
+
+
+def _secret(metadata: Manifest, data: dict[str, str]) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata,
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": data,
+    }
+
+
+def peers(facts: Facts) -> Manifest:
+    """Public keys of all roles and generations that may still speak."""
+    data = {f"{name}.public": public for name, public in sorted(facts.publics.items())}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": facts.owner.metadata(facts.owner.child("peers")),
+        "data": data,
+    }

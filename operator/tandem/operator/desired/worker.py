@@ -1,0 +1,137 @@
+"""Deployments of prefill and decode workers: from the spec's fields to the worker's flags.
+
+One Deployment per role and revision, whose template never changes; only its replicas move. Pure;
+called by ``compose``. Flags are held to the command line's own parser by a test.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.api.transfer import TransportChoice
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.model import delivery
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.pod import RolePart, pod_template, worker_image
+from tandem.operator.desired.policy import (
+    CONNECTORS,
+    DTYPES,
+    drain_seconds,
+    node_local_volume,
+    probe_port,
+    worker_role,
+)
+from tandem.protocol import names
+
+_NODE_VOLUME = "tandem-node"
+_UCX_TLS = {
+    TransportChoice.TCP: "tcp,cuda_copy,self",
+    TransportChoice.RDMA: "rc,cuda_copy,cuda_ipc,self",
+}
+"""UCX transports that a choice allows; without one UCX chooses, and may fall back to TCP."""
+
+
+def worker_template(facts: Facts, role: Role) -> Manifest:
+    """Pod template of a role. Raises TemplateConflict."""
+    spec = facts.spec
+    section = worker_role(spec, role)
+    volumes, mounts = _node_folder(facts)
+    part = RolePart(
+        command=["tandem"],
+        args=worker_arguments(facts, role),
+        image=worker_image(spec, facts),
+        ports=_ports(facts, role),
+        env=_env(facts),
+        resources=section.resources,
+        volumes=[*volumes, {"name": "tandem-shm", "emptyDir": {"medium": "Memory"}}],
+        mounts=[*mounts, {"name": "tandem-shm", "mountPath": "/dev/shm"}],
+        service_account=facts.owner.child("worker"),
+    )
+    return pod_template(facts, role, part, section.pod_template)
+
+
+def _ports(facts: Facts, role: Role) -> dict[str, int]:
+    ports = {"zmq": names.WORKER_PORT, "http-metrics": probe_port(facts.spec, role)}
+    if role is Role.PREFILL:
+        ports |= {"kv-control": names.CONTROL_PORT, "kv-data": names.DATA_PORT}
+    return ports
+
+
+def worker_arguments(facts: Facts, role: Role) -> list[str]:
+    """The worker's command line."""
+    given = {
+        **_shell_flags(facts, role),
+        **_engine_flags(facts, role),
+        **_transfer_flags(facts),
+    }
+    arguments = [str(role)]
+    for flag, value in given.items():
+        if value is not None:
+            arguments += [f"--{flag}", str(value)]
+    extra = [*facts.spec.engine.extra_args, *worker_role(facts.spec, role).extra_args]
+    return [*arguments, *extra]
+
+
+Flags = dict[str, object]
+
+
+def _shell_flags(facts: Facts, role: Role) -> Flags:
+    return {
+        "model": delivery(facts.spec).path,
+        "served-model-name": facts.spec.model.name,
+        "port": names.WORKER_PORT,
+        "probe-port": probe_port(facts.spec, role),
+        "drain-seconds": drain_seconds(facts.spec, role),
+    }
+
+
+def _engine_flags(facts: Facts, role: Role) -> Flags:
+    engine = facts.spec.engine
+    share = engine.gpu_memory_utilization_percent
+    return {
+        "dtype": None if engine.dtype is None else DTYPES[engine.dtype],
+        "kv-cache-dtype": None if engine.kv_cache_dtype is None else DTYPES[engine.kv_cache_dtype],
+        "max-model-len": engine.max_model_len,
+        "block-size": engine.block_size,
+        "max-num-seqs": engine.max_num_seqs,
+        "max-num-batched-tokens": engine.max_num_batched_tokens,
+        "gpu-memory-utilization": None if share is None else share / 100,
+        "tensor-parallel-size": worker_role(facts.spec, role).parallelism.tensor,
+    }
+
+
+def _transfer_flags(facts: Facts) -> Flags:
+    transfer = facts.spec.kv_transfer
+    return {
+        "kv-connector": None if transfer.connector is None else CONNECTORS[transfer.connector],
+        "kv-control-host": "0.0.0.0",
+        "kv-control-port": names.CONTROL_PORT,
+        "kv-advertise-host": f"$({names.ENV_POD_IP})",
+        "kv-data-port": names.DATA_PORT,
+        "kv-data-ports": names.DATA_PORTS,
+        "kv-lease-seconds": transfer.lease_duration_seconds,
+        "kv-transfer-seconds": transfer.no_progress_timeout_seconds,
+    }
+
+
+def _env(facts: Facts) -> list[Manifest]:
+    last = names.DATA_PORT + names.DATA_PORTS - 1
+    values = {
+        "UCX_TCP_PORT_RANGE": f"{names.DATA_PORT}-{last}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    choice = facts.spec.kv_transfer.transport
+    if choice in _UCX_TLS:
+        values["UCX_TLS"] = _UCX_TLS[choice]
+    if node_local_volume(facts.spec) is not None:
+        values[names.ENV_NODE_DIR] = names.PATH_NODE
+    tracing = facts.spec.observability.tracing
+    if tracing.endpoint is not None:
+        values["OTEL_EXPORTER_OTLP_ENDPOINT"] = tracing.endpoint
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _node_folder(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
+    source = node_local_volume(facts.spec)
+    if source is None:
+        return [], []
+    mount = {"name": _NODE_VOLUME, "mountPath": names.PATH_NODE}
+    return [{"name": _NODE_VOLUME, **source}], [mount]

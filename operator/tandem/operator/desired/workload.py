@@ -1,0 +1,58 @@
+"""Deployments and the stored templates from which they are made again.
+
+A revision's template is rendered once and kept in a ControllerRevision: an operator upgrade, or the
+repair of a Deployment that somebody deleted or edited, uses what is stored and rolls nothing. Pure;
+called by ``compose``.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.router import router_template
+from tandem.operator.desired.worker import worker_template
+from tandem.protocol import names
+
+RevisionKey = tuple[Role, str]
+
+
+def rendered(facts: Facts, role: Role) -> Manifest:
+    """Template of the revision that the spec asks for. Raises TemplateConflict."""
+    return router_template(facts) if role is Role.ROUTER else worker_template(facts, role)
+
+
+def stored_template(facts: Facts, role: Role, revision: str, template: Manifest) -> Manifest:
+    """The ControllerRevision that keeps a template."""
+    owner = facts.owner
+    labels = {names.LABEL_ROLE: role, names.LABEL_REVISION: revision}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": owner.metadata(owner.child(role, revision), role, labels=labels),
+        "revision": 1,
+        "data": {"template": template},
+    }
+
+
+def deployment(
+    facts: Facts, role: Role, revision: str, replicas: int, template: Manifest
+) -> Manifest:
+    """A Deployment of one revision, rolled by nobody but the operator."""
+    owner = facts.owner
+    labels = {names.LABEL_ROLE: role, names.LABEL_REVISION: revision}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": owner.metadata(owner.child(role, revision), role, labels=labels),
+        "spec": {
+            "replicas": replicas,
+            "revisionHistoryLimit": 0,
+            "progressDeadlineSeconds": 2**31 - 1,
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
+            "selector": {"matchLabels": owner.selector(role, revision)},
+            "template": template,
+        },
+    }

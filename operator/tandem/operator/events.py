@@ -1,0 +1,67 @@
+"""Kubernetes events, on transitions of conditions only. Called by ``reconcile``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.status import Condition
+from tandem.operator.api.values import API_VERSION
+from tandem.operator.clock import time_text
+from tandem.operator.desired.naming import MANAGER, Identity, Manifest
+
+_BAD_WHEN_TRUE = {ConditionType.DEGRADED}
+_PASSING = {
+    Reason.CANARY_PENDING,
+    Reason.CHECKING,
+    Reason.FETCHING,
+    Reason.STARTING,
+    Reason.SUSPENDED,
+}
+"""Reasons that pass by themselves or were asked for: no warning."""
+_UNREMARKABLE = _PASSING | {Reason.HEALTHY, Reason.NOT_NEEDED, Reason.STABLE}
+"""Reasons that nobody wants to hear of when a service is new."""
+_SILENT = {ConditionType.SCALING_ACTIVE, ConditionType.KV_FABRIC_READY}
+_MAX_NOTE = 1024
+
+
+def transitions(before: Iterable[Condition], after: Iterable[Condition]) -> list[Condition]:
+    """Conditions whose status or reason changed, and that a person wants to hear of."""
+    known = {each.type: (each.status, each.reason) for each in before}
+    changed = [each for each in after if known.get(each.type) != (each.status, each.reason)]
+    return [
+        each
+        for each in changed
+        if each.type not in _SILENT and (each.type in known or each.reason not in _UNREMARKABLE)
+    ]
+
+
+def event(owner: Identity, condition: Condition, now: float) -> Manifest:
+    """An Event that says a condition's new state."""
+    bad = condition.status == ("True" if condition.type in _BAD_WHEN_TRUE else "False")
+    waiting = condition.type == ConditionType.PROGRESSING or condition.reason in _PASSING
+    when = time_text(now)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {
+            "name": f"{owner.name}.{secrets.token_hex(8)}",
+            "namespace": owner.namespace,
+        },
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": "LLMService",
+            "name": owner.name,
+            "namespace": owner.namespace,
+            "uid": owner.uid,
+        },
+        "reason": condition.reason,
+        "message": f"{condition.type}={condition.status}: {condition.message}"[:_MAX_NOTE],
+        "type": "Warning" if bad and not waiting else "Normal",
+        "firstTimestamp": when,
+        "lastTimestamp": when,
+        "count": 1,
+        "source": {"component": MANAGER},
+        "reportingComponent": MANAGER,
+    }

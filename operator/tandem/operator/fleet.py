@@ -1,0 +1,37 @@
+"""What a router says about links between workers (``/debug/fleet``), as the status shows it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+from tandem.operator.api.status import Links
+
+TIMEOUT = 5.0
+_MOST = 32
+
+
+def read_links(base_url: str, expected: int) -> Links | None:
+    """Links as the router at ``base_url`` sees them; ``expected`` pairs at least. None: no word."""
+    try:
+        with urllib.request.urlopen(f"{base_url}/debug/fleet", timeout=TIMEOUT) as answer:
+            return links_of(json.load(answer), expected)
+    except (OSError, ValueError):
+        return None
+
+
+def links_of(fleet: dict[str, Any], expected: int) -> Links:
+    """Links from the router's own words."""
+    states = [up for worker in fleet.get("workers", ()) for up in worker.get("peers", {}).values()]
+    quarantined = [
+        f"{link['prefill']} to {link['decode']}: {link['cause']}"
+        for link in fleet.get("quarantined", ())
+    ]
+    healthy = max(0, sum(map(bool, states)) - len(quarantined))
+    return Links(
+        healthy=min(healthy, expected),
+        total=expected,
+        transport=fleet.get("transport"),
+        quarantined=quarantined[:_MOST],
+    )

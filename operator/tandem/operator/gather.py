@@ -1,0 +1,106 @@
+"""Reads a service and everything that belongs to it, live, in one go.
+
+No cache: a watch only says when to look, so a watch event that never came costs time and never
+truth. Called by ``reconcile`` in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from tandem.operator.api.conditions import Reason
+from tandem.operator.api.model import SourceType
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.cluster import Cluster
+from tandem.operator.desired.naming import Manifest
+from tandem.protocol.names import LABEL_SERVICE
+
+CHILDREN = (
+    "ConfigMap",
+    "ControllerRevision",
+    "Deployment",
+    "Job",
+    "LLMRoleScaler",
+    "NetworkPolicy",
+    "Pod",
+    "PodDisruptionBudget",
+    "Role",
+    "RoleBinding",
+    "Secret",
+    "Service",
+    "ServiceAccount",
+)
+"""Kinds of children, all found by one label."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """Children by kind and name."""
+
+    by_kind: dict[str, dict[str, Manifest]]
+
+    def of(self, kind: str) -> Iterable[Manifest]:
+        """Objects of a kind."""
+        return self.by_kind.get(kind, {}).values()
+
+    def find(self, kind: str, name: str) -> Manifest | None:
+        """One object, or None."""
+        return self.by_kind.get(kind, {}).get(name)
+
+
+def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, namespace: str, name: str) -> Snapshot:
+    """All children of a service. Raises ClusterError."""
+    selector = f"{LABEL_SERVICE}={name}"
+    futures = {kind: pool.submit(cluster.items, kind, namespace, selector) for kind in CHILDREN}
+    by_kind = {}
+    for kind, future in futures.items():
+        items = future.result()
+        for item in items:  # lists leave these out
+            item.setdefault("kind", kind)
+        by_kind[kind] = {item["metadata"]["name"]: item for item in items}
+    return Snapshot(by_kind)
+
+
+def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) -> str | None:
+    """A Secret or claim that the spec names and that is not there, as ``Reason: message``."""
+    for name, key, field in _secrets(spec):
+        secret = cluster.get("Secret", namespace, name)
+        if secret is None:
+            return f"{Reason.SECRET_NOT_FOUND}: {field} names Secret {name}, which is not there"
+        if key is not None and key not in (secret.get("data") or {}):
+            return f"{Reason.SECRET_NOT_FOUND}: {field}: Secret {name} has no key {key}"
+    for name, field in _claims(spec):
+        claim = cluster.get("PersistentVolumeClaim", namespace, name)
+        if claim is None:
+            return (
+                f"{Reason.CLAIM_NOT_FOUND}: {field} names PersistentVolumeClaim {name}, "
+                "which is not there"
+            )
+        if claim["spec"].get("accessModes") == ["ReadWriteOncePod"]:
+            return f"{Reason.ACCESS_MODE}: {field}: claim {name} can be mounted by one pod only"
+    return None
+
+
+def _secrets(spec: LLMServiceSpec) -> Iterable[tuple[str, str | None, str]]:
+    hub = spec.model.source.hub
+    if hub is not None and hub.token_secret_ref is not None:
+        reference = hub.token_secret_ref
+        yield reference.name, reference.key, "spec.model.source.hub.tokenSecretRef"
+    keys = spec.router.auth.api_keys_secret_ref
+    if keys is not None:
+        yield keys.name, None, "spec.router.auth.apiKeysSecretRef"
+
+
+def _claims(spec: LLMServiceSpec) -> Iterable[tuple[str, str]]:
+    source, cache = spec.model.source, spec.model.cache
+    if source.type is SourceType.CLAIM and source.persistent_volume_claim is not None:
+        claim = source.persistent_volume_claim.claim_name
+        yield claim, "spec.model.source.persistentVolumeClaim"
+    if cache is not None and cache.persistent_volume_claim is not None:
+        yield cache.persistent_volume_claim.claim_name, "spec.model.cache"
+    volume = spec.kv_transfer.node_local.volume
+    if volume is not None and volume.persistent_volume_claim is not None:
+        claim = volume.persistent_volume_claim.claim_name
+        yield claim, "spec.kvTransfer.nodeLocal.volume"

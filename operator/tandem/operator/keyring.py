@@ -1,0 +1,93 @@
+"""Which CURVE keys a service has and needs: generations, loss, rotation. Pure.
+
+A rotation goes: make the next generation of every role, publish its public keys beside the old
+ones, wait until running pods have read them, roll the pods, drop the old keys. A lost Secret is a
+rotation, since its key is nowhere else. Called by ``reconcile``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from tandem.operator.api.status import Keys
+from tandem.operator.clock import parse_time, time_text
+from tandem.operator.desired.naming import Role
+
+PUBLISH_SECONDS = 90.0
+"""Time in which every kubelet has brought a changed ConfigMap to its pods."""
+
+Held = Mapping[tuple[Role, int], str]
+"""Public keys of the Secrets that exist, by role and generation."""
+
+
+class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do about keys now."""
+
+    generation: int
+    """Newest generation; its Secrets shall exist."""
+    active: int
+    """Generation that new pods mount."""
+    missing: list[Role]
+    """Roles whose Secret of ``generation`` must be made."""
+    retired: list[int]
+    """Generations that no pod uses: drop their keys and Secrets."""
+    waits: float
+    """Seconds until ``generation`` may become active; 0 when it is."""
+    status: Keys
+
+
+def plan_keys(
+    held: Held, status: Keys, *, rotation_id: str | None, in_use: Sequence[int], now: float
+) -> KeyPlan:
+    """The plan for the Secrets in ``held``; ``in_use`` are generations that pods mount."""
+    generation = _generation(held, status, rotation_id)
+    missing = [role for role in Role if (role, generation) not in held]
+    older = {number for _, number in held if number < generation} | {
+        number for number in in_use if number < generation
+    }
+    published = _published(status, generation, now)
+    waits = 0.0
+    if older and in_use:
+        waits = max(0.0, published + PUBLISH_SECONDS - now)
+    active = generation if waits == 0 or not older else max(older)
+    retired = sorted(older - set(in_use)) if active == generation else []
+    keys = Keys(
+        generation=generation,
+        rotating=bool(older - set(retired)),
+        rotation_id=rotation_id,
+        published_at=time_text(published),
+    )
+    return KeyPlan(
+        generation=generation,
+        active=active,
+        missing=missing,
+        retired=retired,
+        waits=waits,
+        status=keys,
+    )
+
+
+def _generation(held: Held, status: Keys, rotation_id: str | None) -> int:
+    newest = max([status.generation, *(number for _, number in held)], default=0)
+    if newest == 0:
+        return 1
+    if status.generation == 0:  # the status was lost, the Secrets were not
+        return newest if _complete(held, newest) else newest + 1
+    if rotation_id != status.rotation_id:
+        return status.generation + 1
+    if newest > status.generation or not _complete(held, newest):
+        # Secrets made just before the status could be written are taken up, whole or completed.
+        return newest if newest > status.generation else newest + 1
+    return newest
+
+
+def _complete(held: Held, generation: int) -> bool:
+    return all((role, generation) in held for role in Role)
+
+
+def _published(status: Keys, generation: int, now: float) -> float:
+    if status.generation == generation and status.published_at is not None:
+        return parse_time(status.published_at)
+    return now

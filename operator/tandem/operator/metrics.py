@@ -1,0 +1,42 @@
+"""What the operator counts about itself, under ``tandem_operator:``."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class OperatorMetrics:
+    """All metrics of one process, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        prefix, registry = "tandem_operator:", self.registry
+        self.duration = Histogram(
+            f"{prefix}reconcile_seconds", "Looks at a service.", buckets=_SECONDS, registry=registry
+        )
+        self.errors = Counter(
+            f"{prefix}reconcile_errors",
+            "Looks that failed, by HTTP status (0: not reached).",
+            ["status"],
+            registry=registry,
+        )
+        self.depth = Gauge(f"{prefix}queue_depth", "Services that wait.", registry=registry)
+        self.last_success = Gauge(
+            f"{prefix}last_success_timestamp_seconds",
+            "Last look that went well.",
+            registry=registry,
+        )
+        self.leader = Gauge(f"{prefix}leader", "1 while this replica leads.", registry=registry)
+        self.events = Counter(
+            f"{prefix}watch_events", "Watch events, by kind.", ["kind"], registry=registry
+        )
+        self.lists = Counter(
+            f"{prefix}lists", "Periodic lists, by outcome.", ["outcome"], registry=registry
+        )
+        self.services = Gauge(f"{prefix}services", "LLMServices last listed.", registry=registry)
+
+    def text(self) -> bytes:
+        """Exposition."""
+        return generate_latest(self.registry)

@@ -1,0 +1,225 @@
+"""Raw objects of the API server to what decisions need. Pure; called by ``reconcile``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tandem.operator.api.conditions import Reason
+from tandem.operator.clock import parse_time
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.secrets import ANNOTATION_PUBLIC, LABEL_GENERATION
+from tandem.operator.desired.workload import RevisionKey
+from tandem.protocol import names
+
+_PULL = {"ErrImagePull", "ErrImageNeverPull", "ImagePullBackOff", "InvalidImageName"}
+_REFUSED = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
+_CRASHES = 2
+"""Restarts of a container that is down, from which on it counts as crashing."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a pod does not serve."""
+
+    reason: Reason
+    message: str
+
+
+class PodView(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker or router pod."""
+
+    name: str
+    uid: str
+    ip: str | None
+    role: Role
+    revision: str
+    ready: bool
+    deleting: bool
+    created: float
+    pending_since: float | None
+    """When the scheduler last found no node for it."""
+    problem: Problem | None
+    annotations: dict[str, str]
+    key_generation: int | None
+
+
+class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
+    """One Deployment."""
+
+    name: str
+    asked: int
+    existing: int
+    refused: str | None
+    """Why its pods cannot be created."""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """The model's Job."""
+
+    succeeded: bool
+    failed: bool
+    report: str | None
+    """Termination message of its last pod that ended."""
+    problem: Problem | None
+
+
+def labelled(item: Manifest) -> RevisionKey | None:
+    """Role and revision of a child, or None where its labels say nothing."""
+    labels = item["metadata"].get("labels") or {}
+    try:
+        return Role(labels[names.LABEL_ROLE]), labels[names.LABEL_REVISION]
+    except (KeyError, ValueError):
+        return None
+
+
+def pods(items: Iterable[Manifest]) -> list[PodView]:
+    """Pods of roles that are not over."""
+    views = [_pod(item, key) for item in items if (key := labelled(item)) is not None]
+    return [view for view in views if view is not None]
+
+
+def _pod(item: Manifest, key: RevisionKey) -> PodView | None:
+    metadata, status = item["metadata"], item.get("status", {})
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    role, revision = key
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        ip=status.get("podIP"),
+        role=role,
+        revision=revision,
+        ready=_condition(status, "Ready").get("status") == "True",
+        deleting="deletionTimestamp" in metadata,
+        created=parse_time(metadata["creationTimestamp"]),
+        pending_since=_pending_since(status),
+        problem=pod_problem(status),
+        annotations=metadata.get("annotations") or {},
+        key_generation=_generation_of(item),
+    )
+
+
+def _condition(status: Manifest, kind: str) -> Manifest:
+    found: Manifest = next(
+        (each for each in status.get("conditions") or () if each["type"] == kind), {}
+    )
+    return found
+
+
+def _pending_since(status: Manifest) -> float | None:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
+        return parse_time(scheduled["lastTransitionTime"])
+    return None
+
+
+def pod_problem(status: Manifest) -> Problem | None:
+    """What keeps a pod from serving, in the pod's own words."""
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled.get("reason") == "Unschedulable":
+        return Problem(Reason.UNSCHEDULABLE, scheduled.get("message", ""))
+    containers = [*(status.get("initContainerStatuses") or ())]
+    containers += status.get("containerStatuses") or ()
+    for container in containers:
+        problem = _container_problem(container)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _container_problem(container: Manifest) -> Problem | None:
+    state = container.get("state", {})
+    waiting = state.get("waiting", {})
+    reason, text = waiting.get("reason", ""), waiting.get("message", "")
+    if reason in _PULL:
+        return Problem(Reason.IMAGE_PULL, f"{container.get('image', '')}: {text or reason}")
+    if reason in _REFUSED:
+        return Problem(Reason.POD_REFUSED, text or reason)
+    ended = container.get("lastState", {}).get("terminated") or state.get("terminated") or {}
+    down = not container.get("ready") and "running" not in state
+    if reason == "CrashLoopBackOff" or (down and container.get("restartCount", 0) >= _CRASHES):
+        said = (ended.get("message") or ended.get("reason") or text or reason).strip()
+        code = ended.get("exitCode")
+        return Problem(
+            Reason.CRASH_LOOP, f"container {container['name']} exits {code}: {said[-800:]}"
+        )
+    return None
+
+
+def _generation_of(item: Manifest) -> int | None:
+    for volume in item["spec"].get("volumes") or ():
+        if volume["name"] == "tandem-keys":
+            _, _, number = volume.get("secret", {}).get("secretName", "").rpartition("-g")
+            return int(number) if number.isdecimal() else None
+    return None
+
+
+def workloads(items: Iterable[Manifest]) -> dict[RevisionKey, WorkloadView]:
+    """Deployments by role and revision."""
+    views = {}
+    for item in items:
+        key = labelled(item)
+        if key is None or "deletionTimestamp" in item["metadata"]:
+            continue
+        status = item.get("status", {})
+        failure = _condition(status, "ReplicaFailure")
+        views[key] = WorkloadView(
+            name=item["metadata"]["name"],
+            asked=item["spec"].get("replicas", 1),
+            existing=status.get("replicas", 0),
+            refused=failure.get("message") if failure.get("status") == "True" else None,
+        )
+    return views
+
+
+def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
+    """Stored templates by role and revision."""
+    return {
+        key: item["data"]["template"]
+        for item in items
+        if (key := labelled(item)) is not None and "template" in (item.get("data") or {})
+    }
+
+
+def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
+    """Public keys of the Secrets that exist, by role and generation."""
+    held = {}
+    for item in items:
+        metadata = item["metadata"]
+        labels = metadata.get("labels") or {}
+        public = (metadata.get("annotations") or {}).get(ANNOTATION_PUBLIC)
+        number = labels.get(LABEL_GENERATION, "")
+        if public is None or not number.isdecimal() or "deletionTimestamp" in metadata:
+            continue
+        with contextlib.suppress(ValueError):
+            held[(Role(labels.get(names.LABEL_ROLE, "")), int(number))] = public
+    return held
+
+
+def job(item: Manifest | None, its_pods: Iterable[Manifest]) -> JobView | None:
+    """The model's Job with what its pods said."""
+    if item is None:
+        return None
+    status = item.get("status", {})
+    report, problem = None, None
+    for pod in sorted(its_pods, key=lambda each: each["metadata"]["creationTimestamp"]):
+        report = _termination_message(pod) or report
+        problem = pod_problem(pod.get("status", {}))
+    return JobView(
+        succeeded=_condition(status, "Complete").get("status") == "True",
+        failed=_condition(status, "Failed").get("status") == "True",
+        report=report,
+        problem=problem,
+    )
+
+
+def _termination_message(pod: Manifest) -> str | None:
+    for container in pod.get("status", {}).get("containerStatuses") or ():
+        state: dict[str, Any] = container.get("state", {})
+        message: str | None = state.get("terminated", {}).get("message")
+        if message:
+            return message
+    return None

@@ -1,0 +1,172 @@
+"""From what was read to what is decided: the pure middle of a reconciliation.
+
+``reconcile`` reads, calls this, and writes. Nothing here talks to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tandem.operator import observe
+from tandem.operator.api.conditions import Reason
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.canary import Verdict
+from tandem.operator.capability import unsupported
+from tandem.operator.desired.compose import target_revisions
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.merge import TemplateConflict
+from tandem.operator.desired.model import job_name
+from tandem.operator.desired.naming import MODEL_COMPONENT, Identity, Manifest, Role
+from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
+from tandem.operator.desired.revision import source_digest
+from tandem.operator.desired.workload import RevisionKey, rendered
+from tandem.operator.gather import Snapshot
+from tandem.operator.rollout import (
+    Decision,
+    Phase,
+    RevisionView,
+    RoleView,
+    RolloutView,
+    decide,
+    token_of,
+)
+from tandem.operator.scaling import Wanted, wanted
+from tandem.operator.status import Word
+from tandem.protocol.names import LABEL_COMPONENT
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A service and its children, as values."""
+
+    owner: Identity
+    spec: LLMServiceSpec
+    status: LLMServiceStatus
+    generation: int
+    pods: list[observe.PodView]
+    workloads: dict[RevisionKey, observe.WorkloadView]
+    templates: dict[RevisionKey, Manifest]
+    held: dict[tuple[Role, int], str]
+    job: observe.JobView | None
+    scalers: dict[Role, int]
+
+    def in_use(self) -> list[int]:
+        """Key generations that pods mount."""
+        found = {pod.key_generation for pod in self.pods}
+        return sorted(number for number in found if number is not None)
+
+
+def see(
+    owner: Identity, generation: int, spec: LLMServiceSpec, status: LLMServiceStatus, live: Snapshot
+) -> Seen:
+    """Values of a snapshot."""
+    pods = list(live.of("Pod"))
+    job_pods = [pod for pod in pods if _component(pod) == MODEL_COMPONENT]
+    job = live.find("Job", job_name(owner, source_digest(spec)))
+    return Seen(
+        owner=owner,
+        spec=spec,
+        status=status,
+        generation=generation,
+        pods=observe.pods(pods),
+        workloads=observe.workloads(live.of("Deployment")),
+        templates=observe.templates(live.of("ControllerRevision")),
+        held=observe.held_keys(live.of("Secret")),
+        job=observe.job(job, job_pods),
+        scalers=_scalers(live),
+    )
+
+
+def _component(item: Manifest) -> str | None:
+    labels: dict[str, str] = item["metadata"].get("labels") or {}
+    return labels.get(LABEL_COMPONENT)
+
+
+def _scalers(live: Snapshot) -> dict[Role, int]:
+    return {
+        Role(item["spec"]["role"].lower()): item["spec"]["replicas"]
+        for item in live.of("LLMRoleScaler")
+    }
+
+
+def accepted(facts: Facts) -> Word:
+    """The Accepted condition, as far as it can be told without the API server."""
+    problem = unsupported(facts.spec)
+    if problem is not None:
+        return "False", Reason.UNSUPPORTED, problem
+    try:
+        for role in Role:
+            rendered(facts, role)
+    except TemplateConflict as error:
+        return "False", Reason.POD_TEMPLATE_CONFLICT, str(error)
+    return "True", Reason.ACCEPTED, "the resource is understood"
+
+
+def replicas(seen: Seen) -> dict[Role, Wanted]:
+    """Replicas each role shall have."""
+    return {role: wanted(seen.spec, role, seen.scalers) for role in Role}
+
+
+def decision(
+    seen: Seen, facts: Facts, *, may_move: bool, canary: Verdict | None, now: float
+) -> Decision:
+    """Counts by role and revision. Without ``may_move`` the targets stay what they were."""
+    memory = seen.status.rollout
+    targets = target_revisions(facts)
+    if not may_move:
+        targets = {Role(role): name for role, name in memory.targets.items()}
+    if not targets:
+        return Decision(phase=Phase.FIRST, counts={}, memory=memory, admitted=set())
+    spec, want = seen.spec, replicas(seen)
+    view = RolloutView(
+        roles={
+            role: RoleView(
+                desired=want[role].replicas,
+                target=target,
+                revisions=_revisions(seen, role, now, facts.settings.unschedulable_seconds),
+                max_unavailable=max_unavailable(spec, role),
+            )
+            for role, target in targets.items()
+        },
+        memory=memory,
+        now=now,
+        suspended=bool(spec.suspend),
+        paused=bool(spec.rollout.paused),
+        deadline=float(spec.rollout.progress_deadline_seconds or PROGRESS_DEADLINE),
+    )
+    if spec.rollout.surge is not None:
+        view = msgspec.structs.replace(view, surge=spec.rollout.surge)
+    right = canary is not None and canary.ok and canary.targets == token_of(view)
+    return decide(msgspec.structs.replace(view, canary_ok=right))
+
+
+def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str, RevisionView]:
+    views = {}
+    for (its_role, revision), workload in seen.workloads.items():
+        if its_role is not role:
+            continue
+        mine = [pod for pod in seen.pods if (pod.role, pod.revision) == (role, revision)]
+        stuck = [pod for pod in mine if pod.pending_since is not None and not pod.deleting]
+        views[revision] = RevisionView(
+            asked=workload.asked,
+            ready=sum(pod.ready and not pod.deleting for pod in mine),
+            unschedulable=any(now - (pod.pending_since or now) >= patience for pod in stuck),
+        )
+    return views
+
+
+def kept(
+    wanted_now: Mapping[RevisionKey, int], seen: Seen, memory_names: set[RevisionKey]
+) -> set[RevisionKey]:
+    """Revisions whose Deployment and template stay: wanted, remembered, or with pods left."""
+    left = {(pod.role, pod.revision) for pod in seen.pods}
+    return {key for key, count in wanted_now.items() if count > 0} | left | memory_names
+
+
+def remembered(decided: Decision) -> set[RevisionKey]:
+    """Revisions that a rollout may need again."""
+    memory = decided.memory
+    pairs = [*memory.targets.items(), *memory.stable.items()]
+    return {(Role(role), name) for role, name in pairs}

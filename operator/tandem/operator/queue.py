@@ -1,0 +1,131 @@
+"""The work queue: keys, each at most once, never two workers on one key, failures later again.
+
+kopf does not retry ``on.event`` handlers, so they only add keys here; so does the periodic list.
+Plain threads, because the Kubernetes client blocks. Called by ``watch`` and ``probing``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from tandem.operator.cluster import ClusterError
+from tandem.operator.metrics import OperatorMetrics
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
+
+
+class WorkQueue:
+    """Deduplicates, serialises per key, backs off. Thread-safe."""
+
+    def __init__(
+        self, metrics: OperatorMetrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._busy: set[Key] = set()
+        self._failures: dict[Key, int] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def add(self, key: Key, after: float = 0.0) -> None:
+        """Look at ``key`` within ``after`` seconds; an earlier date wins."""
+        with self._changed:
+            due = self._clock() + after
+            if due >= self._due.get(key, float("inf")):
+                return
+            self._due[key] = due
+            heapq.heappush(self._heap, (due, key))
+            self._metrics.depth.set(len(self._due))
+            self._changed.notify()
+
+    def take(self, timeout: float | None = None) -> Key | None:
+        """The next key that is due and that nobody works on; None when stopped or timed out."""
+        limit = None if timeout is None else self._clock() + timeout
+        with self._changed:
+            while not self._stopped:
+                key, wait = self._next()
+                if key is not None:
+                    del self._due[key]
+                    self._busy.add(key)
+                    self._metrics.depth.set(len(self._due))
+                    return key
+                if limit is not None:
+                    wait = min(wait, limit - self._clock())
+                    if wait <= 0:
+                        return None
+                self._changed.wait(min(wait, 60.0))
+        return None
+
+    def _next(self) -> tuple[Key | None, float]:
+        """A key that may be taken, or how long to wait for one."""
+        now, parked, found = self._clock(), [], None
+        while self._heap and found is None:
+            due, key = self._heap[0]
+            if self._due.get(key) != due:  # an earlier date replaced this one
+                heapq.heappop(self._heap)
+            elif due > now:
+                break
+            elif key in self._busy:
+                parked.append(heapq.heappop(self._heap))
+            else:
+                heapq.heappop(self._heap)
+                found = key
+        for entry in parked:
+            heapq.heappush(self._heap, entry)
+        later = [due for due, key in self._heap if due > now]
+        return found, max(0.01, min(later) - now) if later else 60.0
+
+    def done(self, key: Key, *, again: float | None = None) -> None:
+        """``key`` was looked at; look again after a while if asked to."""
+        with self._changed:
+            self._busy.discard(key)
+            self._failures.pop(key, None)
+            self._changed.notify()
+        if again is not None:
+            self.add(key, again)
+
+    def failed(self, key: Key) -> float:
+        """The look failed; seconds until the next one."""
+        with self._changed:
+            self._busy.discard(key)
+            count = self._failures.get(key, 0)
+            self._failures[key] = count + 1
+            self._changed.notify()
+        wait = min(FIRST_BACKOFF * 2.0**count, LAST_BACKOFF)
+        self.add(key, wait)
+        return wait
+
+    def stop(self) -> None:
+        """Wake everybody who waits; nothing is taken any more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+def work(
+    queue: WorkQueue, reconcile: Callable[[Key], float | None], metrics: OperatorMetrics
+) -> None:
+    """Take keys and look at them until the queue stops; a thread's whole life."""
+    while (key := queue.take()) is not None:
+        started = time.perf_counter()
+        try:
+            again = reconcile(key)
+        except ClusterError as error:
+            metrics.errors.labels(str(error.status)).inc()
+            logger.warning("%s/%s: %s; again in %.0f s", *key, error, queue.failed(key))
+        except Exception:  # one broken service must not stop the others
+            metrics.errors.labels("bug").inc()
+            logger.exception("%s/%s: unexpected; again in %.0f s", *key, queue.failed(key))
+        else:
+            queue.done(key, again=again)
+            metrics.last_success.set_to_current_time()
+        metrics.duration.observe(time.perf_counter() - started)

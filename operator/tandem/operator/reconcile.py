@@ -1,0 +1,334 @@
+"""One look at one service: read everything, decide, write what differs, say what is.
+
+Level-triggered: nothing is remembered between two looks but answers of canaries, and every look
+starts from what the API server says now. Called by the queue's threads; a ClusterError means that
+the queue tries again later.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets as randomness
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import zmq
+
+from tandem.operator import plan
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.status import Condition, LLMServiceStatus
+from tandem.operator.api.values import API_VERSION
+from tandem.operator.apply import Applier, marks
+from tandem.operator.canary import Question
+from tandem.operator.clock import time_text
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.desired import secrets
+from tandem.operator.desired.compose import base, desired, target_revisions
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import WORKERS, Identity, Manifest, Role
+from tandem.operator.desired.pod import keys_secret
+from tandem.operator.desired.revision import service_revision
+from tandem.operator.desired.router import canary_secret, url
+from tandem.operator.desired.workload import deployment, rendered
+from tandem.operator.events import event, transitions
+from tandem.operator.gather import Snapshot, missing_reference, snapshot
+from tandem.operator.keyring import KeyPlan, plan_keys
+from tandem.operator.modelcheck import ModelVerdict, judge
+from tandem.operator.plan import Seen
+from tandem.operator.probing import Key, Probes
+from tandem.operator.rollout import Decision, Phase
+from tandem.operator.settings import OperatorSettings
+from tandem.operator.status import Picture, Word, status_of
+from tandem.protocol import names
+
+logger = logging.getLogger(__name__)
+
+SOON = 5.0
+"""Seconds to the next look while something is under way that no watch tells of."""
+
+
+class Reconciler:
+    """Brings services to what they shall be. Calls for one key must not overlap."""
+
+    def __init__(self, cluster: Cluster, settings: OperatorSettings, probes: Probes) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._probes = probes
+        self._applier = Applier(cluster)
+        self._pool = ThreadPoolExecutor(8, thread_name_prefix="lists")
+        self._accepted: dict[Key, tuple[str, Word]] = {}
+
+    def __call__(self, key: Key) -> float | None:
+        """Look at a service; seconds until it should be looked at again, None for no hurry."""
+        resource = self._cluster.get("LLMService", *key)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            self._probes.forget(key)
+            self._accepted.pop(key, None)
+            return None
+        owner = Identity(key[0], key[1], resource["metadata"]["uid"])
+        status = _status_of(resource)
+        try:
+            spec = msgspec.convert(resource["spec"], LLMServiceSpec)
+        except msgspec.ValidationError as error:
+            self._refuse(owner, resource, status, str(error))
+            return None
+        live = snapshot(self._cluster, self._pool, *key)
+        seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
+        return self._bring(key, seen, live)
+
+    def _bring(self, key: Key, seen: Seen, live: Snapshot) -> float | None:
+        now = time.time()
+        keys = plan_keys(
+            seen.held,
+            seen.status.keys,
+            rotation_id=seen.spec.security.key_rotation_id,
+            in_use=seen.in_use(),
+            now=now,
+        )
+        facts = self._facts(seen, live, keys)
+        missing = missing_reference(self._cluster, key[0], seen.spec)
+        model = judge(seen.spec, seen.job, seen.status.model, missing)
+        facts = msgspec.structs.replace(facts, pinned=model.status.resolved_revision)
+        self._applier.apply(base(facts), live)
+        accepted = self._accept(key, seen, facts)
+        decided = plan.decision(
+            seen,
+            facts,
+            may_move=accepted[0] == "True" and model.may_start,
+            canary=self._probes.known(key).verdict,
+            now=now,
+        )
+        self._write(seen, facts, keys, decided, live)
+        wait = self._question(key, seen, facts, decided, live)
+        picture = self._picture(key, seen, facts, accepted, model, decided, keys, now)
+        self._say(seen, picture)
+        return self._next_look(picture, keys, wait)
+
+    def _facts(self, seen: Seen, live: Snapshot, keys: KeyPlan) -> Facts:
+        """Facts, after making the keys that are missing."""
+        held = {pair: public for pair, public in seen.held.items() if pair[1] not in keys.retired}
+        facts = Facts(
+            owner=seen.owner,
+            spec=seen.spec,
+            settings=self._settings,
+            key_generation=keys.generation,
+        )
+        for role in keys.missing:
+            public, secret = (text.decode() for text in zmq.curve_keypair())
+            if self._cluster.create(secrets.keys(facts, role, public, secret)) is not None:
+                held[(role, keys.generation)] = public
+        if live.find("Secret", canary_secret(facts)) is None:
+            self._cluster.create(secrets.canary_token(facts, randomness.token_urlsafe(32)))
+        publics = {f"{role}.{number}": public for (role, number), public in held.items()}
+        return msgspec.structs.replace(facts, key_generation=keys.active, publics=publics)
+
+    def _accept(self, key: Key, seen: Seen, facts: Facts) -> Word:
+        """The Accepted condition; the API server is asked once per revision and generation."""
+        word = plan.accepted(facts)
+        if word[0] != "True":
+            return word
+        asked = f"{seen.generation} {sorted(target_revisions(facts).items())}"
+        known = self._accepted.get(key)
+        if known is not None and known[0] == asked:
+            return known[1]
+        for role in Role:
+            revision = facts.revision(role)
+            if (role, revision) in seen.workloads:
+                continue
+            manifest = deployment(facts, role, revision, 0, rendered(facts, role))
+            said = self._applier.refusal(manifest)
+            if said is not None:
+                word = ("False", Reason.POD_TEMPLATE_INVALID, f"{role}: {said}")
+                break
+        self._accepted[key] = (asked, word)
+        return word
+
+    def _write(
+        self, seen: Seen, facts: Facts, keys: KeyPlan, decided: Decision, live: Snapshot
+    ) -> None:
+        """Children as decided, and pods marked before their Deployments shrink."""
+        for mark in marks(seen.pods, seen.workloads, decided.counts, decided.admitted):
+            body = {"metadata": {"annotations": mark.annotations}}
+            self._cluster.patch("Pod", seen.owner.namespace, mark.pod, body)
+        keep = plan.kept(decided.counts, seen, plan.remembered(decided))
+        counts = {key: count for key, count in decided.counts.items() if key in keep}
+        objects = desired(facts, counts, seen.templates)
+        self._applier.create(objects.created, live)
+        self._applier.apply(objects.applied, live)
+        names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
+        names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
+        names_kept |= self._secrets_kept(facts, keys)
+        self._applier.prune(live, names_kept, seen.owner.uid)
+
+    def _secrets_kept(self, facts: Facts, keys: KeyPlan) -> set[tuple[str, str]]:
+        generations = {keys.generation, keys.active}
+        generations |= {int(name.rpartition(".")[2]) for name in facts.publics}
+        kept = {("Secret", canary_secret(facts))}
+        for number in generations:
+            at = msgspec.structs.replace(facts, key_generation=number)
+            kept |= {("Secret", keys_secret(at, role)) for role in Role}
+        return kept
+
+    def _question(
+        self, key: Key, seen: Seen, facts: Facts, decided: Decision, live: Snapshot
+    ) -> float | None:
+        """Ask a canary when there is somebody to ask; seconds until the next one."""
+        question = self._asked(seen, facts, decided, live)
+        if question is None:
+            return None
+        pairs = 1
+        for role in WORKERS:
+            pairs *= sum(pod.ready and not pod.deleting for pod in seen.pods if pod.role is role)
+        return self._probes.poll(key, question, pairs)
+
+    def _asked(
+        self, seen: Seen, facts: Facts, decided: Decision, live: Snapshot
+    ) -> Question | None:
+        targets = {Role(role): name for role, name in decided.memory.targets.items()}
+        token = live.find("Secret", canary_secret(facts))
+        if decided.phase is Phase.SUSPENDED or token is None or not targets:
+            return None
+        if decided.phase is Phase.FAILED and decided.memory.stable:
+            targets = {Role(role): name for role, name in decided.memory.stable.items()}
+        prefill = plan.replicas(seen)[Role.PREFILL].replicas > 0
+        needed = [Role.ROUTER, Role.DECODE, *([Role.PREFILL] if prefill else [])]
+        ready = {
+            (pod.role, pod.revision): pod.ip for pod in seen.pods if pod.ready and not pod.deleting
+        }
+        if any((role, targets[role]) not in ready for role in needed):
+            return None
+        address = ready[(Role.ROUTER, targets[Role.ROUTER])]
+        host = f"[{address}]" if address and ":" in address else address
+        data = token["data"][names.CANARY_TOKEN_FILE]
+        return Question(
+            base_url=f"http://{host}:{names.ROUTER_PORT}",
+            model=(seen.spec.model.served_names or [seen.spec.model.name])[0],
+            token=base64.b64decode(data).decode(),
+            targets=service_revision({str(role): name for role, name in targets.items()}),
+            prefill_revision=targets[Role.PREFILL] if prefill else None,
+            decode_revision=targets[Role.DECODE],
+        )
+
+    def _picture(
+        self,
+        key: Key,
+        seen: Seen,
+        facts: Facts,
+        accepted: Word,
+        model: ModelVerdict,
+        decided: Decision,
+        keys: KeyPlan,
+        now: float,
+    ) -> Picture:
+        known = self._probes.known(key)
+        return Picture(
+            owner=seen.owner,
+            spec=seen.spec,
+            generation=seen.generation,
+            url=url(facts),
+            accepted=accepted,
+            model=model,
+            decision=decided,
+            wanted=plan.replicas(seen),
+            pods=seen.pods,
+            workloads=seen.workloads,
+            keys=keys.status,
+            key_wait=keys.waits,
+            canary=known.verdict,
+            links=known.links,
+            now=now,
+            unschedulable_seconds=self._settings.unschedulable_seconds,
+        )
+
+    def _say(self, seen: Seen, picture: Picture) -> None:
+        status = status_of(picture, seen.status)
+        if status != seen.status:
+            self._cluster.apply(_status_manifest(seen.owner, status), subresource="status")
+            self._tell(seen.owner, seen.status.conditions, status.conditions, picture.now)
+        for role in picture.wanted:
+            self._say_scale(seen, picture, role)
+
+    def _say_scale(self, seen: Seen, picture: Picture, role: Role) -> None:
+        """What /scale shows of a role."""
+        if role not in seen.scalers:
+            return
+        selector = ",".join(f"{k}={v}" for k, v in seen.owner.selector(role).items())
+        existing = sum(pod.role is role and not pod.deleting for pod in seen.pods)
+        manifest: Manifest = {
+            "apiVersion": API_VERSION,
+            "kind": "LLMRoleScaler",
+            "metadata": {"name": seen.owner.child(role), "namespace": seen.owner.namespace},
+            "status": {
+                "replicas": existing,
+                "selector": selector,
+                "observedReplicas": seen.scalers[role],
+            },
+        }
+        self._cluster.apply(manifest, subresource="status")
+
+    def _refuse(
+        self, owner: Identity, resource: Manifest, status: LLMServiceStatus, why: str
+    ) -> None:
+        """A spec that cannot be read: say so and touch nothing."""
+        generation, now = resource["metadata"]["generation"], time.time()
+        condition = Condition(
+            type=ConditionType.ACCEPTED,
+            status="False",
+            reason=Reason.INVALID_SPEC,
+            message=why,
+            last_transition_time=time_text(now),
+            observed_generation=generation,
+        )
+        known = {each.type: each for each in status.conditions}
+        old = known.get(condition.type)
+        if old is not None and (old.reason, old.message) == (condition.reason, why):
+            return
+        conditions = [*(each for each in status.conditions if each is not old), condition]
+        after = msgspec.structs.replace(
+            status, conditions=conditions, observed_generation=generation
+        )
+        self._cluster.apply(_status_manifest(owner, after), subresource="status")
+        self._tell(owner, status.conditions, conditions, now)
+
+    def _tell(
+        self, owner: Identity, before: list[Condition], after: list[Condition], now: float
+    ) -> None:
+        for condition in transitions(before, after):
+            try:
+                self._cluster.create(event(owner, condition, now))
+            except ClusterError as error:
+                logger.warning("%s/%s: no event: %s", owner.namespace, owner.name, error)
+
+    def _next_look(self, picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
+        waits = [wait] if wait is not None else []
+        if keys.waits > 0:
+            waits.append(keys.waits)
+        quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
+        if not quiet or not picture.model.ready or any(not pod.ready for pod in picture.pods):
+            waits.append(SOON)
+        return min(waits, default=None)
+
+    def close(self) -> None:
+        """Let go of threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _status_of(resource: Manifest) -> LLMServiceStatus:
+    """The status as it is; one of another version that cannot be read is made anew."""
+    try:
+        return msgspec.convert(resource.get("status") or {}, LLMServiceStatus)
+    except msgspec.ValidationError:
+        return LLMServiceStatus()
+
+
+def _status_manifest(owner: Identity, status: LLMServiceStatus) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "LLMService",
+        "metadata": {"name": owner.name, "namespace": owner.namespace},
+        "status": msgspec.to_builtins(status),
+    }

@@ -1,0 +1,135 @@
+"""The operator's process: wait for the Lease, then watch, list and reconcile until told to stop.
+
+The standby runs the election, the probes and nothing else: no kopf, no list. Called by cli/.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tandem.operator import queue as queues
+from tandem.operator import watch
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.leader import Leader
+from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.probing import Probes
+from tandem.operator.queue import WorkQueue
+from tandem.operator.reconcile import Reconciler
+from tandem.operator.resync import Resync
+from tandem.operator.server import Server
+from tandem.operator.settings import OperatorSettings
+
+logger = logging.getLogger(__name__)
+
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+LEASE_TIMEOUT = 4.0
+STALE_LISTS = 3
+"""Periodic lists that may fail in a row before the process counts as dead."""
+CRD_WAIT = 2.0
+FINISH_SECONDS = 15.0
+
+
+class Operator:
+    """One replica."""
+
+    def __init__(self, settings: OperatorSettings) -> None:
+        self._settings = settings
+        self._metrics = OperatorMetrics()
+        self._queue = WorkQueue(self._metrics)
+        self._cluster = Cluster()
+        self._leader = Leader(Cluster(pool=1, timeout=LEASE_TIMEOUT), settings)
+        self._resync = Resync(self._cluster, settings, self._queue.add, self._metrics)
+        self._stop = threading.Event()
+        self._server = Server(settings.port, self._metrics, self._alive, self._ready)
+
+    def run(self) -> int:
+        """Until SIGTERM or SIGINT (0), or until kopf gives up (1); the exit status."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop.set())
+        self._server.start()
+        self._leader.start()
+        status = 0
+        try:
+            while not self._stop.is_set() and not self._leader.acquired.wait(0.2):
+                pass
+            if not self._stop.is_set():
+                status = self._lead()
+        finally:
+            self._stop.set()
+            self._leader.release()
+            self._server.stop()
+        return status
+
+    def _lead(self) -> int:
+        self._metrics.leader.set(1)
+        self._await_crds()
+        probes = Probes(self._settings.canary_seconds, self._queue.add)
+        reconciler = Reconciler(self._cluster, self._settings, probes)
+        working = [
+            _thread(queues.work, self._queue, reconciler, self._metrics)
+            for _ in range(self._settings.workers)
+        ]
+        working.append(_thread(self._resync.run, self._stop))
+        watching = _thread(watch.run, self._settings, self._queue.add, self._metrics, self._stop)
+        try:
+            while not self._stop.wait(0.2):
+                if not watching.is_alive():
+                    logger.error("watching has ended")
+                    return 1
+            return 0
+        finally:
+            self._stop.set()
+            self._queue.stop()
+            for thread in working:  # a look in progress ends before the Lease is given back
+                thread.join(timeout=FINISH_SECONDS)
+            probes.close()
+            reconciler.close()
+
+    def _await_crds(self) -> None:
+        namespace = next(iter(self._settings.namespaces), None)
+        while not self._stop.is_set():
+            try:
+                self._cluster.items("LLMService", namespace)
+                self._cluster.items("LLMRoleScaler", namespace)
+                return
+            except ClusterError as error:
+                logger.warning("waiting for the custom resources: %s", error)
+                self._stop.wait(CRD_WAIT)
+
+    def _alive(self) -> str | None:
+        if not self._leader.acquired.is_set():
+            return None
+        age = self._resync.age()
+        if age > STALE_LISTS * self._settings.resync_seconds:
+            return f"the last good list is {age:.0f} s old"
+        return None
+
+    def _ready(self) -> str | None:
+        return "stopping" if self._stop.is_set() else None
+
+
+def _thread(target: Callable[..., object], *arguments: object) -> threading.Thread:
+    """A started thread that ends with the process: kopf takes seconds to wind up, and only adds
+    keys that nobody takes any more."""
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def run(settings: OperatorSettings) -> int:
+    """Run one replica; the exit status."""
+    own = settings.own_namespace or os.environ.get("TANDEM_POD_NAMESPACE") or _own_namespace()
+    return Operator(replace(settings, own_namespace=own)).run()
+
+
+def _own_namespace() -> str:
+    try:
+        return _NAMESPACE_FILE.read_text().strip()
+    except OSError:
+        return "default"

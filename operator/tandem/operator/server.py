@@ -1,0 +1,71 @@
+"""/livez, /readyz and /metrics of the operator: a thread of the standard library's server.
+
+Alive means: the last periodic list is fresh, while leading; so a hung watch or client restarts the
+pod. A standby is alive while its election thread is. Called by ``run``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from tandem.operator.metrics import OperatorMetrics
+
+Check = Callable[[], str | None]
+"""None while all is well, else what is wrong."""
+
+
+class Server:
+    """Binds at once, serves from ``start`` to ``stop``."""
+
+    def __init__(self, port: int, metrics: OperatorMetrics, alive: Check, ready: Check) -> None:
+        checks = {"/livez": alive, "/readyz": ready}
+        handler = type("Handler", (_Handler,), {"checks": checks, "metrics": metrics})
+        self._server = ThreadingHTTPServer(("", port), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="probes", daemon=True
+        )
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    checks: dict[str, Check]
+    metrics: OperatorMetrics
+    timeout = 5
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, self.metrics.text(), CONTENT_TYPE_LATEST)
+        elif path in self.checks:
+            problem = self.checks[path]()
+            self._answer(200 if problem is None else 503, f"{problem or 'ok'}\n".encode())
+        else:
+            self._answer(404, b"/livez /readyz /metrics\n")
+
+    def _answer(self, status: int, body: bytes, kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the name it overrides
+        """Probes come every few seconds; nobody wants them in the log."""

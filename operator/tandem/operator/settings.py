@@ -1,0 +1,54 @@
+"""Settings of the operator's process; cli/ turns each field into a flag and a variable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import check_integer, check_positive, setting
+
+IMAGES = "ghcr.io/tandem-serving"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorSettings:
+    """All that one operator process needs to know. Times are seconds."""
+
+    namespaces: tuple[str, ...] = setting(
+        (), "Namespaces to serve; may be given more than once. None: the whole cluster."
+    )
+    own_namespace: str = setting("", "Namespace of the operator itself, for its Lease.")
+    identity: str = setting("", "Name of this replica in the Lease; none is the pod's name.")
+    worker_image: str = setting(
+        f"{IMAGES}/tandem-worker:0.1.0", "Image of workers, where a service names none."
+    )
+    router_image: str = setting(f"{IMAGES}/tandem-router:0.1.0", "Image of routers.")
+    image_pull_policy: str = setting(
+        "",
+        "Pull policy of the containers; none is Kubernetes' own default.",
+        choices=("", "Always", "IfNotPresent", "Never"),
+    )
+    metrics_namespace: str = setting(
+        "", "Namespace from which worker metrics may be scraped. None: only the operator's."
+    )
+    port: int = setting(8080, "Port of /livez, /readyz and /metrics; 0 takes any free.")
+    resync_seconds: float = setting(60.0, "Every service is looked at anew after this long.")
+    workers: int = setting(4, "Services that are reconciled at the same time, at most.")
+    lease_name: str = setting("tandem-operator", "Name of the Lease.")
+    lease_seconds: float = setting(15.0, "A Lease that was not renewed for this long is free.")
+    renew_deadline: float = setting(10.0, "A leader that cannot renew for this long ends.")
+    retry_seconds: float = setting(2.0, "Time between two looks at the Lease.")
+    canary_seconds: float = setting(60.0, "Time between two canaries of a service that serves.")
+    unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
+
+    def __post_init__(self) -> None:
+        check_integer("port", self.port, 0, 65535)
+        check_integer("workers", self.workers, 1, 64)
+        for name in ("resync_seconds", "lease_seconds", "renew_deadline", "retry_seconds"):
+            check_positive(name, getattr(self, name))
+        for name in ("canary_seconds", "unschedulable_seconds"):
+            check_positive(name, getattr(self, name))
+        if not self.retry_seconds < self.renew_deadline < self.lease_seconds:
+            raise InvalidParameter(
+                "renew_deadline", self.renew_deadline, "between retry_seconds and lease_seconds"
+            )

@@ -1,0 +1,327 @@
+"""The status of a service: conditions with reasons, counts, columns. Pure; called by ``reconcile``.
+
+A condition's transition time moves only when its status does, and nothing is written that did not
+change: a status is compared before it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.status import (
+    Condition,
+    Keys,
+    Links,
+    LLMServiceStatus,
+    Revisions,
+    RoleStatus,
+    ScalerStatus,
+    Summary,
+)
+from tandem.operator.api.transfer import NodeLocalMode
+from tandem.operator.canary import Verdict
+from tandem.operator.clock import time_text
+from tandem.operator.desired.naming import WORKERS, Identity, Role
+from tandem.operator.desired.policy import is_external, node_local_volume
+from tandem.operator.desired.revision import service_revision
+from tandem.operator.desired.workload import RevisionKey
+from tandem.operator.modelcheck import ModelVerdict
+from tandem.operator.observe import PodView, Problem, WorkloadView
+from tandem.operator.rollout import Decision, Phase, token_name
+from tandem.operator.scaling import Wanted
+
+Truth = Literal["True", "False", "Unknown"]
+Word = tuple[Truth, Reason, str]
+"""Status, reason and message of a condition."""
+_MAX_MESSAGE = 2000
+
+
+class Picture(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a status is made of."""
+
+    owner: Identity
+    spec: LLMServiceSpec
+    generation: int
+    url: str
+    accepted: Word
+    model: ModelVerdict
+    decision: Decision
+    wanted: dict[Role, Wanted]
+    pods: list[PodView]
+    workloads: dict[RevisionKey, WorkloadView]
+    keys: Keys
+    key_wait: float
+    canary: Verdict | None
+    links: Links | None
+    now: float
+    unschedulable_seconds: float
+
+    def ready(self, role: Role, revision: str | None = None) -> int:
+        """Pods of a role that are ready and stay."""
+        return sum(
+            pod.ready and not pod.deleting
+            for pod in self.pods
+            if pod.role is role and revision in (None, pod.revision)
+        )
+
+
+ROLE_CONDITIONS = {
+    Role.PREFILL: ConditionType.PREFILL_READY,
+    Role.DECODE: ConditionType.DECODE_READY,
+    Role.ROUTER: ConditionType.ROUTER_READY,
+}
+
+
+def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
+    """The status to show."""
+    words = _words(picture)
+    disaggregated = picture.wanted[Role.PREFILL].replicas > 0
+    targets = {str(role): name for role, name in _targets(picture).items()}
+    stable = picture.decision.memory.stable
+    return LLMServiceStatus(
+        observed_generation=picture.generation,
+        url=picture.url,
+        mode="Disaggregated" if disaggregated else "Aggregated",
+        summary=_summary(picture),
+        model=picture.model.status,
+        revisions=Revisions(
+            current=_current(picture),
+            updated=service_revision(targets),
+            stable=service_revision(stable) if stable else None,
+        ),
+        roles=_roles(picture),
+        rollout=picture.decision.memory,
+        links=picture.links or before.links,
+        scalers=[
+            ScalerStatus(role=role, name=picture.owner.child(role))
+            for role in WORKERS
+            if is_external(picture.spec, role)
+        ],
+        keys=picture.keys,
+        conditions=_conditions(words, before.conditions, picture),
+    )
+
+
+def _targets(picture: Picture) -> dict[Role, str]:
+    return {Role(role): name for role, name in picture.decision.memory.targets.items()}
+
+
+def _current(picture: Picture) -> str:
+    most: dict[str, str] = {}
+    for role, target in _targets(picture).items():
+        seen = {key: view for key, view in picture.workloads.items() if key[0] is role}
+        best = max(seen, key=lambda key: seen[key].existing, default=(role, target))
+        most[role] = best[1]
+    return service_revision(most)
+
+
+def _summary(picture: Picture) -> Summary:
+    def short(role: Role) -> str:
+        return f"{picture.ready(role)}/{picture.wanted[role].replicas}"
+
+    links = picture.links
+    return Summary(
+        prefill=short(Role.PREFILL),
+        decode=short(Role.DECODE),
+        router=short(Role.ROUTER),
+        links="-" if links is None else f"{links.healthy}/{links.total}",
+    )
+
+
+def _roles(picture: Picture) -> list[RoleStatus]:
+    rows = []
+    for (role, revision), view in sorted(picture.workloads.items()):
+        mine = [pod for pod in picture.pods if (pod.role, pod.revision) == (role, revision)]
+        rows.append(
+            RoleStatus(
+                name=role,
+                revision=revision,
+                desired=picture.decision.counts.get((role, revision), 0),
+                ready=picture.ready(role, revision),
+                updated=view.existing,
+                draining=sum(pod.deleting for pod in mine),
+                workload_ref=view.name,
+            )
+        )
+    return rows[:32]
+
+
+def _words(picture: Picture) -> dict[ConditionType, Word]:
+    model = picture.model
+    words: dict[ConditionType, Word] = {
+        ConditionType.ACCEPTED: picture.accepted,
+        ConditionType.MODEL_READY: (_truth(model.ready), model.reason, model.message),
+    }
+    for role, condition in ROLE_CONDITIONS.items():
+        words[condition] = _role_word(picture, role)
+    words[ConditionType.KV_FABRIC_READY] = _fabric_word(picture)
+    words[ConditionType.SERVABLE] = _servable_word(picture)
+    words[ConditionType.PROGRESSING] = _progress_word(picture)
+    words[ConditionType.SCALING_ACTIVE] = _scaling_word(picture)
+    words[ConditionType.DEGRADED] = _degraded_word(picture)
+    words[ConditionType.READY] = _ready_word(picture, words)
+    return words
+
+
+def _truth(value: bool) -> Truth:
+    return "True" if value else "False"
+
+
+def _role_word(picture: Picture, role: Role) -> Word:
+    wanted, ready = picture.wanted[role].replicas, picture.ready(role)
+    if picture.decision.phase is Phase.SUSPENDED:
+        return "False", Reason.SUSPENDED, "the service is suspended"
+    if wanted == 0:
+        return "True", Reason.NOT_NEEDED, "no replica is asked for"
+    text = f"{ready} of {wanted} ready"
+    if ready >= wanted:
+        return "True", Reason.REPLICAS_READY, text
+    problem = role_problem(picture, role)
+    if problem is None:
+        return "False", Reason.STARTING, text
+    return "False", problem.reason, f"{text}; {problem.message}"
+
+
+def role_problem(picture: Picture, role: Role) -> Problem | None:
+    """The first thing that keeps a role's pods from serving, and that will not pass by itself."""
+    for (key, _), view in sorted(picture.workloads.items()):
+        if key is role and view.refused is not None:
+            return Problem(Reason.POD_REFUSED, view.refused)
+    for pod in sorted(picture.pods, key=lambda each: each.created):
+        if pod.role is not role or pod.ready or pod.deleting or pod.problem is None:
+            continue
+        since = pod.pending_since
+        if since is not None and picture.now - since < picture.unschedulable_seconds:
+            continue
+        return Problem(pod.problem.reason, f"{pod.name}: {pod.problem.message}")
+    return None
+
+
+def _fabric_word(picture: Picture) -> Word:
+    local = picture.spec.kv_transfer.node_local
+    if picture.wanted[Role.PREFILL].replicas == 0:
+        return "True", Reason.NOT_NEEDED, "aggregated serving: no KV travels"
+    if local.mode is NodeLocalMode.REQUIRED and node_local_volume(picture.spec) is None:
+        text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
+        return "False", Reason.NODE_LOCAL_UNAVAILABLE, text
+    links = picture.links
+    if links is None or links.total == 0:
+        return "Unknown", Reason.LINKS_UNKNOWN, "no router has reported a link yet"
+    text = f"{links.healthy} of {links.total} links up"
+    if node_local_volume(picture.spec) is not None:
+        text += "; the node's folder is mounted in every worker"
+    if links.healthy >= links.total:
+        return "True", Reason.LINKS_UP, text
+    listed = ", ".join(links.quarantined)
+    return "False", Reason.LINKS_DOWN, text + (f"; quarantined: {listed}" if listed else "")
+
+
+def _servable_word(picture: Picture) -> Word:
+    verdict = picture.canary
+    if picture.decision.phase is Phase.SUSPENDED:
+        return "False", Reason.SUSPENDED, "the service is suspended"
+    if verdict is None:
+        return "Unknown", Reason.CANARY_PENDING, "no canary has been asked yet"
+    return _truth(verdict.ok), verdict.reason, verdict.message
+
+
+def _progress_word(picture: Picture) -> Word:
+    decision = picture.decision
+    if picture.key_wait > 0:
+        text = "new keys are published; pods roll when every pod has read them"
+        return "True", Reason.WAITING_FOR_KEYS, text
+    if decision.phase is Phase.PAUSED:
+        return "False", Reason.PAUSED, "the rollout is paused"
+    if decision.phase is Phase.FAILED:
+        return "False", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
+    if decision.phase in (Phase.STABLE, Phase.SUSPENDED):
+        return "False", Reason.STABLE, "nothing is being rolled out"
+    steps = ", ".join(
+        f"{role} {picture.ready(role, target)}/{picture.wanted[role].replicas}"
+        for role, target in _targets(picture).items()
+    )
+    place = " in place" if decision.memory.in_place else ""
+    text = f"{decision.phase}{place}: new revision has {steps}"
+    return "True", Reason.IN_PLACE_GAP if decision.gap else Reason.ROLLING_OUT, text
+
+
+def _failed_text(picture: Picture) -> str:
+    name = token_name(picture.decision.memory)
+    why = [problem for role in Role if (problem := role_problem(picture, role)) is not None]
+    text = f"revision {name} did not become servable in time"
+    if why:
+        text += f": {why[0].message}"
+    if picture.decision.memory.stable:
+        text += "; the stable revision has its replicas again"
+    return text
+
+
+def _scaling_word(picture: Picture) -> Word:
+    external = [role for role in WORKERS if is_external(picture.spec, role)]
+    if not external:
+        return "False", Reason.MANUAL, "replicas in the resource decide"
+    for role in external:
+        wanted = picture.wanted[role]
+        if wanted.clamped_from is not None:
+            text = f"{role}: {wanted.clamped_from} asked, {wanted.replicas} allowed"
+            return "True", Reason.OUT_OF_BOUNDS, text
+    return "True", Reason.EXTERNAL, "LLMRoleScalers decide for " + " and ".join(external)
+
+
+def _degraded_word(picture: Picture) -> Word:
+    decision = picture.decision
+    if decision.phase is Phase.FAILED:
+        return "True", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
+    if decision.phase is Phase.STABLE:
+        for role in Role:
+            wanted, ready = picture.wanted[role].replicas, picture.ready(role)
+            if ready < wanted:
+                text = f"{role}: {ready} of {wanted} ready"
+                return "True", Reason.FEWER_REPLICAS, text
+    return "False", Reason.HEALTHY, "nothing that should serve is missing"
+
+
+def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:
+    serving = picture.ready(Role.ROUTER) > 0 and picture.ready(Role.DECODE) > 0
+    if serving and words[ConditionType.SERVABLE][0] == "True":
+        return "True", Reason.READY, f"serving at {picture.url}"
+    order: Iterable[ConditionType] = (
+        ConditionType.ACCEPTED,
+        ConditionType.MODEL_READY,
+        ConditionType.ROUTER_READY,
+        ConditionType.PREFILL_READY,
+        ConditionType.DECODE_READY,
+        ConditionType.SERVABLE,
+    )
+    waiting = {Reason.STARTING, Reason.CHECKING, Reason.CANARY_PENDING}
+    missing = [words[kind] for kind in order if words[kind][0] != "True"]
+    serious = [word for word in missing if word[1] not in waiting]
+    _, reason, message = (serious or missing or [("False", Reason.STARTING, "starting")])[0]
+    return "False", reason, message
+
+
+def _conditions(
+    words: Mapping[ConditionType, Word], before: list[Condition], picture: Picture
+) -> list[Condition]:
+    known = {each.type: each for each in before}
+    conditions = []
+    for kind, (status, reason, message) in words.items():
+        old = known.get(kind)
+        same = old is not None and old.status == status
+        since = old.last_transition_time if old and same else time_text(picture.now)
+        conditions.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message[:_MAX_MESSAGE],
+                last_transition_time=since,
+                observed_generation=picture.generation,
+            )
+        )
+    return conditions

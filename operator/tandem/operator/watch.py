@@ -1,0 +1,122 @@
+"""kopf, for what it is good at: watch streams that come back. Every event becomes a key.
+
+Only ``on.event``: no finalizer, no annotation, no state of kopf's on anybody's object. What kopf
+may miss, the periodic list finds. Called by ``run`` while this replica leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from tandem.operator.api.values import GROUP, VERSION
+from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.settings import OperatorSettings
+from tandem.protocol.names import LABEL_SERVICE
+
+CHILDREN = (
+    ("apps", "v1", "deployments"),
+    ("apps", "v1", "controllerrevisions"),
+    ("batch", "v1", "jobs"),
+    ("networking.k8s.io", "v1", "networkpolicies"),
+    ("policy", "v1", "poddisruptionbudgets"),
+    ("rbac.authorization.k8s.io", "v1", "roles"),
+    ("rbac.authorization.k8s.io", "v1", "rolebindings"),
+    ("", "v1", "configmaps"),
+    ("", "v1", "pods"),
+    ("", "v1", "secrets"),
+    ("", "v1", "serviceaccounts"),
+    ("", "v1", "services"),
+    (GROUP, VERSION, "llmrolescalers"),
+)
+"""Group, version and plural of every kind of child."""
+
+_STOP_SECONDS = 0.2
+
+Wake = Callable[[tuple[str, str]], None]
+
+
+def registry_of(wake: Wake, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
+    """Handlers that turn events into keys."""
+    registry = kopf.OperatorRegistry()
+    kopf.on.login(registry=registry, id="login")(kopf.login_via_client)
+
+    async def on_service(namespace: str | None, name: str | None, **_: Any) -> None:
+        metrics.events.labels("llmservices").inc()
+        if namespace and name:
+            wake((namespace, name))
+
+    kopf.on.event(GROUP, VERSION, "llmservices", registry=registry, id="service")(on_service)
+    for group, version, plural in CHILDREN:
+        handler = _child_handler(plural, wake, metrics)
+        kopf.on.event(
+            group,
+            version,
+            plural,
+            registry=registry,
+            id=plural,
+            labels={LABEL_SERVICE: kopf.PRESENT},
+        )(handler)
+    return registry
+
+
+def _child_handler(plural: str, wake: Wake, metrics: OperatorMetrics) -> Any:
+    async def on_child(namespace: str | None, labels: Any, **_: Any) -> None:
+        metrics.events.labels(plural).inc()
+        service = labels.get(LABEL_SERVICE)
+        if namespace and service:
+            wake((namespace, service))
+
+    return on_child
+
+
+def settings_of() -> kopf.OperatorSettings:
+    """kopf's settings: short timeouts, nothing posted, nothing scanned."""
+    settings = kopf.OperatorSettings()
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.watching.server_timeout = 120
+    settings.watching.client_timeout = 150
+    settings.watching.inactivity_timeout = 70
+    settings.networking.request_timeout = 10
+    for kind in CHILDREN:
+        settings.watching.label_selectors[kind] = LABEL_SERVICE
+    return settings
+
+
+def run(
+    settings: OperatorSettings, wake: Wake, metrics: OperatorMetrics, stop: threading.Event
+) -> None:
+    """Watch until ``stop`` or a signal. Raises what kopf raises when it cannot go on."""
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line an event
+    asyncio.run(_run(settings, wake, metrics, stop))
+
+
+async def _run(
+    settings: OperatorSettings, wake: Wake, metrics: OperatorMetrics, stop: threading.Event
+) -> None:
+    # kopf waits for a thread's event in a thread, which would outlive a failure: ask here instead.
+    flag = asyncio.Event()
+    asking = asyncio.create_task(_forward(stop, flag))
+    try:
+        await kopf.operator(
+            registry=registry_of(wake, metrics),
+            settings=settings_of(),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=list(settings.namespaces),
+            stop_flag=flag,
+        )
+    finally:
+        asking.cancel()
+
+
+async def _forward(stop: threading.Event, flag: asyncio.Event) -> None:
+    while not stop.is_set():  # noqa: ASYNC110  a signal handler's event, not this loop's
+        await asyncio.sleep(_STOP_SECONDS)
+    flag.set()

@@ -1,0 +1,109 @@
+"""What tests do with an operator at work: ask for things, wait for what follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.operator.builders import service
+from tests.operator.control_plane import ControlPlane
+
+from tandem.operator.cluster import Cluster
+
+OPERATOR_NAMESPACE = "tandem-system"
+FAST = ("--lease-seconds", "6", "--renew-deadline", "4", "--retry-seconds", "1")
+"""An election that tests can wait for."""
+
+
+class OperatorProcess:
+    """`tandem operator` in a process of its own."""
+
+    def __init__(self, home: Path, name: str, kubeconfig: Path, *flags: str) -> None:
+        self._log = home / f"operator-{name}.log"
+        command = [sys.executable, "-m", "tandem.cli", "operator", "--port", "0"]
+        command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name, *FAST, *flags]
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONUNBUFFERED": "1"}
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+
+    def log(self) -> str:
+        """What it said so far."""
+        return self._log.read_text()
+
+    def kill(self) -> None:
+        """As a node's death would."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(timeout=10)
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
+
+
+class Harness:
+    """One namespace."""
+
+    def __init__(self, plane: ControlPlane, cluster: Cluster, namespace: str) -> None:
+        self.plane = plane
+        self.cluster = cluster
+        self.namespace = namespace
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
+        """kubectl in the namespace."""
+        return self.plane.kubectl("-n", self.namespace, *arguments, stdin=stdin, check=check)
+
+    def create(self, name: str = "demo", **changes: Any) -> None:
+        """An LLMService."""
+        self.kubectl("create", "-f", "-", stdin=json.dumps(service(name, **changes)))
+
+    def change(self, patch: dict[str, Any], name: str = "demo") -> None:
+        """Merge patch of an LLMService."""
+        self.kubectl("patch", "llm", name, "--type=merge", "-p", json.dumps(patch))
+
+    def service(self, name: str = "demo") -> dict[str, Any]:
+        """The LLMService now."""
+        found = self.cluster.get("LLMService", self.namespace, name)
+        assert found is not None
+        return found
+
+    def condition(self, kind: str, name: str = "demo") -> tuple[str, str, str]:
+        """Status, reason and message of a condition."""
+        status = self.service(name).get("status", {})
+        for each in status.get("conditions", ()):
+            if each["type"] == kind:
+                return each["status"], each["reason"], each.get("message", "")
+        return "", "", ""
+
+    def names(self, kind: str) -> set[str]:
+        """Names of all objects of a kind."""
+        return {each["metadata"]["name"] for each in self.cluster.items(kind, self.namespace)}
+
+    def replicas(self) -> dict[str, int]:
+        """Replicas asked of each Deployment."""
+        return {
+            each["metadata"]["name"]: each["spec"]["replicas"]
+            for each in self.cluster.items("Deployment", self.namespace)
+        }
+
+    def wait(self, what: Callable[[], Any], seconds: float, text: str = "") -> float:
+        """Until ``what`` is true; how long it took."""
+        started = time.monotonic()
+        while time.monotonic() - started < seconds:
+            if what():
+                return time.monotonic() - started
+            time.sleep(0.1)
+        status = json.dumps(self.service().get("status", {}), indent=1)
+        raise AssertionError(f"not within {seconds} s: {text or what}\n{status}")
+
+    def ready(self, name: str = "demo", seconds: float = 30.0) -> float:
+        """Until the service is Ready; how long it took."""
+        return self.wait(lambda: self.condition("Ready", name)[0] == "True", seconds, "Ready")

@@ -1,0 +1,177 @@
+"""Stands in for nodes where there are none: gives pods the status that kubelets would.
+
+Pods become Running and Ready unless a rule says otherwise; Jobs' pods end with a report. Router
+pods get the address at which ``FakeRouter`` answers. Everything else is the real API server and
+the real controllers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tandem.operator.clock import time_text
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.protocol import names
+
+ROUTER_ADDRESS = "127.9.9.9"
+REPORT = {
+    "ok": True,
+    "fingerprint": "f" * 32,
+    "bytes": 269_000_000,
+    "architecture": "LlamaForCausalLM",
+    "numHeads": 9,
+    "numKvHeads": 3,
+    "maxModelLen": 8192,
+}
+
+Pod = dict[str, Any]
+Rule = Callable[[Pod], Pod | None]
+"""Status of a pod that shall not simply be ready, or None."""
+
+
+class Node:
+    """Sets the status of all pods of all namespaces, five times a second."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.rules: list[Rule] = []
+        self.report: Pod = REPORT
+
+    def start(self) -> None:
+        """Be a node from now on."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Be none any more."""
+        self._stop.set()
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.2):
+            try:
+                for pod in self._cluster.items("Pod", None, names.LABEL_SERVICE):
+                    self._care(pod)
+            except ClusterError:
+                continue
+
+    def _care(self, pod: Pod) -> None:
+        metadata = pod["metadata"]
+        ruled = next((status for rule in self.rules if (status := rule(pod)) is not None), None)
+        wanted = ruled or self._ready(pod)
+        now = pod.get("status", {})
+        if all(now.get(key) == value for key, value in wanted.items()):
+            return
+        path = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": wanted}
+        body = {
+            **path,
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+        }
+        self._cluster.apply(body, subresource="status")
+
+    def _ready(self, pod: Pod) -> Pod:
+        labels = pod["metadata"]["labels"]
+        since = pod["metadata"]["creationTimestamp"]
+        if labels.get(names.LABEL_COMPONENT) == "model":
+            ended = {"exitCode": 0, "message": json.dumps(self.report)}
+            container = container_status("fetch", {"terminated": ended})
+            return {"phase": "Succeeded", "containerStatuses": [container]}
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": since}
+            for kind in ("PodScheduled", "ContainersReady", "Ready")
+        ]
+        address = ROUTER_ADDRESS if labels.get(names.LABEL_ROLE) == "router" else "127.9.9.10"
+        return {
+            "phase": "Running",
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "conditions": conditions,
+        }
+
+
+def container_status(name: str, state: Pod, **more: Any) -> Pod:
+    """One entry of containerStatuses."""
+    return {
+        "name": name,
+        "image": "x",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": state,
+        **more,
+    }
+
+
+def unschedulable(pod: Pod, text: str = "0/2 nodes are available: 2 Insufficient gpu.") -> Pod:
+    """Status of a pod that finds no node."""
+    return {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": text,
+                "lastTransitionTime": pod["metadata"]["creationTimestamp"],
+            }
+        ],
+    }
+
+
+def waiting(reason: str, text: str) -> Pod:
+    """Status of a pod whose container waits."""
+    state = {"waiting": {"reason": reason, "message": text}}
+    return {"phase": "Pending", "containerStatuses": [container_status("main", state)]}
+
+
+class FakeRouter:
+    """Answers completions and /debug/fleet as a router does; ``wrong`` breaks the KV path."""
+
+    def __init__(self) -> None:
+        self.shape: str | None = "disaggregated"
+        self.wrong = False
+        self.asked: list[dict[str, str]] = []
+        handler = type("Handler", (_Handler,), {"router": self})
+        self._server = ThreadingHTTPServer((ROUTER_ADDRESS, names.ROUTER_PORT), handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        """Answer nobody any more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    router: FakeRouter
+
+    def do_GET(self) -> None:
+        peers = {"aa": True}
+        self._json({"workers": [{"peers": peers}], "quarantined": []}, {})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        asked = {key.lower(): value for key, value in self.headers.items()}
+        self.router.asked.append({**asked, "model": body["model"], "at": time_text(time.time())})
+        shape = asked[names.HEADER_SHAPE.lower()]
+        broken = self.router.wrong and shape == "disaggregated"
+        answered = shape if shape == "aggregated" else self.router.shape
+        headers = {} if answered is None else {names.HEADER_SHAPE: answered}
+        self._json({"choices": [{"text": " 99" if broken else " 25, 26"}]}, headers)
+
+    def _json(self, content: object, headers: dict[str, str]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Quiet."""

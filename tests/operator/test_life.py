@@ -1,0 +1,152 @@
+"""A service's life on a real API server: it comes up, is repaired, and goes."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from tests.operator.harness import Harness
+from tests.operator.node import FakeRouter
+
+REPAIR_SECONDS = 5.0
+CHILDREN = (
+    ("ConfigMap", "demo-peers"),
+    ("NetworkPolicy", "demo-decode"),
+    ("NetworkPolicy", "demo-router"),
+    ("PodDisruptionBudget", "demo-prefill"),
+    ("Role", "demo-router"),
+    ("RoleBinding", "demo-router"),
+    ("Secret", "demo-canary"),
+    ("Service", "demo"),
+    ("ServiceAccount", "demo-worker"),
+)
+
+
+def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
+    harness: Harness, router: FakeRouter
+):
+    """Ready comes after a question through P and D was answered as by D alone."""
+    router.asked.clear()
+    harness.create()
+    harness.ready()
+    shapes = [asked["tandem-shape"] for asked in router.asked[:2]]
+    assert shapes == ["aggregated", "disaggregated"]
+    assert harness.condition("Servable")[1] == "CanaryOK"
+    harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp", 10)
+    shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()
+    assert shown[:7] == ["demo", "True", "Ready", "Disaggregated", "1/1", "1/1", "1/1"]
+    assert harness.service()["metadata"].get("finalizers") is None
+
+
+def test_an_answer_that_did_not_cross_the_kv_path_is_not_servable(
+    harness: Harness, router: FakeRouter
+):
+    """A service whose router answers from decode alone says so and is not Ready."""
+    router.shape = "aggregated"
+    harness.create()
+    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryNotDisaggregated", 20)
+    assert harness.condition("Ready")[:2] == ("False", "CanaryNotDisaggregated")
+
+
+def test_wrong_tokens_over_the_kv_path_are_not_servable(harness: Harness, router: FakeRouter):
+    """Another answer over the KV path than from decode alone is found out."""
+    router.wrong = True
+    harness.create()
+    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryFailed", 20)
+    assert "over the KV path: ' 99'" in harness.condition("Servable")[2]
+
+
+def test_deleted_children_come_back(harness: Harness):
+    """Every child that is deleted is there again within five seconds."""
+    harness.create()
+    harness.ready()
+    workloads = [("Deployment", name) for name in sorted(harness.names("Deployment"))]
+    stored = [("ControllerRevision", name) for name in sorted(harness.names("ControllerRevision"))]
+    jobs = [("Job", name) for name in sorted(harness.names("Job"))]
+    for kind, name in (*CHILDREN, *workloads, *stored, *jobs):
+        before = harness.cluster.get(kind, harness.namespace, name)
+        assert before is not None, (kind, name)
+        harness.cluster.delete(kind, harness.namespace, name)
+
+        def is_back(kind: str = kind, name: str = name, uid: str = before["metadata"]["uid"]):
+            now = harness.cluster.get(kind, harness.namespace, name)
+            return now is not None and now["metadata"]["uid"] != uid
+
+        harness.wait(is_back, REPAIR_SECONDS, f"{kind} {name} is back")
+
+
+def test_a_lost_key_is_a_rotation(harness: Harness):
+    """A deleted key Secret makes a new generation for all roles, which pods get later."""
+    harness.create()
+    harness.ready()
+    harness.cluster.delete("Secret", harness.namespace, "demo-decode-keys-g1")
+    wanted = {f"demo-{role}-keys-g2" for role in ("prefill", "decode", "router")}
+    harness.wait(lambda: wanted <= harness.names("Secret"), REPAIR_SECONDS, "generation 2")
+    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys", REPAIR_SECONDS)
+    peers = harness.cluster.get("ConfigMap", harness.namespace, "demo-peers")
+    assert peers is not None
+    assert {"router.1.public", "router.2.public", "decode.2.public"} <= set(peers["data"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "patch", "path"),
+    [
+        ("svc", "demo", {"spec": {"selector": {"a": "b"}}}, "{.spec.selector}"),
+        ("svc", "demo", {"spec": {"ports": [{"port": 9, "name": "x"}]}}, "{.spec.ports[*].port}"),
+        ("networkpolicy", "demo-decode", {"spec": {"ingress": [{}]}}, "{.spec.ingress}"),
+        ("pdb", "demo-decode", {"spec": {"maxUnavailable": 5}}, "{.spec.maxUnavailable}"),
+        ("role", "demo-router", {"rules": []}, "{.rules}"),
+        ("cm", "demo-peers", {"data": {"router.1.public": "x"}}, "{.data}"),
+    ],
+)
+def test_edited_children_are_put_right(
+    harness: Harness, kind: str, name: str, patch: dict, path: str
+):
+    """An edit by hand lasts five seconds at most."""
+    harness.create()
+    harness.ready()
+    before = harness.kubectl("get", kind, name, "-o", f"jsonpath={path}")
+    harness.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(patch))
+    harness.wait(
+        lambda: harness.kubectl("get", kind, name, "-o", f"jsonpath={path}") == before,
+        REPAIR_SECONDS,
+        f"{kind} {name} as it was",
+    )
+
+
+def test_a_scaled_deployment_is_put_right(harness: Harness):
+    """Replicas of a Deployment belong to the operator."""
+    harness.create()
+    harness.ready()
+    name = next(each for each in harness.names("Deployment") if "decode" in each)
+    harness.kubectl("scale", "deploy", name, "--replicas=4")
+    harness.wait(lambda: harness.replicas()[name] == 1, REPAIR_SECONDS)
+
+
+def test_deletion_takes_everything(harness: Harness):
+    """Nothing of a deleted service stays, and nothing blocks its deletion."""
+    harness.create()
+    harness.ready()
+    harness.kubectl("delete", "llm", "demo", "--wait=true", "--timeout=10s")
+    kinds = ("Deployment", "Pod", "Secret", "Service", "NetworkPolicy", "ControllerRevision", "Job")
+
+    def left() -> set[str]:
+        return {name for kind in kinds for name in harness.names(kind) if name.startswith("demo")}
+
+    end = time.monotonic() + 30.0
+    while left() and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left() == set()
+
+
+def test_suspension_keeps_what_is_not_a_pod(harness: Harness):
+    """Suspended: no pods, everything else stays; and back."""
+    harness.create()
+    harness.ready()
+    harness.change({"spec": {"suspend": True}})
+    harness.wait(lambda: set(harness.replicas().values()) == {0}, 10)
+    harness.wait(lambda: harness.condition("Ready")[1] == "Suspended", 10)
+    assert "demo-canary" in harness.names("Secret")
+    harness.change({"spec": {"suspend": False}})
+    harness.ready()

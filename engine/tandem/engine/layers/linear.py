@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tandem.engine.layers.norm import RMSNorm
 from tandem.engine.quant import LinearMethod
 
 
@@ -20,7 +21,7 @@ class Linear:
     def __init__(self, method: LinearMethod, weight: Tensor, bias: Tensor | None = None) -> None:
         """``weight`` [out, in], ``bias`` [out]; the method may repack and drop them."""
         self.out_features, self.in_features = weight.shape
-        self._multiply = method.load(weight, bias)
+        self._product = method.load(weight, bias)
 
     @classmethod
     def merged(
@@ -32,4 +33,16 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to [tokens, out]."""
-        return self._multiply(x)
+        return self._product(x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual [tokens, out] += the product of x, in place; returns it."""
+        return self._product.add_to(residual, x)
+
+    def of_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """The product of the normed x."""
+        return self._product.of_norm(x, norm.weight, norm.eps)
+
+    def gated_of_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+        """silu(gate) * up of the normed x, whose gate and up this layer gives side by side."""
+        return self._product.gated_of_norm(x, norm.weight, norm.eps)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tandem.kernels.norm import add_rms_norm, rms_norm
+from tandem.kernels.norm import rms_norm
 
 
 class RMSNorm:
-    """Norm of the last dimension, alone or with the residual addition before it."""
+    """Norm of the last dimension. Linear layers that follow one take it along."""
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         self.weight = weight
@@ -17,7 +17,3 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """The normed x."""
         return rms_norm(x, self.weight, self.eps)
-
-    def add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x to ``residual`` in place; the normed sum."""
-        return add_rms_norm(x, residual, self.weight, self.eps)

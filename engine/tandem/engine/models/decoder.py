@@ -1,7 +1,8 @@
 """The decoder that the served families share: pre-norm, RoPE, grouped queries, gated MLP.
 
 Families differ in a few facts (biases, norms of q and k) and are small files beside this one. The
-residual stream is one tensor that the fused norms add to; no layer makes a copy of it.
+residual stream is one tensor that products add to in place; norms go along with the products that
+read them, so that a form of weights may fold them in.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from tandem.engine.layers.logits import Logits
 from tandem.engine.layers.norm import RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
-from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.rotary_kv import QKNorm, rotary_kv
 
 
@@ -31,10 +31,10 @@ class Attention:
     head_dim: int
     qk_norm: QKNorm | None
 
-    def __call__(self, x: Tensor, step: StepContext) -> Tensor:
-        """[tokens, hidden] to [tokens, heads * head_dim], before ``out``."""
+    def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
+        """The stream [tokens, hidden], normed, to [tokens, heads * head_dim], before ``out``."""
         kv = step.kv[self.index]
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        qkv = self.qkv.of_norm(stream, norm).view(stream.shape[0], -1, self.head_dim)
         q = rotary_kv(qkv, kv, step.rotation, step.slots, self.qk_norm)
         return step.attention.forward(q, kv, step.metadata).flatten(1)
 
@@ -46,9 +46,9 @@ class MLP:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] to the same."""
-        return self.down(silu_and_mul(self.gate_up(x)))
+    def __call__(self, stream: Tensor, norm: RMSNorm) -> Tensor:
+        """Add to the stream [tokens, hidden] what comes of it, normed."""
+        return self.down.add_to(stream, self.gate_up.gated_of_norm(stream, norm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,15 @@ class Decoder:
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """See CausalModel. The last layer works on the wanted rows alone once KV is written."""
-        residual = self.embedding(token_ids)
-        x = self.layers[0].input_norm(residual)
-        last = len(self.layers) - 1
-        for i, layer in enumerate(self.layers):
-            attended = layer.attention(x, step)
-            if i == last and rows is not None:
-                attended, residual = attended[rows], residual[rows]
-            x = layer.post_norm.add(layer.attention.out(attended), residual)
-            following = self.norm if i == last else self.layers[i + 1].input_norm
-            x = following.add(layer.mlp(x), residual)
-        return x
+        stream = self.embedding(token_ids)
+        last = self.layers[-1]
+        for layer in self.layers:
+            attended = layer.attention(stream, layer.input_norm, step)
+            if layer is last and rows is not None:
+                attended, stream = attended[rows], stream[rows]
+            stream = layer.attention.out.add_to(stream, attended)
+            stream = layer.mlp(stream, layer.post_norm)
+        return self.norm(stream)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""

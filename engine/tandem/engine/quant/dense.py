@@ -1,22 +1,47 @@
-"""Weights as the checkpoint has them."""
+"""Weights as the checkpoint has them, multiplied by the ops of tandem.kernels."""
 
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn.functional import linear
 
-from tandem.engine.quant.base import Multiply
+from tandem.engine.quant.base import Product
+from tandem.engine.quant.composed import ComposedProduct
+from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear
+
+
+class DenseProduct(ComposedProduct):
+    """A plain weight. What an op folds in only without a bias is composed where there is one."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Product."""
+        return linear(x, self._weight, self._bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See Product."""
+        if self._bias is not None:
+            return super().add_to(residual, x)
+        return linear_add(x, self._weight, residual)
+
+    def of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """See Product."""
+        return norm_linear(x, gain, eps, self._weight, self._bias)
+
+    def gated_of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """See Product."""
+        if self._bias is not None:
+            return super().gated_of_norm(x, gain, eps)
+        return norm_gated(x, gain, eps, self._weight)
 
 
 class DenseMethod:
-    """torch's own linear."""
+    """The checkpoint's own tensors."""
 
     name = "dense"
 
-    def load(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+    def load(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See LinearMethod."""
-
-        def multiply(x: Tensor) -> Tensor:
-            return linear(x, weight, bias)
-
-        return multiply
+        return DenseProduct(weight, bias)

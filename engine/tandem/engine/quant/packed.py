@@ -10,12 +10,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.quant.base import Multiply
+from tandem.engine.quant.base import Product
+from tandem.engine.quant.composed import ComposedProduct
 
 _TYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4
 """Fewer are filled up with zeros: oneDNN reads a packed weight a quarter faster for 4 rows than for
 1 or 2, where it takes a kernel for vectors."""
+
+
+class PackedProduct(ComposedProduct):
+    """A weight in oneDNN's layout."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
+        self._bias = bias
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+        self._blank = weight.new_zeros(FEWEST_ROWS, weight.shape[1])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Product."""
+        rows = x.shape[0]
+        if 0 < rows < FEWEST_ROWS:
+            x = torch.cat((x, self._blank[rows:]))
+        result: Tensor = self._product(x, self._packed, self._bias, "none", [], "")
+        return result[:rows]
 
 
 class PackedMethod:
@@ -38,17 +57,6 @@ class PackedMethod:
             return False
         return bool((got == 16).all())
 
-    def load(self, weight: Tensor, bias: Tensor | None) -> Multiply:
+    def load(self, weight: Tensor, bias: Tensor | None) -> Product:
         """See LinearMethod."""
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-        product = torch.ops.mkldnn._linear_pointwise.default
-        blank = weight.new_zeros(FEWEST_ROWS, weight.shape[1])
-
-        def multiply(x: Tensor) -> Tensor:
-            rows = x.shape[0]
-            if 0 < rows < FEWEST_ROWS:
-                x = torch.cat((x, blank[rows:]))
-            result: Tensor = product(x, packed, bias, "none", [], "")
-            return result[:rows]
-
-        return multiply
+        return PackedProduct(weight, bias)

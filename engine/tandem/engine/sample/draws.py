@@ -18,6 +18,8 @@ class Draws:
     @classmethod
     def of(cls, choices: Sequence[Sequence[int]]) -> Draws:
         """From the choices of each row of logits."""
+        if all(len(each) == 1 for each in choices):
+            return cls(tuple(range(len(choices))), tuple([each[0] for each in choices]))
         return cls(
             rows=tuple(row for row, each in enumerate(choices) for _ in each),
             choices=tuple(choice for each in choices for choice in each),

@@ -54,7 +54,7 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     """Blocks appended to the sequence's table for this step."""
     sample_choices: tuple[int, ...] = ()
     """Choices to draw from the row's last logits: () while the prompt goes on, (choice,)
-    usually, all n at the end of a prompt that forks."""
+    usually, all n at the end of a prompt that forks. The first goes on as this very sequence."""
     draft_token_ids: tuple[int, ...] = ()
     """Speculative tokens among ``num_tokens``, last."""
 

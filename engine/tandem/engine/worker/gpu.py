@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Iterator
@@ -84,6 +85,8 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
     shapes = _shapes(config)
     if shapes:
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
+    gc.collect()
+    gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:

@@ -8,24 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tandem.engine.sample import LogprobTensors
-from tandem.engine.scheduler.output import ModelRunnerOutput, Sampled, SeqId
+from tandem.engine.scheduler.output import ModelRunnerOutput, Sampled, SeqId, StepRow
 from tandem.engine.worker.events import PAST, WAIT_SECONDS, Moment
 from tandem.protocol.outputs import TokenLogprobs
-
-
-class DrawnRow(NamedTuple):
-    """A row that draws: whose it is and for which choices."""
-
-    seq: SeqId
-    choices: tuple[int, ...]
-    own: int | None
-    """Which of them goes on as this very sequence."""
 
 
 @dataclass(slots=True)
@@ -35,14 +25,15 @@ class LaunchedStep:
     step: int
     moment: Moment = PAST
     """Behind all of its writes and copies, once they are queued."""
-    drawn: Sequence[DrawnRow] = ()
+    drawn: Sequence[StepRow] = ()
+    """The rows that draw."""
     tokens: Tensor | None = None
     """int64 [draws] on the host."""
     logprobs: LogprobTensors | None = None
     prompts: dict[SeqId, list[LogprobTensors]] = field(default_factory=dict)
     """Scores of prompt positions, part by part."""
     note: Callable[[SeqId, int], None] | None = None
-    """Told every token that goes on, once, when the host has it."""
+    """Told every token that goes on, once, when the host has it; None where no rule looks back."""
     _known: list[int] | None = None
 
     @torch.inference_mode()
@@ -72,22 +63,22 @@ class LaunchedStep:
             return
         at = 0
         for row in self.drawn:
-            if row.own is not None:
-                self.note(row.seq, tokens[at + row.own])
-            at += len(row.choices)
+            self.note(row.seq, tokens[at])
+            at += len(row.sample_choices)
 
     def _sampled(self, tokens: list[int]) -> list[Sampled]:
         if self.logprobs is None and len(tokens) == len(self.drawn):
             return [
-                Sampled(row.seq, row.choices, ((token,),))
+                Sampled(row.seq, row.sample_choices, ((token,),))
                 for row, token in zip(self.drawn, tokens, strict=True)
             ]
         scores = {} if self.logprobs is None else self.logprobs.by_draw()
         sampled, at = [], 0
         for row in self.drawn:
-            end = at + len(row.choices)
+            end = at + len(row.sample_choices)
             told = _told([scores.get(i) for i in range(at, end)])
-            sampled.append(Sampled(row.seq, row.choices, tuple((t,) for t in tokens[at:end]), told))
+            drawn = tuple((token,) for token in tokens[at:end])
+            sampled.append(Sampled(row.seq, row.sample_choices, drawn, told))
             at = end
         return sampled
 

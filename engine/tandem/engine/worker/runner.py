@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend
@@ -25,7 +26,7 @@ from tandem.engine.worker.events import moment
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepRows, StepStager, unpadded
-from tandem.engine.worker.launched import DrawnRow, LaunchedStep
+from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.threads import StepThreads
 from tandem.kernels.blocks import copy
@@ -63,7 +64,8 @@ class ModelRunner:
         """Queue the step on the device; nothing is waited for but what a row's rules need."""
         self.batch.apply(plan)
         self._copy_blocks(plan.block_copies)
-        launched = LaunchedStep(plan.step, note=self.batch.note_drawn)
+        looks_back = bool(self.batch.sampling.rules)
+        launched = LaunchedStep(plan.step, note=self.batch.note_drawn if looks_back else None)
         if plan.rows:
             self._run(plan, launched)
         launched.moment = moment(self.stager.device)
@@ -84,20 +86,18 @@ class ModelRunner:
     def _run(self, plan: SchedulerOutput, launched: LaunchedStep) -> None:
         rows = StepRows.of(plan.rows, self.batch)
         self.threads.set_for(int(rows.counts.sum()))
-        drawing = [i for i, row in enumerate(plan.rows) if row.sample_choices]
-        launched.drawn = [self._drawn(plan.rows[i]) for i in drawing]
+        launched.drawn = [row for row in plan.rows if row.sample_choices]
+        drawing = np.arange(len(plan.rows))
+        if len(launched.drawn) < len(plan.rows):
+            drawing = np.flatnonzero([bool(row.sample_choices) for row in plan.rows])
         scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
-        hidden, targets = self._forward(rows, drawing, launched.drawn, scored)
-        if drawing:
+        hidden, targets = self._forward(rows, drawing, scored)
+        if launched.drawn:
             self._draw(launched, rows, drawing, hidden[: len(drawing)], targets)
         launched.prompts = self._score(scored, hidden[len(drawing) :])
 
     def _forward(
-        self,
-        rows: StepRows,
-        drawing: Sequence[int],
-        drawn: Sequence[DrawnRow],
-        scored: Sequence[_Scored],
+        self, rows: StepRows, drawing: NDArray[np.int64], scored: Sequence[_Scored]
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the drawing rows' last tokens, then of the positions to score; and the
         rows of the batch that go on with what is drawn."""
@@ -106,9 +106,8 @@ class ModelRunner:
         if wanted is not None and scored:
             spans = [np.arange(each.first, each.first + each.length) for each in scored]
             wanted = np.concatenate((wanted, *spans))
-        goes_on = [row.own is not None for row in drawn]
-        targets = rows.index[drawing] if all(goes_on) else rows.index[drawing][goes_on]
-        inputs = self.stager.stage(rows, wanted, targets, unpadded if scored else self.graphs.fit)
+        fit = unpadded if scored else self.graphs.fit
+        inputs = self.stager.stage(rows, wanted, rows.index[drawing], fit)
         if not inputs.padded:
             return self.hidden(inputs), inputs.targets
         hidden = self.graphs.replay(inputs.shape)
@@ -118,24 +117,24 @@ class ModelRunner:
         self,
         launched: LaunchedStep,
         rows: StepRows,
-        drawing: Sequence[int],
+        drawing: NDArray[np.int64],
         hidden: Tensor,
         targets: Tensor,
     ) -> None:
         """Draw a token for each choice, keep those that go on, and send all to the host."""
         index = rows.index[drawing]
-        self._settle_for(index.tolist())
+        numbers = index.tolist()
+        self._settle_for(numbers)
         out = self.sampler.sample(
             self.model.logits(hidden),
             self.batch.sampling,
-            rows=index.tolist(),
+            rows=numbers,
             positions=(rows.lens[drawing] - self.batch.prompts[index]).tolist(),
-            choices=[row.choices for row in launched.drawn],
+            choices=[row.sample_choices for row in launched.drawn],
         )
         going_on = out.token_ids
-        own = list(_own_draws(launched.drawn))
-        if len(own) < len(going_on):
-            going_on = going_on[index_on(own, going_on.device)]
+        if len(going_on) > len(index):
+            going_on = going_on[index_on(list(_first_draws(launched.drawn)), going_on.device)]
         self.stager.staging.last_tokens.index_copy_(0, targets, going_on)
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
@@ -145,10 +144,6 @@ class ModelRunner:
         sampling = self.batch.sampling
         if self._last is not None and sampling.rules and any(map(sampling.needs_tokens, rows)):
             self._last.settle()
-
-    def _drawn(self, row: StepRow) -> DrawnRow:
-        choice, choices = self.batch.sequences[row.seq].choice, row.sample_choices
-        return DrawnRow(row.seq, choices, choices.index(choice) if choice in choices else None)
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:
@@ -185,10 +180,9 @@ class ModelRunner:
             yield score_prompt(logits, following[part], seq.params.prompt_logprobs).to_host()
 
 
-def _own_draws(drawn: Sequence[DrawnRow]) -> Iterator[int]:
+def _first_draws(drawn: Sequence[StepRow]) -> Iterator[int]:
     """Which of the step's draws go on as the sequence that drew them."""
     at = 0
     for row in drawn:
-        if row.own is not None:
-            yield at + row.own
-        at += len(row.choices)
+        yield at
+        at += len(row.sample_choices)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from tests.router.behaviours import ANSWER, Make, die_after, refuse_with
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
@@ -267,6 +268,27 @@ async def test_no_token_in_time(decode: Make) -> None:
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
     assert d2.submitted[0].emitted == ((100,),)
+    await stack.close()
+
+
+async def test_waiting_in_a_workers_queue_is_no_fault(decode: Make) -> None:
+    """A worker that says that some wait is only busy: the request's turn comes."""
+
+    def takes_its_time(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 1.2
+        yield from serve_well(turn)
+
+    stack = Stack(progress_timeout=0.3)
+    d1, d2 = decode(behaviour=takes_its_time), decode()
+    await stack.find(d1, d2)
+    d1.load = msgspec.structs.replace(BUSY, num_waiting=3, num_running=0)
+    d2.load = msgspec.structs.replace(BUSY, num_waiting=9)
+    await beats(stack, d1)
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert d2.submitted == []
     await stack.close()
 
 

@@ -37,7 +37,9 @@ class RouterConfig:
         30.0, "A worker that has not accepted a request by then has failed the attempt."
     )
     progress_timeout: float = setting(
-        120.0, "An attempt without a token for this long has failed, whatever the beats say."
+        120.0,
+        "An attempt without a token for this long has failed, whatever the beats say; time in the "
+        "queue of a worker that moves does not count.",
     )
     min_handoff_tokens: int = setting(
         16, "Prompts with fewer uncached tokens than this are prefilled by the decode worker."

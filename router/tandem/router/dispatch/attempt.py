@@ -168,9 +168,18 @@ class Attempt:
                     return self.failure(
                         leg, FailCause.TIMEOUT, f"not accepted in {accept:g} s", own=True
                     )
-        if now - self.heard_at > progress:
+        if now - self.heard_at > progress and not self._queued:
             return self.failure(self.legs[-1], FailCause.TIMEOUT, f"no token in {progress:g} s")
         return None
+
+    @property
+    def _queued(self) -> bool:
+        """Nobody spoke yet, and a worker says that some wait there: it is in that queue, which
+        moves (or the worker is lost as stalled), and its deadline bounds the wait."""
+        if any(leg.spoke for leg in self.legs):
+            return False
+        loads = [leg.worker.load for leg in self.legs]
+        return any(load is not None and load.num_waiting for load in loads)
 
     def end(self, request: str, *, finished: bool) -> None:
         """Want no more events. CANCEL goes to every leg that may still hold something.

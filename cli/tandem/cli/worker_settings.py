@@ -12,7 +12,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
 
 _TITLES = {"model": "Model", "cache": "KV cache", "parallel": "Parallelism"}
-_TITLES["scheduler"] = "Scheduler"
+_TITLES |= {"scheduler": "Scheduler", "gpu": "GPU"}
 
 
 def worker_sections() -> list[Section]:

@@ -25,9 +25,9 @@ def operands(rows, outputs, inner, dtype):
     return [each.to(dtype).to(DEVICE) for each in (x, weight, *rest)]
 
 
-def near(got, want, dtype):
-    """||got - want|| / ||want|| within a few roundings."""
-    return float((got.double() - want).norm() / want.norm()) < ERROR[dtype]
+def near(got, want, dtype, roundings=1):
+    """||got - want|| / ||want|| within the rounding of so many intermediate results."""
+    return float((got.double() - want).norm() / want.norm()) < roundings * ERROR[dtype]
 
 
 def normed(x, gain):
@@ -83,8 +83,8 @@ def test_the_ops_agree_with_float64(rows, dtype):
     gate, up = after.chunk(2, -1)
     assert near(linear(x, weight, bias), want + bias.double(), dtype)
     assert near(linear_add(x, weight, residual.clone()), residual.double() + want, dtype)
-    assert near(norm_linear(x, gain, 1e-6, weight), after, dtype)
-    assert near(norm_gated(x, gain, 1e-6, weight), silu(gate) * up, dtype)
+    assert near(norm_linear(x, gain, 1e-6, weight), after, dtype, 2)
+    assert near(norm_gated(x, gain, 1e-6, weight), silu(gate) * up, dtype, 3)
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

@@ -161,14 +161,12 @@ def _launch_few(
 
 def fits(form: Form, outputs: int, inner: int, rows: int) -> bool:
     """Whether a form divides a shape and its parts have room."""
-    parts = form.split * rows * outputs * 4 if form.split > 1 else 0
-    return (
-        outputs % form.outputs == 0
-        and inner % (form.inner * form.split) == 0
-        and parts <= PARTIAL_BYTES
-        and outputs // form.outputs <= _COUNTERS
-        and (rows > 1 or form.split == 1)
-    )
+    if outputs % form.outputs or inner % (form.inner * form.split):
+        return False
+    if form.split == 1:
+        return True
+    room = form.split * rows * outputs * 4 <= PARTIAL_BYTES
+    return rows > 1 and room and outputs // form.outputs <= _COUNTERS
 
 
 def _form(x: Tensor, weight: Tensor) -> Form | None:

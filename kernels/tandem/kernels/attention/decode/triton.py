@@ -28,6 +28,7 @@ from .triton_kernels import COUNTER_STRIDE, PLAN_FIELDS, decode_shares, plan_sha
 
 FEW_PAIRS = 64
 """(sequence, KV head) pairs below which one program a multiprocessor is faster than two."""
+_NOWHERE = torch.device("cpu")
 ROWS_MAX = 64
 """Query rows (tokens × query heads of a KV head) that one program can hold."""
 
@@ -42,6 +43,8 @@ class Tuning:
     warps: int = 4
     pieces: int = 16
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
+    early: bool = True
+    """Whether programs may take their places before the kernel ahead has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ def launch(
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         num_warps=tuning.warps,
-        **dependent(q.device),
+        **dependent(q.device if tuning.early else _NOWHERE),
     )
 
 

@@ -1,7 +1,8 @@
-"""Thresholds of the filters in Triton: four launches, whatever the filters and the rows.
+"""Thresholds of the filters in Triton: six launches, whatever the filters and the rows.
 
-Roofline: the logits read once, and once more where the distribution is flat. Nothing is read back
-to the host: rows without a filter leave early on the device.
+Roofline: the logits read once; a row that only top-p cuts reads them three times more, from L2
+where they fit, unless its groups say that they cannot matter. Nothing is read back to the host:
+rows without a filter leave early on the device.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from tandem.kernels.sampling.race.triton import AT_ONCE, stats_of
 from tandem.kernels.sampling.rng import GROUP
 from tandem.kernels.sampling.types import Filters
 
-from .triton_kernels import bound_rows, gather_rows, search_rows
+from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows, weigh_rows
 
-BLOCK = 4096
+BLOCK = 1024
 """Values that the search holds in registers."""
-PIVOTS = 7
+PIVOTS = 3
+ROUNDS = 2
+"""Passes that narrow the bracket before its logits are gathered."""
+STEPS = 8
+"""Loads of a program of such a pass, of WEIGHED groups each."""
+WEIGHED = 8
 
 
 def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> Tensor:
@@ -31,32 +37,44 @@ def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> 
         return floors
     peaks, masses, _ = stats_of(logits, temperature)
     groups = peaks.shape[1]
-    bounds = torch.empty_like(floors)
-    sums = torch.empty(rows, 2, dtype=torch.float32, device=device)
-    cursors = torch.empty(rows, dtype=torch.int32, device=device)
+    chunks = triton.cdiv(groups, STEPS * WEIGHED)
+    facts = torch.empty(rows, FIELDS.value, dtype=torch.float32, device=device)
+    partials = torch.empty(rows, ROUNDS, chunks, PARTS.value, dtype=torch.float32, device=device)
     found = torch.empty(rows, 2, vocab, dtype=torch.float32, device=device)
+    kinds, cursors = torch.empty(2, rows, dtype=torch.int32, device=device)
     bound_rows[(rows,)](
-        *(peaks, masses, *filters, floors, bounds, sums, cursors, vocab, groups),
+        *(peaks, masses, *filters, floors, facts, kinds, cursors, vocab, groups),
         GROUPS=triton.next_power_of_2(groups),
         num_warps=8,
         **pdl,
     )
+    source = (logits, logits if temperature is None else temperature, peaks, filters.top_p)
+    constants = {
+        "ROUNDS": ROUNDS,
+        "CHUNKS": triton.next_power_of_2(chunks),
+        **pdl,
+    }
+    on_logits = {"GROUP": GROUP, "SCALED": temperature is not None, **constants}
+    for turn in range(ROUNDS):
+        weigh_rows[(chunks, rows)](
+            *source,
+            *(facts, kinds, partials, logits.stride(0), vocab, groups, chunks),
+            AT_ONCE=WEIGHED,
+            STEPS=STEPS,
+            ROUND=turn,
+            **on_logits,
+        )
     gather_rows[(triton.cdiv(groups, AT_ONCE), rows)](
-        logits,
-        logits if temperature is None else temperature,
-        *(peaks, filters.top_k, filters.top_p, bounds, cursors, found),
-        *(logits.stride(0), vocab, groups),
-        GROUP=GROUP,
+        *source,
+        *(facts, kinds, partials, cursors, found, logits.stride(0), vocab, groups, chunks),
         AT_ONCE=AT_ONCE,
-        SCALED=temperature is not None,
-        **pdl,
+        **on_logits,
     )
-    block = min(BLOCK, triton.next_power_of_2(vocab))
     search_rows[(rows,)](
-        *(filters.top_k, filters.top_p, floors, bounds, sums, cursors, found, vocab),
-        BLOCK=block,
+        *(filters.top_k, filters.top_p, floors, facts, kinds, partials, cursors, found),
+        *(vocab, chunks),
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         PIVOTS=PIVOTS,
-        num_warps=16,
-        **pdl,
+        **constants,
     )
     return floors

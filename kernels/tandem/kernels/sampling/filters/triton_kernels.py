@@ -1,11 +1,12 @@
 """Jit code that finds the thresholds of min-p, top-k and top-p by search instead of a sort.
 
-Four steps over what `group_stats` left: `bound_rows` finds from the groups' peaks alone a value
-that the threshold cannot be below; `gather_rows` copies the logits above it, a few hundred where
-the distribution is peaked; `search_rows` narrows a bracket around the threshold by pivots. Weights
-are 1 for top-k and probability for top-p: either way the threshold is the largest logit v such that
-the weights of all logits >= v sum up to a target. (The search by pivots instead of a sort is
-FlashInfer's idea, 2025; the bound by peaks and the bracket are this project's.)
+Steps over what `group_stats` left: `bound_rows` finds from the groups' peaks and masses alone a
+value that the threshold cannot be below; where top-p stands without top-k, `weigh_rows` narrows the
+bracket from there to the peak, all multiprocessors at once; `gather_rows` copies the logits within
+the bracket, usually a few hundred; `search_rows` ends the search among those. Weights are 1 for
+top-k and probability for top-p: either way the threshold is the largest logit v such that the
+weights of all logits >= v sum up to a target. (Pivots instead of a sort are FlashInfer's idea,
+2025; the bound by peaks and the bracket are this project's.)
 """
 
 from __future__ import annotations
@@ -17,19 +18,30 @@ from tandem.kernels.launch.triton_kernels import follow
 from tandem.kernels.sampling.race.triton_kernels import load_kept
 
 TINY = tl.constexpr(1e-30)
+FINITE = tl.constexpr(-3.4028234663852886e38)
+PARTS = tl.constexpr(8)
+"""Into how many parts `weigh_rows` cuts a bracket."""
 HALVINGS = tl.constexpr(16)
 """Steps of `bound_rows`: the bound is within 2^-16 of the row's range of the best such bound."""
+NOTHING = tl.constexpr(0)
+COUNT = tl.constexpr(1)
+MASS = tl.constexpr(2)
+FLOOR_MASS = tl.constexpr(3)
+"""Kinds of rows: no search, top-k (then perhaps top-p), top-p of all, top-p of what min-p keeps."""
+FIELDS = tl.constexpr(4)
+"""Of a row: lower end of the bracket, peak, mass (times e^-peak), upper end."""
 
 
 @triton.jit
 def bound_rows(
-    peaks, masses, min_p, top_k, top_p, floors, bounds, sums, cursors, vocab, groups,
+    peaks, masses, min_p, top_k, top_p, floors, facts, kinds, cursors, vocab, groups,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Per row: min-p's floor, a bound of the threshold, peak and mass. Grid: (rows,).
+    """Per row: min-p's floor, the bracket, peak, mass and kind. Grid: (rows,).
 
     At least as many logits are above a value as groups have their peak above it, and likewise for
-    mass. floors, bounds float32 [rows]; sums float32 [rows, 2]; cursors int32 [rows], zeroed.
+    mass; and logits below peak + log(share * mass / vocab) cannot have that share of the mass.
+    floors float32 [rows]; facts float32 [rows, FIELDS]; kinds, cursors int32 [rows].
     """
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -41,8 +53,7 @@ def bound_rows(
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     top = tl.max(peak, 0)
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    likely = tl.exp(peak - shift)
+    likely = tl.exp(peak - tl.maximum(top, FINITE))
     total = tl.sum(mass * likely, 0)
     share64 = tl.where(share > 0, share, 1.0).to(tl.float64)
     floor = tl.minimum(top + tl.log(share64).to(tl.float32), top)
@@ -52,46 +63,144 @@ def bound_rows(
     weight = tl.where(some, tl.where(by_count, 1.0, likely), 0.0)
     # A little more than asked for, so that rounding cannot put the bound above the threshold.
     target = tl.where(by_count, k.to(tl.float32), p * total * 1.0001)
-    high = tl.maximum(top, -3.4028234663852886e38)
+    high = tl.maximum(top, FINITE)
     low = tl.min(tl.where(some, peak, high), 0)
+    beyond = high + tl.maximum(tl.abs(high) * 2.4e-7, TINY)
     enough = tl.sum(weight, 0) >= target
     for _ in range(HALVINGS):
         middle = low + (high - low) * 0.5
         fits = tl.sum(tl.where(peak >= middle, weight, 0.0), 0) >= target
         low = tl.where(fits, middle, low)
         high = tl.where(fits, high, middle)
-    bound = tl.maximum(tl.where(enough, low, float("-inf")), floor)
-    # After min-p alone the nucleus is a share of all that is above the floor: all of it is needed.
-    bound = tl.where((share > 0) & (by_count == 0), floor, bound)
+    bound = tl.where(enough, low, float("-inf"))
+    rest = tl.maximum((1.0 - p) * 0.99 * total / vocab, TINY)
+    bound = tl.maximum(bound, tl.where(by_count, float("-inf"), top + tl.log(rest)))
+    # After min-p the nucleus is a share of all that is above the floor: all of it is needed.
+    only_floor = (share > 0) & (by_count == 0)
+    bound = tl.where(only_floor, floor, tl.maximum(bound, floor))
+    kind = tl.where(by_count, COUNT, tl.where(only_floor, FLOOR_MASS, MASS))
+    kind = tl.where((by_count | (p < 1.0)) & (top > float("-inf")), kind, NOTHING)
     tl.store(floors + row, floor)
-    tl.store(bounds + row, bound)
-    tl.store(sums + row * 2, top)
-    tl.store(sums + row * 2 + 1, total)
+    tl.store(facts + row * FIELDS, bound)
+    tl.store(facts + row * FIELDS + 1, top)
+    tl.store(facts + row * FIELDS + 2, total)
+    tl.store(facts + row * FIELDS + 3, beyond)
+    tl.store(kinds + row, kind)
     tl.store(cursors + row, 0)
 
 
 @triton.jit
-def gather_rows(
-    logits, temperature, peaks, top_k, top_p, bounds, cursors, found, row_stride, vocab, groups,
-    GROUP: tl.constexpr, AT_ONCE: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Copy the row's finite logits at or above its bound to found[row]; any order.
+def _pivots(low, high):
+    """Lower ends of the bracket's PARTS: fused, so that every kernel has the same numbers."""
+    part = tl.arange(0, PARTS).to(tl.float32)
+    step = (high - low) / PARTS + tl.zeros_like(part)
+    return tl.fma(step, part, low + tl.zeros_like(part))
 
-    found float32 [rows, 2, vocab], of which the first half is filled; cursors count. Rows without
-    top-k and top-p need none. Grid: (cdiv(groups, AT_ONCE), rows).
+
+@triton.jit
+def _bracket(
+    facts, kinds, top_p, partials, row, chunks,
+    ROUND: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The row's bracket after ROUND rounds: its ends, the mass above it, the mass to reach.
+
+    Every program works it out anew from the rounds' partial sums, which saves a launch a round.
+    """
+    low = tl.load(facts + row * FIELDS)
+    high = tl.load(facts + row * FIELDS + 3)
+    total = tl.load(facts + row * FIELDS + 2)
+    kind = tl.load(kinds + row)
+    p = tl.load(top_p + row)
+    above = 0.0
+    part = tl.arange(0, PARTS)
+    chunk = tl.arange(0, CHUNKS)
+    target = tl.maximum(p * total, TINY)
+    if kind >= MASS:
+        for i in tl.static_range(ROUND):
+            at = partials + ((row * ROUNDS + i) * chunks + chunk[:, None]) * PARTS + part[None, :]
+            sums = tl.sum(tl.load(at, mask=(chunk < chunks)[:, None], other=0.0), 0)
+            if (i == 0) & (kind == FLOOR_MASS):
+                target = tl.maximum(p * tl.max(sums, 0), TINY)
+            pivots = _pivots(low, high)
+            reached = above + sums
+            enough = (reached >= target) | (part == 0)
+            short = (enough == 0) & (pivots > low)
+            above = tl.max(tl.where(short, reached, above), 0)
+            new_low = tl.max(tl.where(enough & (pivots < high), pivots, low), 0)
+            high = tl.min(tl.where(short, pivots, high), 0)
+            low = new_low
+    return low, high, above, target
+
+
+@triton.jit
+def weigh_rows(
+    logits, temperature, peaks, top_p, facts, kinds, partials, row_stride, vocab, groups, chunks,
+    GROUP: tl.constexpr, AT_ONCE: tl.constexpr, STEPS: tl.constexpr, ROUND: tl.constexpr,
+    ROUNDS: tl.constexpr, CHUNKS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The mass of a chunk's logits within the bracket, from each of its parts upwards.
+
+    A chunk is STEPS * AT_ONCE groups. partials float32 [rows, ROUNDS, chunks, PARTS]. Grid:
+    (chunks, rows); only rows that top-p cuts without top-k have work.
     """
     follow(PDL)
     row = tl.program_id(1).to(tl.int64)
-    k = tl.load(top_k + row)
-    if ((k > 0) & (k < vocab)) | (tl.load(top_p + row) < 1.0):
-        group = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
-        bound = tl.load(bounds + row)
+    chunk = tl.program_id(0)
+    if tl.load(kinds + row) >= MASS:
+        low, high, _above, _target = _bracket(
+            facts, kinds, top_p, partials, row, chunks, ROUND, ROUNDS, CHUNKS
+        )
+        top = tl.load(facts + row * FIELDS + 1)
+        group = chunk * STEPS * AT_ONCE + tl.arange(0, STEPS * AT_ONCE)
         peak = tl.load(peaks + row * groups + group, mask=group < groups, other=float("-inf"))
-        if (tl.max(peak, 0) >= bound) & (tl.max(peak, 0) > float("-inf")):
+        part = tl.arange(0, PARTS)
+        sums = tl.zeros([PARTS], tl.float32)
+        if tl.max(peak, 0) >= low:
+            pivots = _pivots(low, high)
+            logits += row * row_stride
+            parts = ()
+            for _ in tl.static_range(PARTS):
+                parts = parts + (tl.zeros([AT_ONCE * GROUP], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+            for step in range(STEPS):
+                at = (chunk * STEPS + step) * AT_ONCE * GROUP + tl.arange(0, AT_ONCE * GROUP)
+                value = load_kept(logits, at, at < vocab, temperature, facts, row, SCALED, False)
+                within = (value >= low) & (value < high)
+                weight = tl.where(within, tl.exp(value - top), 0.0)
+                more = ()
+                for i in tl.static_range(PARTS):
+                    pivot = tl.max(tl.where(part == i, pivots, float("-inf")), 0)
+                    more = more + (parts[i] + tl.where(value >= pivot, weight, 0.0),)  # type: ignore[assignment]  # noqa: RUF005
+                parts = more
+            for i in tl.static_range(PARTS):
+                sums += tl.where(part == i, tl.sum(parts[i], 0), 0.0)
+        tl.store(partials + ((row * ROUNDS + ROUND) * chunks + chunk) * PARTS + part, sums)
+
+
+@triton.jit
+def gather_rows(
+    logits, temperature, peaks, top_p, facts, kinds, partials, cursors, found,
+    row_stride, vocab, groups, chunks,
+    GROUP: tl.constexpr, AT_ONCE: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+    SCALED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Copy the row's finite logits within its bracket to found[row]; any order.
+
+    found float32 [rows, 2, vocab], of which the first half is filled; cursors count. Grid:
+    (cdiv(groups, AT_ONCE), rows).
+    """
+    follow(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    if tl.load(kinds + row) != NOTHING:
+        low, high, _above, _target = _bracket(
+            facts, kinds, top_p, partials, row, chunks, ROUNDS, ROUNDS, CHUNKS
+        )
+        group = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+        peak = tl.load(peaks + row * groups + group, mask=group < groups, other=float("-inf"))
+        if (tl.max(peak, 0) >= low) & (tl.max(peak, 0) > float("-inf")):
             at = tl.program_id(0) * AT_ONCE * GROUP + tl.arange(0, AT_ONCE * GROUP)
             logits += row * row_stride
-            value = load_kept(logits, at, at < vocab, temperature, bounds, row, SCALED, False)
-            keep = (value >= bound) & (value > float("-inf"))
+            value = load_kept(logits, at, at < vocab, temperature, facts, row, SCALED, False)
+            keep = (value >= low) & (value < high) & (value > float("-inf"))
             order = tl.cumsum(keep.to(tl.int32), 0)
             first = tl.atomic_add(cursors + row, tl.max(order, 0), sem="relaxed")
             tl.store(found + row * 2 * vocab + first + order - 1, value, mask=keep)
@@ -106,15 +215,15 @@ def _weigh(value, keep, top, BY_MASS: tl.constexpr):
 
 
 @triton.jit
-def _sum_above(values, count, floor, top, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of weights of values[:count] that are at or above floor, and their smallest."""
+def _sum_above(values, count, floor, top, BLOCK: tl.constexpr):
+    """Mass of values[:count] that are at or above floor, and their smallest."""
     total = tl.zeros([BLOCK], tl.float32)
     least = tl.full([BLOCK], float("inf"), tl.float32)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         value = tl.load(values + at, mask=at < count, other=float("-inf"))
         keep = (value >= floor) & (value > float("-inf"))
-        total += _weigh(value, keep, top, BY_MASS)
+        total += tl.where(keep, tl.exp(value - top), 0.0)
         least = tl.minimum(least, tl.where(keep, value, float("inf")))
     return tl.sum(total, 0), tl.min(least, 0)
 
@@ -140,16 +249,16 @@ def _keep_between(values, target, count, low, high, BLOCK: tl.constexpr):
 
 @triton.jit
 def _search(
-    values, spare, count, low, high, top, target,
+    values, spare, count, low, high, above, top, target,
     BY_MASS: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr,
 ):  # fmt: skip
     """The largest v of values[:count] in low <= v < high whose weights from v up reach `target`.
 
-    All of values[:count] that are at or above `low` must reach it, those at or above `high` have no
-    weight. Each pass cuts the bracket into PIVOTS + 1; what is outside is left behind while there
-    is more than a block of values. Ends when no float lies within the bracket but its lower end.
+    `above` is the weight of what is at or above `high`; with all that is at or above `low` it must
+    reach the target. Each pass cuts the bracket into PIVOTS + 1; what is outside is left behind
+    while there is more than a block of values. Ends when no float lies within the bracket but its
+    lower end.
     """
-    above = 0.0
     moved = low < high
     while moved:
         step = (high - low) / (PIVOTS + 1)
@@ -190,37 +299,47 @@ def _search(
 
 @triton.jit
 def search_rows(
-    top_k, top_p, floors, bounds, sums, cursors, found, vocab,
-    BLOCK: tl.constexpr, PIVOTS: tl.constexpr, PDL: tl.constexpr,
+    top_k, top_p, floors, facts, kinds, partials, cursors, found, vocab, chunks,
+    BLOCK: tl.constexpr, PIVOTS: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """floors[row] becomes the row's threshold under min-p, top-k and top-p. Grid: (rows,)."""
     follow(PDL)
     row = tl.program_id(0).to(tl.int64)
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row)
-    floor = tl.load(floors + row)
-    bound = tl.load(bounds + row)
-    top = tl.load(sums + row * 2)
+    kind = tl.load(kinds + row)
     count = tl.load(cursors + row)
-    by_count = (k > 0) & (k < vocab)
-    if (by_count | (p < 1.0)) & (count > 0):
+    if (kind != NOTHING) & (count > 0):
+        low, high, above, target = _bracket(
+            facts, kinds, top_p, partials, row, chunks, ROUNDS, ROUNDS, CHUNKS
+        )
+        k = tl.load(top_k + row)
+        p = tl.load(top_p + row)
+        floor = tl.load(floors + row)
+        top = tl.load(facts + row * FIELDS + 1)
         values = found + row * 2 * vocab
         spare = values + vocab
-        beyond = top + tl.maximum(tl.abs(top) * 2.4e-7, TINY)
-        if by_count & (count >= k):
-            _, least = _sum_above(values, count, bound, top, False, BLOCK)
+        mass, least = _sum_above(values, count, low, top, BLOCK)
+        if (kind == COUNT) & (count >= k):
             kth = _search(
-                values, spare, count, least, beyond, top, k.to(tl.float32), False, BLOCK, PIVOTS
+                values,
+                spare,
+                count,
+                least,
+                high,
+                above,
+                top,
+                k.to(tl.float32),
+                False,
+                BLOCK,
+                PIVOTS,
             )
             floor = tl.maximum(floor, kth)
-        if p < 1.0:
-            mass, least = _sum_above(values, count, tl.maximum(floor, bound), top, True, BLOCK)
-            whole = by_count | (floor > float("-inf"))
-            total = tl.where(whole, mass, tl.load(sums + row * 2 + 1))
-            target = tl.maximum(p * total, TINY)
-            if mass >= target:
-                edge = _search(
-                    values, spare, count, least, beyond, top, target, True, BLOCK, PIVOTS
-                )
-                floor = tl.maximum(floor, edge)
+        if kind == COUNT:
+            mass, least = _sum_above(values, count, floor, top, BLOCK)
+            target = tl.maximum(p * mass, TINY)
+        if (p < 1.0) & (above + mass >= target):
+            edge = _search(
+                values, spare, count, least, high, above, top, target, True, BLOCK, PIVOTS
+            )
+            floor = tl.maximum(floor, edge)
         tl.store(floors + row, floor)

@@ -1,0 +1,25 @@
+"""Names of the images under test: the chart's own defaults, unless variables say otherwise."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import version
+
+ENV_PREFIX = "TANDEM_E2E_IMAGE_PREFIX"
+ENV_TAG = "TANDEM_E2E_IMAGE_TAG"
+PREFIX = "ghcr.io/tandem-serving"
+
+
+def prefix() -> str:
+    """Registry and folder of the images."""
+    return os.environ.get(ENV_PREFIX, PREFIX)
+
+
+def tag() -> str:
+    """Tag of the images."""
+    return os.environ.get(ENV_TAG, version("tandem"))
+
+
+def reference(role: str) -> str:
+    """Image of operator, router or worker."""
+    return f"{prefix()}/tandem-{role}:{tag()}"

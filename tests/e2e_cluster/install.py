@@ -1,0 +1,64 @@
+"""Installing the operator from its chart, as a person would."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.e2e_cluster.images import prefix, tag
+from tests.e2e_cluster.kube import Json, Kube
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "tandem"
+NAMESPACE = "tandem-system"
+RELEASE = "tandem"
+WAIT_SECONDS = 120
+LEASE = "tandem-operator"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The operator as it stands in the cluster."""
+
+    kube: Kube
+    seconds: float
+    """How long the install took, until both replicas were ready."""
+
+    def pods(self) -> list[Json]:
+        """Its pods."""
+        return self.kube.items("pods", f"app.kubernetes.io/instance={RELEASE}")
+
+    def holder(self) -> str:
+        """Name of the pod that leads, as the Lease says; empty when nobody does."""
+        lease = self.kube.find("lease", LEASE) or {"spec": {}}
+        identity: str = lease["spec"].get("holderIdentity") or ""
+        names = [str(pod["metadata"]["name"]) for pod in self.pods()]
+        uids = {pod["metadata"]["uid"]: str(pod["metadata"]["name"]) for pod in self.pods()}
+        named = [name for name in names if name in identity]
+        named += [name for uid, name in uids.items() if uid in identity]
+        return named[0] if named else ""
+
+    def restarts(self) -> int:
+        """How often containers of the operator ended by themselves."""
+        statuses = [each for pod in self.pods() for each in pod["status"]["containerStatuses"]]
+        return sum(each["restartCount"] for each in statuses)
+
+
+def helm(kube: Kube, *arguments: str, seconds: float = WAIT_SECONDS + 30) -> str:
+    """helm's output. Fails with what it said."""
+    words = ["helm", "--kubeconfig", kube.kubeconfig, *arguments]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=seconds, check=False)
+    assert done.returncode == 0, f"{' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+def install(cluster: Kube) -> Installed:
+    """Install or upgrade the release in its own namespace, with the images under test."""
+    start = time.monotonic()
+    values = {"image.registry": prefix(), "image.tag": tag(), "replicas": "2"}
+    sets = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
+    where = ["--namespace", NAMESPACE, "--create-namespace"]
+    wait = ["--wait", f"--timeout={WAIT_SECONDS}s"]
+    helm(cluster, "upgrade", "--install", RELEASE, str(CHART), *where, *wait, *sets)
+    return Installed(cluster.within(NAMESPACE), time.monotonic() - start)

@@ -1,0 +1,133 @@
+"""A load of streams whose every token is known: greedy answers, held to the reference.
+
+Runs in a thread of its own while a test hurts the cluster. A connection that could not be made is
+tried again and counted apart: no request was in it. What breaks after that is a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import httpx
+from client import Answer, stream
+from reference import Row, rows
+
+STREAMS = 8
+TOKENS = 32
+PROMPTS = 32
+"""Only the shorter half: a long prompt takes two cores longer than what is tested."""
+TIMEOUT = httpx.Timeout(180.0, connect=2.0)
+CONNECT_TRIES = 30
+
+
+@dataclass
+class Tally:
+    """What came of the requests so far."""
+
+    served: int = 0
+    reconnects: int = 0
+    failures: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """One line for the test's output."""
+        kinds = Counter(failure.splitlines()[0][:80] for failure in self.failures)
+        return (
+            f"{self.served} served, {len(self.failures)} failed, {len(self.wrong)} wrong, "
+            f"{self.reconnects} connections tried again {dict(kinds) if kinds else ''}"
+        )
+
+
+class Load:
+    """``with Load(url) as load``: streams run until the block ends, then finish."""
+
+    def __init__(self, url: str, *, streams: int = STREAMS, model: str = "smol") -> None:
+        self.tally = Tally()
+        self._url, self._streams, self._model = url, streams, model
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join(TIMEOUT.read or 0.0)
+        assert not self._thread.is_alive(), "streams do not end"
+
+    def wait_served(self, count: int, seconds: float) -> None:
+        """Until so many more requests have been served; fails at the deadline."""
+        wanted, end = self.tally.served + count, time.monotonic() + seconds
+        while self.tally.served < wanted:
+            assert time.monotonic() < end, f"waited {seconds:g} s for {count} answers: {self.tally}"
+            time.sleep(0.1)
+
+    def assert_clean(self) -> None:
+        """No request failed and no token was wrong, and there was a load at all."""
+        assert not self.tally.failures, f"{self.tally}\n" + "\n".join(self.tally.failures[:5])
+        self.assert_right()
+
+    def assert_right(self) -> None:
+        """No token was wrong, and there was a load at all."""
+        assert not self.tally.wrong, f"{self.tally}\n" + "\n".join(self.tally.wrong[:5])
+        assert self.tally.served, "nothing was served"
+
+    async def _run(self) -> None:
+        limits = httpx.Limits(max_keepalive_connections=0)  # each request meets some router anew
+        async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT, limits=limits) as client:
+            await asyncio.gather(*(self._stream(client, each) for each in range(self._streams)))
+
+    async def _stream(self, client: httpx.AsyncClient, index: int) -> None:
+        while not self._stop.is_set():
+            await self._one(client, shortened(rows()[index % PROMPTS]))
+            index += self._streams
+
+    async def _one(self, client: httpx.AsyncClient, row: Row) -> None:
+        start = time.monotonic()
+        try:
+            answer = await self._connected(client, row)
+        except httpx.HTTPError as error:
+            self._fail(f"{type(error).__name__}: {error}", start)
+            return
+        if answer.status != 200 or answer.error is not None:
+            self._fail(f"{answer.status} {answer.error}", start)
+            return
+        verdict = row.verdict(answer.tokens)
+        if verdict not in ("equal", "excused"):
+            self.tally.wrong.append(verdict)
+        self.tally.served += 1
+        self.tally.latencies.append(time.monotonic() - start)
+
+    async def _connected(self, client: httpx.AsyncClient, row: Row) -> Answer:
+        for attempt in range(CONNECT_TRIES):
+            try:
+                return await stream(client, row.prompt, model=self._model, max_tokens=TOKENS)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                self.tally.reconnects += 1
+                if attempt + 1 == CONNECT_TRIES:
+                    raise
+                await asyncio.sleep(0.2)
+        raise AssertionError("unreachable")
+
+    def _fail(self, reason: str, start: float) -> None:
+        since = time.strftime("%X", time.localtime(time.time() - (time.monotonic() - start)))
+        self.tally.failures.append(
+            f"{reason} (sent {since}, after {time.monotonic() - start:.1f} s)"
+        )
+
+
+def shortened(row: Row) -> Row:
+    """The same prompt with fewer tokens to come."""
+    return Row(row.prompt, row.tokens[:TOKENS], row.gaps[:TOKENS])

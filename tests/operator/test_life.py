@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 import pytest
 from tests.operator.harness import Harness
@@ -101,7 +102,7 @@ def test_a_lost_key_is_a_rotation(harness: Harness):
     ],
 )
 def test_edited_children_are_put_right(
-    harness: Harness, kind: str, name: str, patch: dict, path: str
+    harness: Harness, kind: str, name: str, patch: dict[str, Any], path: str
 ):
     """An edit by hand lasts five seconds at most."""
     harness.create()

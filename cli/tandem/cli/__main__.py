@@ -13,7 +13,9 @@ COMMANDS = {
     "prefill": "Run a prefill worker.",
     "decode": "Run a decode worker.",
     "operator": "Run the Kubernetes operator.",
+    "prepare": "Read or fetch a model, and report what it is.",
     "chat": "Talk to a running server in the terminal.",
+    "bench": "Measure a server, an engine or a start.",
 }
 
 

@@ -18,6 +18,8 @@ def unsupported(spec: LLMServiceSpec) -> str | None:
         problem = _of_role(spec, role)
         if problem is not None:
             return problem
+    if spec.model.source.http is not None:
+        return "spec.model.source.type: HTTP is not in this version; use Image or a volume"
     transfer = spec.kv_transfer
     if transfer.connector is Connector.CUDA_P2P:
         return "spec.kvTransfer.connector: CudaP2P is not in this version; use Auto, NIXL or TCP"

@@ -93,11 +93,11 @@ def prepare_arguments(model: Model, where: Delivery, pinned: str | None) -> list
     if where.source is None:
         return arguments
     arguments += ["--to", where.path]
-    hub, http = model.source.hub, model.source.http
+    hub, package = model.source.hub, model.source.package
     if hub is not None:
         arguments += ["--source-revision", pinned or hub.revision or "main"]
-    if http is not None:
-        arguments += ["--sha256", http.sha256]
+    if package is not None and package.version is not None:
+        arguments += ["--package-version", package.version]
     return arguments
 
 

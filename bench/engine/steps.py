@@ -28,6 +28,7 @@ def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict
     for _ in range(settle):
         rig.step()
     runs, hosts = [], []
+    rig.parts.clear()
     for _ in range(RUNS):
         started = time.perf_counter()
         with rig.host_seconds() as host:
@@ -43,6 +44,7 @@ def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict
         "ms": statistics.median(runs),
         "runs_ms": runs,
         "host_ms": statistics.median(hosts),
+        "host_parts_ms": {k: round(v / total * 1e3, 3) for k, v in rig.parts.items()},
     }
 
 

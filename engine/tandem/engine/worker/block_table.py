@@ -16,6 +16,8 @@ class BlockTable:
         self.blocks: NDArray[np.int32] = np.zeros((max(rows, 1), max(columns, 1)), dtype=np.int32)
         """[rows, columns]; only the first ``counts[row]`` of a row mean something."""
         self.counts: NDArray[np.int32] = np.zeros(max(rows, 1), dtype=np.int32)
+        self.version = 0
+        """Grows with every change."""
 
     def assign(self, row: int, block_ids: Sequence[int]) -> None:
         """Forget what ``row`` had; it now has ``block_ids``."""
@@ -24,6 +26,7 @@ class BlockTable:
 
     def append(self, row: int, block_ids: Sequence[int]) -> None:
         """More blocks at the end of ``row``."""
+        self.version += 1
         held = int(self.counts[row])
         total = held + len(block_ids)
         if total > self.blocks.shape[1]:

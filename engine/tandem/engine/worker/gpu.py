@@ -21,8 +21,8 @@ from tandem.protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)
 
-GRAPH_BYTES = 16 << 20
-"""Kept for each graph: what one of a model of 36 layers takes, rounded up."""
+GRAPH_BYTES = 8 << 20
+"""Kept for each graph: one of a model of 36 layers takes 5 to 7 MiB."""
 TRITON_CACHE = "TRITON_CACHE_DIR"
 GIB = 2**30
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention.base import StepSequences
-from tandem.engine.scheduler.output import StepRow
 from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import Fields, Staging, StepShape
 from tandem.kernels.rotary_kv import Slots
 from tandem.protocol.layout import blocks_for
@@ -26,46 +26,6 @@ from tandem.protocol.layout import blocks_for
 Fit = Callable[[StepShape], StepShape | None]
 """The graph's shape that a step is padded to; None leaves it as it is."""
 Numbers = Sequence[int] | NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """A plan's rows as columns of numbers, one entry a row."""
-
-    index: NDArray[np.int64]
-    """Rows of the batch."""
-    first: NDArray[np.int64]
-    """Position of the first token."""
-    counts: NDArray[np.int64]
-    num_decodes: int
-    """Leading rows of one token."""
-
-    @classmethod
-    def of(cls, rows: Sequence[StepRow], batch: InputBatch) -> StepRows:
-        """The columns of ``rows``, which ``batch`` knows."""
-        row_of = batch.row_of
-        table = np.array(
-            [(row_of[row.seq], row.num_computed, row.num_tokens) for row in rows], dtype=np.int64
-        ).reshape(-1, 3)
-        longer = np.flatnonzero(table[:, 2] > 1)
-        decodes = int(longer[0]) if longer.size else len(rows)
-        return cls(table[:, 0], table[:, 1], table[:, 2], decodes)
-
-    @property
-    def lens(self) -> NDArray[np.int64]:
-        """Tokens of each row after the step."""
-        return self.first + self.counts
-
-    @property
-    def shape(self) -> StepShape:
-        """Unpadded."""
-        n = self.num_decodes
-        return StepShape(n, int(self.counts[n:].sum()), len(self.index) - n)
-
-    @property
-    def ends(self) -> NDArray[np.int64]:
-        """Last token of each row, among the tokens of the unpadded step."""
-        return np.cumsum(self.counts) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +71,11 @@ class StepStager:
             device=device,
         )
         self._spare = spare_block
+        self._counting = np.arange(max_tokens + 2 * batch.capacity + 1)
         rows = 2 * batch.capacity if spare_block is not None else 0
         self._table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
+        self._in_table: tuple[StepShape, int, bytes] | None = None
+        """Whose blocks ``_table`` holds."""
 
     def stage(
         self, rows: StepRows, wanted: Numbers | None, targets: Numbers, fit: Fit
@@ -129,30 +92,43 @@ class StepStager:
         padded = fit(own) if self._spare is not None else None
         shape = own if padded is None else padded
         host = self.staging.open()
-        fields = host.fields(shape, self.staging.front)
-        columns = blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
+        fields = host.fields(shape, self.staging.front, keep=padded is not None)
+        columns = self._new_columns(rows, padded)
         count = 0 if wanted is None else len(wanted)
         tail = host.tail(count, len(targets), shape.rows * columns)
         self._fill(fields, rows, shape)
-        table = tail.tables.reshape(shape.rows, columns)
-        n, chunks = own.decodes, own.chunks
-        held = self.batch.table.blocks[rows.index, :columns]
-        table[:n, : held.shape[1]] = held[:n]
-        table[shape.decodes : shape.decodes + chunks, : held.shape[1]] = held[n:]
         tail.targets[:] = targets
         if wanted is not None:
             tail.wanted[:] = wanted
-            if shape.decodes > n:
-                tail.wanted[tail.wanted >= n] += shape.decodes - n
+            if shape.decodes > own.decodes:
+                tail.wanted[tail.wanted >= own.decodes] += shape.decodes - own.decodes
+        if columns:
+            self._fill_table(tail.tables.reshape(shape.rows, columns), rows, shape)
         self.staging.send(host)
         there = self.staging.tail(shape, count, len(targets), shape.rows * columns)
+        found = None if wanted is None else there.wanted
         tables = there.tables.view(shape.rows, columns)
-        if padded is not None:
+        if padded is None:
+            return self._inputs(shape, tables, rows, found, there.targets)
+        if columns:
             self._table[: shape.rows, :columns].copy_(tables)
-            return self.views(shape, None if wanted is None else there.wanted, there.targets)
-        return self._inputs(
-            shape, tables, rows, None if wanted is None else there.wanted, there.targets
-        )
+        return self.views(shape, found, there.targets)
+
+    def _new_columns(self, rows: StepRows, padded: StepShape | None) -> int:
+        """Columns of the block tables to send: none if a graph has read these very ones before."""
+        if padded is not None:
+            there = (padded, self.batch.table.version, rows.index.tobytes())
+            if there == self._in_table:
+                return 0
+            self._in_table = there
+        return blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
+
+    def _fill_table(self, table: NDArray[Any], rows: StepRows, shape: StepShape) -> None:
+        n = rows.num_decodes
+        held = self.batch.table.blocks[rows.index, : table.shape[1]]
+        width = held.shape[1]
+        table[:n, :width] = held[:n]
+        table[shape.decodes : shape.decodes + len(held) - n, :width] = held[n:]
 
     def views(self, shape: StepShape, wanted: Tensor | None, targets: Tensor) -> StepInputs:
         """A step at the fixed addresses of a graph's ``shape``."""
@@ -228,23 +204,25 @@ class StepStager:
         room = batch.table.counts[rows.index] * batch.block_size
         assert (room >= lens).all(), f"rows of {lens} tokens have blocks for {room}"
         origin = self.staging.front // 8
-        fields.source[:] = np.arange(origin, origin + shape.tokens)
+        np.add(self._counting[: shape.tokens], origin, out=fields.source)
         self._fill_tokens(fields, slice(0, n), rows.index[:n], rows.first[:n])
         drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
         np.copyto(fields.source[:n], rows.index[:n], where=drawn)
         end = shape.decodes + own.chunk_tokens
         if own.chunks:
-            owners, positions = _flatten(rows.index[n:], rows.first[n:], rows.counts[n:])
+            owners, positions = rows.chunk_tokens()
             self._fill_tokens(fields, slice(shape.decodes, end), owners, positions)
         for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
             self._pad_tokens(fields, part)
-        fields.query_start[:] = np.arange(shape.decodes + 1)
+        fields.query_start[:] = self._counting[: shape.decodes + 1]
         fields.chunk_start[0] = 0
-        fields.chunk_start[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
-        fields.chunk_start[own.chunks + 1 :] = own.chunk_tokens
-        fields.seq_lens[:] = 0
+        if shape.chunks:
+            fields.chunk_start[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
+            fields.chunk_start[own.chunks + 1 :] = own.chunk_tokens
+        fields.seq_lens[n:] = 0
         fields.seq_lens[:n] = lens[:n]
-        fields.seq_lens[shape.decodes : shape.decodes + own.chunks] = lens[n:]
+        if own.chunks:
+            fields.seq_lens[shape.decodes : shape.decodes + own.chunks] = lens[n:]
 
     def _fill_tokens(
         self,
@@ -271,12 +249,3 @@ class StepStager:
 
 def unpadded(_: StepShape) -> None:
     """A ``Fit`` that pads nothing."""
-
-
-def _flatten(
-    index: NDArray[np.int64], first: NDArray[np.int64], counts: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row of the batch and position of every token."""
-    starts = np.cumsum(counts) - counts
-    within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
-    return np.repeat(index, counts), np.repeat(first, counts) + within

@@ -12,7 +12,8 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch, score_prompt
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepRows, StepStager, unpadded
+from tandem.engine.worker.inputs import StepStager, unpadded
+from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.sampling import SamplingParams

@@ -25,8 +25,9 @@ from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker.events import moment
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepInputs, StepRows, StepStager, unpadded
+from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
 from tandem.engine.worker.launched import LaunchedStep
+from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.threads import StepThreads
 from tandem.kernels.blocks import copy

@@ -170,6 +170,7 @@ class _Host:
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
         self.used = 0
         self.sent: Moment | None = None
+        self._known: dict[StepShape, tuple[Fields[NDArray[Any]], int]] = {}
 
     def free(self) -> None:
         """Wait for the last copy out of here; it was two steps ago."""
@@ -177,10 +178,16 @@ class _Host:
             self.sent.wait()
             self.sent = None
 
-    def fields(self, shape: StepShape, front: int) -> Fields[NDArray[Any]]:
-        """Views to fill."""
-        parts, self.used = _cut_all(self._array, front, _field_sizes(shape))
-        return Fields(*parts)
+    def fields(self, shape: StepShape, front: int, *, keep: bool) -> Fields[NDArray[Any]]:
+        """Views to fill; ``keep`` remembers them."""
+        known = self._known.get(shape)
+        if known is None:
+            parts, end = _cut_all(self._array, front, _field_sizes(shape))
+            known = Fields(*parts), end
+            if keep:
+                self._known[shape] = known
+        fields, self.used = known
+        return fields
 
     def tail(self, wanted: int, targets: int, entries: int) -> Tail[NDArray[Any]]:
         """Views to fill, after ``fields``."""

@@ -1,0 +1,61 @@
+"""A plan's rows as columns of numbers: what a step computes of whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.engine.scheduler.output import StepRow
+from tandem.engine.worker.input_batch import InputBatch
+from tandem.engine.worker.staging import StepShape
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """A plan's rows as columns of numbers, one entry a row."""
+
+    index: NDArray[np.int64]
+    """Rows of the batch."""
+    first: NDArray[np.int64]
+    """Position of the first token."""
+    counts: NDArray[np.int64]
+    num_decodes: int
+    """Leading rows of one token."""
+
+    @classmethod
+    def of(cls, rows: Sequence[StepRow], batch: InputBatch) -> StepRows:
+        """The columns of ``rows``, which ``batch`` knows."""
+        row_of = batch.row_of
+        index = np.array([row_of[row.seq] for row in rows], dtype=np.int64)
+        first = np.array([row.num_computed for row in rows], dtype=np.int64)
+        counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
+        longer = np.flatnonzero(counts > 1)
+        return cls(index, first, counts, int(longer[0]) if longer.size else len(rows))
+
+    @cached_property
+    def lens(self) -> NDArray[np.int64]:
+        """Tokens of each row after the step."""
+        return self.first + self.counts
+
+    @cached_property
+    def shape(self) -> StepShape:
+        """Unpadded."""
+        n, rows = self.num_decodes, len(self.index)
+        return StepShape(n, int(self.counts[n:].sum()) if rows > n else 0, rows - n)
+
+    @cached_property
+    def ends(self) -> NDArray[np.int64]:
+        """Last token of each row, among the tokens of the unpadded step."""
+        return np.cumsum(self.counts) - 1
+
+    def chunk_tokens(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Row of the batch and position of every token that is no decode's."""
+        n = self.num_decodes
+        index, first, counts = self.index[n:], self.first[n:], self.counts[n:]
+        starts = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+        return np.repeat(index, counts), np.repeat(first, counts) + within

@@ -125,7 +125,6 @@ def measure(pool: Tensor, outputs: int, inner: int, rows: int) -> dict[str, obje
         "form": asdict(best) if us < MARGIN * cublas else None,
         "us": round(us, 2),
         "cublas_us": round(cublas, 2),
-        "next": [[round(u, 2), asdict(f)] for u, f in found[1:4]],
     }
 
 
@@ -172,6 +171,7 @@ def main() -> None:
             "versions": {"torch": torch.__version__, "triton": triton.__version__},
             "entries": list(entries.values()),
         }
+        args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(table, indent=1) + "\n")
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.launch.triton_kernels import follow
+from tandem.kernels.launch.triton_kernels import follow, prefetch
 
 
 @triton.jit
@@ -71,14 +71,6 @@ def multiply_one(
 
 
 @triton.jit
-def _prefetch(address):
-    """Ask for the 128-byte line at each address to come to L2; touches no register of ours."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [address], tl.int32, False, 1
-    )
-
-
-@triton.jit
 def _dot(weight, rows, acc):
     return tl.dot(weight, tl.trans(rows), acc)
 
@@ -107,9 +99,9 @@ def multiply_few(
     there = w + (n + half).to(tl.int64)[:, None] * w_row
     if PDL:
         line = tl.minimum(tl.arange(0, LINES) * 64, share - 1)
-        _prefetch((here + start + line[None, :]).to(tl.int64))
+        prefetch((here + start + line[None, :]).to(tl.int64))
         if GATED:
-            _prefetch((there + start + line[None, :]).to(tl.int64))
+            prefetch((there + start + line[None, :]).to(tl.int64))
     follow(PDL)
     acc = tl.zeros([BN, BM], tl.float32)
     up = tl.zeros([BN, BM], tl.float32)

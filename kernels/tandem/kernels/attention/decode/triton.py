@@ -44,7 +44,9 @@ class Tuning:
     pieces: int = 16
     """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
     early: bool = True
-    """Whether programs may take their places before the kernel ahead has ended."""
+    """Whether programs may take their places before the kernel ahead has ended: where pairs are
+    few, and a launch is mostly latency. Otherwise those that come early would crowd on the first
+    multiprocessors to be free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,9 @@ def launch(
     group = q.shape[1] // kv_heads
     kept = triton.next_power_of_2(max(1, batch.max_query_len) * group)
     tile = min(tuning.tile, page)
-    shares = _shares(batch, kv, kept, tile, tuning)
+    few = batch.num_sequences * kv_heads < FEW_PAIRS
+    pdl = dependent(q.device if tuning.early and few else _NOWHERE)
+    shares, planned = _shares(batch, kv, kept, tile, tuning)
     decode_shares[(shares.plan.shape[0],)](
         q,
         kv,
@@ -137,16 +141,21 @@ def launch(
         SPACING=COUNTER_STRIDE,
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
+        AHEAD=pdl["PDL"] and planned,
         num_warps=tuning.warps,
-        **dependent(q.device if tuning.early else _NOWHERE),
+        **pdl,
     )
 
 
-def _shares(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:
+def _shares(
+    batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning
+) -> tuple[Shares, bool]:
+    """The batch's shares, and whether a layer before had planned them."""
     key = ("decode.triton", kv.shape, kept, tile, tuning)
-    if key not in batch.memo:
+    planned = key in batch.memo
+    if not planned:
         batch.memo[key] = _plan(batch, kv, kept, tile, tuning)
-    return cast("Shares", batch.memo[key])
+    return cast("Shares", batch.memo[key]), planned
 
 
 def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:

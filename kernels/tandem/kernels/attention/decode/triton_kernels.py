@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.launch.triton_kernels import follow
+from tandem.kernels.launch.triton_kernels import follow, prefetch
 
 COUNTER_STRIDE = 8
 """int32s from one counter to the next: a sector of L2 each, so that arrivals do not queue."""
@@ -195,6 +195,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     SPACING: tl.constexpr,
     HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One share of the line of units. Grid: (num_shares,).
@@ -203,12 +204,19 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] and lse [tokens, heads] dense.
     Row r of a tile is query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is
     what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
-    scale carries log2(e), because the softmax runs in base two.
+    scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
+    kernel before last has ended with the plan, the first page is fetched before `follow`.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
-    follow(PDL)
     me = tl.program_id(0)
     mine = plan + me * FIELDS
+    if AHEAD:  # noqa: SIM102 - this one is a constant, the other is not
+        if tl.load(mine + 3) > 0:
+            at = tl.load(mine + 8).to(tl.int64) * kv_block + tl.load(mine + 1) * kv_head
+            line = at + (tl.load(mine + 2) * TILE % PAGE) * D + tl.arange(0, TILE * D // 64) * 64
+            prefetch((kv + line).to(tl.int64))
+            prefetch((kv + kv_two + line).to(tl.int64))
+    follow(PDL)
     seq = tl.load(mine)
     head = tl.load(mine + 1)
     tile = tl.load(mine + 2)

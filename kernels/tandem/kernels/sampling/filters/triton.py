@@ -18,7 +18,7 @@ from tandem.kernels.sampling.types import Filters
 
 from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows, weigh_rows
 
-BLOCK = 1024
+BLOCK = 512
 """Values that the search holds in registers."""
 PIVOTS = 3
 ROUNDS = 2
@@ -75,6 +75,7 @@ def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> 
         *(vocab, chunks),
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         PIVOTS=PIVOTS,
+        num_warps=1,  # its many small reductions then need no barrier
         **constants,
     )
     return floors

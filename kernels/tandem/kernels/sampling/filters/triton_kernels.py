@@ -156,11 +156,14 @@ def weigh_rows(
         part = tl.arange(0, PARTS)
         sums = tl.zeros([PARTS], tl.float32)
         if tl.max(peak, 0) >= low:
-            pivots = _pivots(low, high)
+            every = _pivots(low, high)
             logits += row * row_stride
             parts = ()
-            for _ in tl.static_range(PARTS):
+            pivots = ()
+            for i in tl.static_range(PARTS):
                 parts = parts + (tl.zeros([AT_ONCE * GROUP], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+                pivot = tl.max(tl.where(part == i, every, float("-inf")), 0)
+                pivots = pivots + (pivot,)  # type: ignore[assignment]  # noqa: RUF005
             for step in range(STEPS):
                 at = (chunk * STEPS + step) * AT_ONCE * GROUP + tl.arange(0, AT_ONCE * GROUP)
                 value = load_kept(logits, at, at < vocab, temperature, facts, row, SCALED, False)
@@ -168,8 +171,7 @@ def weigh_rows(
                 weight = tl.where(within, tl.exp(value - top), 0.0)
                 more = ()
                 for i in tl.static_range(PARTS):
-                    pivot = tl.max(tl.where(part == i, pivots, float("-inf")), 0)
-                    more = more + (parts[i] + tl.where(value >= pivot, weight, 0.0),)  # type: ignore[assignment]  # noqa: RUF005
+                    more = more + (parts[i] + tl.where(value >= pivots[i], weight, 0.0),)  # type: ignore[assignment]  # noqa: RUF005
                 parts = more
             for i in tl.static_range(PARTS):
                 sums += tl.where(part == i, tl.sum(parts[i], 0), 0.0)

@@ -16,8 +16,8 @@ from tandem.kernels.sampling.rng import GROUP, GROUP_NOISE
 
 from .triton_kernels import best_of_groups, group_stats, race
 
-AT_ONCE = 16
-"""Groups of a program of the first pass: 2,048 logits."""
+AT_ONCE = 32
+"""Groups of a program of the first pass: 4,096 logits."""
 
 
 class GroupStats(NamedTuple):

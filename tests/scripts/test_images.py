@@ -1,0 +1,49 @@
+"""What every image of Tandem promises, read from the Dockerfiles; the cluster's tests run them."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = ("operator", "router", "worker")
+
+
+def lines(role: str) -> list[str]:
+    """Instructions of the last stage of a Dockerfile."""
+    text = (ROOT / "images" / role / "Dockerfile").read_text().replace("\\\n", " ")
+    return text.rpartition("\nFROM ")[2].splitlines()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_runs_tandem_as_nobody_in_particular(role: str) -> None:
+    """No root, no shell between the signal and the process, and no health check of its own."""
+    assert "USER 65532:65532" in lines(role)
+    assert 'ENTRYPOINT ["tandem"]' in lines(role)
+    assert "HEALTHCHECK NONE" in lines(role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_says_what_it_is(role: str) -> None:
+    """Title, licence, version and commit are labels with the names of the OCI specification."""
+    labels = next(line for line in lines(role) if line.startswith("LABEL "))
+    for name in ("title", "description", "licenses", "version", "revision"):
+        assert f"org.opencontainers.image.{name}=" in labels
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_is_built_with_the_pinned_uv(role: str) -> None:
+    """The Makefile's uv, so that the lock is read by the version that wrote it."""
+    makefile = (ROOT / "Makefile").read_text()
+    pinned = makefile.partition("UV_VERSION := ")[2].split()[0]
+    assert f"ARG UV_VERSION={pinned}\n" in (ROOT / "images" / role / "Dockerfile").read_text()
+
+
+def test_every_portion_is_sent_to_the_builder() -> None:
+    """A portion that .dockerignore forgets would be missing in the images, without an error."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {f"!{package.partition('/')[0]}" for package in packages} <= set(sent)

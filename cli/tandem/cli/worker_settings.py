@@ -10,6 +10,7 @@ from tandem.engine.config.engine import SECTIONS
 from tandem.engine.core.server_config import ServerConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import settings_of
 
 _TITLES = {"model": "Model", "cache": "KV cache", "parallel": "Parallelism"}
 _TITLES |= {"scheduler": "Scheduler", "gpu": "GPU"}
@@ -17,14 +18,25 @@ _TITLES |= {"scheduler": "Scheduler", "gpu": "GPU"}
 
 def worker_sections() -> list[Section]:
     """Server, engine and hand-off, in the order in which --help shows them."""
-    engine = [Section(_TITLES[name], settings) for name, settings in SECTIONS.items()]
-    device = Section("Device", EngineConfig, frozenset(SECTIONS))
     return [
         Section("Server", ServerConfig),
-        *engine,
-        device,
+        *engine_sections(),
         Section("KV hand-off", KVTransferConfig),
     ]
+
+
+def engine_sections(leave_out: frozenset[str] = frozenset()) -> list[Section]:
+    """The engine's settings; ``leave_out`` are fields that the command has of its own."""
+    engine = [
+        Section(_TITLES[name], settings, leave_out & _fields(settings))
+        for name, settings in SECTIONS.items()
+    ]
+    device = frozenset(SECTIONS) | (leave_out & _fields(EngineConfig))
+    return [*engine, Section("Device", EngineConfig, device)]
+
+
+def _fields(settings: type) -> frozenset[str]:
+    return frozenset(each.name for each in settings_of(settings))
 
 
 def engine_config(given: dict[type, dict[str, Any]]) -> EngineConfig:

@@ -1,0 +1,32 @@
+"""`tandem bench WHAT`: how fast a server, an engine or a start is; flags follow vLLM's."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+KINDS = {
+    "serve": "Load on any OpenAI URL: latencies per token, throughput, goodput.",
+    "latency": "One batch on an engine in this process, again and again.",
+    "throughput": "Many prompts on an engine in this process, all at once.",
+    "startup": "Seconds from the start of a server's process to its first token.",
+}
+
+
+def usage() -> str:
+    """The text of `tandem bench --help`."""
+    rows = "\n".join(f"  {name:<11} {text}" for name, text in KINDS.items())
+    what = __doc__.splitlines()[0]
+    return f"usage: tandem bench KIND [--help] [options]\n\n{what}\n\nkinds:\n{rows}"
+
+
+def run(argv: list[str]) -> int:
+    """Run one kind; its exit status."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if argv else 2
+    if argv[0] not in KINDS:
+        print(f"tandem bench: {argv[0]!r} is no kind; see `tandem bench --help`", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"tandem.cli.bench.{argv[0]}")
+    return int(module.run(argv[1:]))

@@ -1,0 +1,122 @@
+"""One streamed request to an OpenAI URL, with the time of each piece of its answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from tandem.cli.bench.load import Ask
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: dict[str, Any] | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(slots=True)
+class Record:
+    """What came of one request; times are seconds after the run's start."""
+
+    num_prompt: int
+    sent_at: float
+    times: list[float] = field(default_factory=list)
+    """Of each piece of text."""
+    num_tokens: int = 0
+    """As the server counts them."""
+    ended_at: float = 0.0
+    error: str | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first piece."""
+        return self.times[0] - self.sent_at
+
+    @property
+    def e2e(self) -> float:
+        """Seconds to the last piece."""
+        return self.times[-1] - self.sent_at
+
+    @property
+    def tpot(self) -> float | None:
+        """Seconds per token after the first; None for a single token."""
+        return (self.e2e - self.ttft) / (self.num_tokens - 1) if self.num_tokens > 1 else None
+
+    @property
+    def itl(self) -> list[float]:
+        """Seconds between pieces."""
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go."""
+
+    url: str
+    """Of the endpoint, path included."""
+    model: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    """Fields of every body."""
+
+    def content(self, ask: Ask) -> dict[str, Any]:
+        """The body of one request: completions, since a chat cannot be given as ids."""
+        return {
+            "model": self.model,
+            "prompt": ask.prompt,
+            "max_tokens": ask.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self.body,
+        }
+
+
+async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started: float) -> Record:
+    """Send and read to the end; an error is part of the record, never raised."""
+    content = msgspec.json.encode(target.content(ask))
+    headers = {"Content-Type": "application/json", **target.headers}
+    record = Record(len(ask.prompt), time.perf_counter() - started)
+    try:
+        async with session.post(target.url, data=content, headers=headers) as answer:
+            if answer.status != 200:
+                text = (await answer.text())[:300]
+                record.error = f"HTTP {answer.status}: {text}"
+            else:
+                await _read(answer, record, started)
+    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.ended_at = time.perf_counter() - started
+    if record.error is None and not record.times:
+        record.error = "the stream ended without a token"
+    return record
+
+
+async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) -> None:
+    async for line in answer.content:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        now = time.perf_counter() - started
+        chunk = _decoder.decode(line[6:])
+        if chunk.error is not None:
+            record.error = f"in the stream: {chunk.error}"[:300]
+            return
+        if chunk.usage is not None:
+            record.num_tokens = chunk.usage.completion_tokens
+        if any(choice.text or choice.delta for choice in chunk.choices):
+            record.times.append(now)

@@ -1,0 +1,77 @@
+"""An engine in this process, given a load in tokens and timed: no server, no text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.cli.bench.load import Ask
+from tandem.cli.worker_settings import engine_config
+from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.protocol.ids import RequestKey, new_incarnation
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SamplingParams
+
+SECONDS = 3600.0
+"""No run takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One run; seconds."""
+
+    first: float
+    """Until every request had its first token."""
+    whole: float
+    num_tokens: int
+
+
+class TimedEngine:
+    """Built on construction; ``close`` frees its memory."""
+
+    def __init__(self, given: dict[type, dict[str, Any]]) -> None:
+        started = time.perf_counter()
+        self._core = EngineCore.launch(engine_config(given), UniProcExecutor())
+        self.load_seconds = time.perf_counter() - started
+        self._me = new_incarnation()
+        self._count = 0
+
+    def run(self, load: Sequence[Ask]) -> Timed:
+        """All requests at once, greedy, each to its full length.
+
+        Raises RuntimeError when one is refused or fails, or time runs out.
+        """
+        started = time.perf_counter()
+        for ask in load:
+            self._add(ask)
+        first: dict[str, float] = {}
+        ended, num_tokens = 0, 0
+        while ended < len(load):
+            outputs = self._core.step()
+            now = time.perf_counter() - started
+            if outputs.failed or now > SECONDS:
+                raise RuntimeError(f"the engine did not finish: {outputs.failed or 'too late'}")
+            for output in (each for _, said, _ in outputs.by_router() for each in said):
+                num_tokens += len(output.token_ids)
+                first.setdefault(output.request, now)
+                ended += output.finish is not None
+        return Timed(max(first.values()), time.perf_counter() - started, num_tokens)
+
+    def close(self) -> None:
+        """Free it."""
+        self._core.close()
+
+    def _add(self, ask: Ask) -> None:
+        self._count += 1
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=ask.max_tokens, ignore_eos=True)
+        request = EngineCoreRequest(
+            key=RequestKey(self._me, f"b{self._count}", 0),
+            prompt_token_ids=ask.prompt,
+            params=params,
+        )
+        refusal = self._core.add(request)
+        if refusal is not None:
+            raise RuntimeError(f"the engine refused a request: {refusal.message}")

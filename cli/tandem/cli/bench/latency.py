@@ -1,0 +1,77 @@
+"""`tandem bench latency`: one batch on an engine in this process, again and again."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.bench.load import LoadConfig, asks
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.flags import Section
+from tandem.cli.worker_settings import engine_sections
+from tandem.protocol.settings import check_integer, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyConfig:
+    """The batch and how often it runs."""
+
+    batch_size: int = setting(8, "Requests at once.", unit="requests")
+    input_len: int = setting(32, "Prompt length.", unit="tokens")
+    output_len: int = setting(128, "Answer length.", unit="tokens")
+    num_iters_warmup: int = setting(2, "Runs that are not measured.")
+    num_iters: int = setting(5, "Runs that are.")
+    output_json: str | None = setting(None, "JSON file to write.")
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "input_len", "output_len", "num_iters"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("num_iters_warmup", self.num_iters_warmup, 0)
+
+
+def run(argv: list[str]) -> int:
+    """Measure and print."""
+    sections = [Section("Batch", LatencyConfig), *engine_sections()]
+    given = parse("bench latency", __doc__ or "", sections, argv)
+    config = LatencyConfig(**given[LatencyConfig])
+    set_up_logging("warning")
+    result = measure(config, given)
+    for name in ("first_token_s", "per_token_s", "whole_s"):
+        values = ", ".join(f"{value:.4f}" for value in result[name])
+        print(f"{name:14} median {statistics.median(result[name]):.4f}  ({values})")
+    if config.output_json:
+        Path(config.output_json).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def measure(config: LatencyConfig, given: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    """Times of each measured run. Every run has prompts of its own, so nothing is cached."""
+    from tandem.cli.bench.inprocess import TimedEngine
+
+    engine = TimedEngine(given)
+    try:
+        runs = []
+        for number in range(config.num_iters_warmup + config.num_iters):
+            load = LoadConfig(
+                num_prompts=config.batch_size,
+                random_input_len=config.input_len,
+                random_output_len=config.output_len,
+                seed=number,
+            )
+            runs.append(engine.run(asks(load)))
+    finally:
+        engine.close()
+    measured = runs[config.num_iters_warmup :]
+    steps = max(1, config.output_len - 1)
+    return {
+        "batch_size": config.batch_size,
+        "input_len": config.input_len,
+        "output_len": config.output_len,
+        "load_s": engine.load_seconds,
+        "first_token_s": [each.first for each in measured],
+        "per_token_s": [(each.whole - each.first) / steps for each in measured],
+        "whole_s": [each.whole for each in measured],
+    }

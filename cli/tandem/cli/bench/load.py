@@ -1,0 +1,155 @@
+"""What is asked, and when: prompts of token ids with their lengths and times of arrival.
+
+Prompts are ids, so that a server computes exactly as many tokens as are meant. Random lengths and
+shared prefixes as in vLLM's random data set; a trace gives lengths and times of real traffic.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
+
+TRACE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_FIRST_ID = 1000
+"""Below it vocabularies keep bytes and special tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request."""
+
+    prompt: list[int]
+    max_tokens: int
+    at: float | None = None
+    """Seconds after the start; None: as soon as a place is free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """Data set and arrivals."""
+
+    dataset_name: str = setting(
+        "random", "Where prompts come from.", choices=("random", "prefix", "trace")
+    )
+    dataset_path: str | None = setting(
+        None, "CSV of a trace: TIMESTAMP, ContextTokens, GeneratedTokens."
+    )
+    num_prompts: int = setting(100, "Requests in all.", unit="requests")
+    random_input_len: int = setting(1024, "Prompt length.", unit="tokens")
+    random_output_len: int = setting(128, "Answer length.", unit="tokens")
+    random_range_ratio: float = setting(
+        0.0, "Lengths are drawn from len * (1 - ratio) to len * (1 + ratio)."
+    )
+    prefix_len: int = setting(0, "Tokens that all prompts of a group share.", unit="tokens")
+    num_prefixes: int = setting(1, "Groups of prompts with a common prefix.")
+    random_vocab: int = setting(30_000, "Ids of random prompts are below this.")
+    max_model_len: int = setting(
+        8192, "Longest prompt and answer together; a trace's are cut to it.", unit="tokens"
+    )
+    request_rate: float = setting(
+        0.0, "Requests per second, at random times; 0 sends as fast as --max-concurrency lets."
+    )
+    burstiness: float = setting(
+        1.0, "Shape of the gaps between requests: 1 is a Poisson process, less comes in bursts."
+    )
+    trace_speed: float = setting(1.0, "How many times faster than it happened a trace is played.")
+    seed: int = setting(0, "Of prompts, lengths and arrivals.")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        for name in ("num_prompts", "random_input_len", "random_output_len", "num_prefixes"):
+            check_integer(name, getattr(self, name), 1)
+        check_integer("prefix_len", self.prefix_len, 0)
+        check_integer("random_vocab", self.random_vocab, _FIRST_ID + 1)
+        check_integer("max_model_len", self.max_model_len, 2)
+        check_positive("request_rate", self.request_rate, or_zero=True)
+        check_positive("burstiness", self.burstiness)
+        check_positive("trace_speed", self.trace_speed)
+        if not 0 <= self.random_range_ratio < 1:
+            raise InvalidParameter("random_range_ratio", self.random_range_ratio, "0 to below 1")
+        if self.dataset_name == "trace" and not self.dataset_path:
+            raise InvalidParameter("dataset_path", None, "a CSV file, as the data set is a trace")
+
+
+def asks(config: LoadConfig) -> list[Ask]:
+    """All requests of a run, in the order of their arrival. Raises InvalidParameter."""
+    draw = np.random.default_rng(config.seed)
+    if config.dataset_name == "trace":
+        return _trace(config, draw)
+    inputs = _lengths(config, config.random_input_len, draw)
+    outputs = _lengths(config, config.random_output_len, draw)
+    prompts = _prompts(config, inputs.tolist(), draw)
+    times = arrivals(config, draw)
+    return [
+        Ask(prompt, int(length), at)
+        for prompt, length, at in zip(prompts, outputs, times, strict=True)
+    ]
+
+
+def arrivals(config: LoadConfig, draw: np.random.Generator) -> list[float | None]:
+    """Times of an open loop, scaled so that the whole run keeps the rate; Nones of a closed."""
+    if config.request_rate == 0:
+        return [None] * config.num_prompts
+    gaps = draw.gamma(
+        config.burstiness, 1.0 / (config.request_rate * config.burstiness), config.num_prompts
+    )
+    times = np.cumsum(gaps)
+    times *= config.num_prompts / config.request_rate / times[-1]
+    return [float(at) for at in times - times[0]]
+
+
+def _lengths(
+    config: LoadConfig, mean: int, draw: np.random.Generator
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    low = max(1, round(mean * (1 - config.random_range_ratio)))
+    high = max(low, round(mean * (1 + config.random_range_ratio)))
+    return draw.integers(low, high + 1, config.num_prompts)
+
+
+def _prompts(
+    config: LoadConfig, lengths: Iterable[int], draw: np.random.Generator
+) -> Iterator[list[int]]:
+    prefixes = [
+        _ids(config, config.prefix_len, draw) if config.prefix_len else []
+        for _ in range(config.num_prefixes)
+    ]
+    for number, length in enumerate(lengths):
+        prefix = prefixes[number % config.num_prefixes]
+        yield [*prefix, *_ids(config, length, draw)]
+
+
+def _ids(config: LoadConfig, count: int, draw: np.random.Generator) -> list[int]:
+    ids: list[int] = draw.integers(_FIRST_ID, config.random_vocab, count).tolist()
+    return ids
+
+
+def _trace(config: LoadConfig, draw: np.random.Generator) -> list[Ask]:
+    path = Path(config.dataset_path or "")
+    found: list[Ask] = []
+    first: datetime | None = None
+    try:
+        with path.open(newline="") as file:
+            rows = csv.DictReader(file)
+            if not set(TRACE_COLUMNS) <= set(rows.fieldnames or ()):
+                wanted = ", ".join(TRACE_COLUMNS)
+                raise InvalidParameter("dataset_path", str(path), f"a CSV with columns {wanted}")
+            for row in rows:
+                when = datetime.fromisoformat(row["TIMESTAMP"][:26])
+                first = first or when
+                output = max(1, min(int(row["GeneratedTokens"]), config.max_model_len - 1))
+                prompt = max(1, min(int(row["ContextTokens"]), config.max_model_len - output))
+                at = (when - first).total_seconds() / config.trace_speed
+                found.append(Ask(_ids(config, prompt, draw), output, at))
+                if len(found) == config.num_prompts:
+                    break
+    except OSError as error:
+        raise InvalidParameter("dataset_path", str(path), f"a file ({error.strerror})") from error
+    return found

@@ -1,0 +1,148 @@
+"""`tandem bench serve`: load on any OpenAI URL, at a rate, at a concurrency, or from a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tandem.cli.bench.client import Record, Target
+from tandem.cli.bench.drive import drive
+from tandem.cli.bench.load import Ask, LoadConfig, asks
+from tandem.cli.bench.report import plot, save, show
+from tandem.cli.bench.summary import parse_goodput, summarize
+from tandem.cli.command import parse
+from tandem.cli.flags import Section
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import check_optional_integer, check_positive, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Server, pace, and what to show."""
+
+    base_url: str = setting("http://127.0.0.1:8000", "Server, without /v1.")
+    endpoint: str = setting("/v1/completions", "Path of the completions endpoint.")
+    model: str | None = setting(None, "Model to ask for; the server's first, if not given.")
+    api_key: str | None = setting(None, "Bearer token.")
+    max_concurrency: int | None = setting(None, "Requests at once, at most.", unit="requests")
+    num_warmups: int = setting(1, "Requests before the measured ones.", unit="requests")
+    ignore_eos: bool = setting(True, "Ask for answers of exactly the wanted length.")
+    temperature: float = setting(0.0, "Sampling temperature.")
+    timeout: float = setting(3600.0, "Longest that one request may take.", unit="s")
+    metric_percentiles: str = setting("90,99", "Ranks to show, in percent, with commas between.")
+    goodput: tuple[str, ...] = setting(
+        (), "Bound in milliseconds, ttft:200, tpot:50 or e2el:5000; may be given more than once."
+    )
+    result: str | None = setting(None, "JSON file to write.")
+    save_detailed: bool = setting(False, "Put the times of every request into it.")
+    plot: str | None = setting(None, "Picture of latencies over time to write (png, svg, pdf).")
+
+    def __post_init__(self) -> None:
+        check_optional_integer("max_concurrency", self.max_concurrency, 1)
+        check_positive("timeout", self.timeout)
+        parse_goodput(self.goodput)
+        self.ranks()
+
+    def ranks(self) -> list[float]:
+        """The percentiles as numbers."""
+        try:
+            ranks = [float(rank) for rank in self.metric_percentiles.split(",")]
+        except ValueError:
+            ranks = []
+        if not ranks or not all(0 < rank <= 100 for rank in ranks):
+            allowed = "numbers above 0, up to 100, with commas between"
+            raise InvalidParameter("metric_percentiles", self.metric_percentiles, allowed)
+        return ranks
+
+
+def run(argv: list[str]) -> int:
+    """Measure; 1 when a request failed."""
+    sections = [Section("Server and results", ServeConfig), Section("Load", LoadConfig)]
+    given: dict[type, dict[str, Any]] = parse("bench serve", __doc__ or "", sections, argv)
+    config, load = ServeConfig(**given[ServeConfig]), LoadConfig(**given[LoadConfig])
+    target = _target(config)
+    result, records = asyncio.run(measure(config, load, target))
+    show(result)
+    if config.result:
+        save(Path(config.result), result, records, detailed=config.save_detailed)
+    if config.plot:
+        plot(Path(config.plot), records)
+    return 1 if result["failed"] else 0
+
+
+async def measure(
+    config: ServeConfig, load: LoadConfig, target: Target
+) -> tuple[dict[str, Any], list[Record]]:
+    """Warm up, send the load, and sum it up."""
+    todo = asks(load)
+    warm = [Ask(ask.prompt, ask.max_tokens) for ask in todo[: config.num_warmups]]
+    bounds = {"max_concurrency": config.max_concurrency, "timeout": config.timeout}
+    await drive(target, warm, done=lambda _: None, **bounds)  # type: ignore[arg-type]
+    with _Progress(len(todo)) as progress:
+        records, seconds = await drive(target, todo, done=progress.step, **bounds)  # type: ignore[arg-type]
+    result = summarize(
+        records,
+        seconds,
+        percentiles=config.ranks(),
+        goodput=parse_goodput(config.goodput),
+    )
+    result["settings"] = {**asdict(load), **_public(config), "model": target.model}
+    return result, records
+
+
+def _public(config: ServeConfig) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if name != "api_key"}
+
+
+def _target(config: ServeConfig) -> Target:
+    headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    model = config.model or _first_model(config, headers)
+    body: dict[str, Any] = {"temperature": config.temperature}
+    if config.ignore_eos:
+        body["ignore_eos"] = True
+    return Target(config.base_url.rstrip("/") + config.endpoint, model, headers, body)
+
+
+def _first_model(config: ServeConfig, headers: dict[str, str]) -> str:
+    url = config.base_url.rstrip("/") + "/v1/models"
+    try:
+        answer = httpx.get(url, headers=headers, timeout=10)
+        answer.raise_for_status()
+        name: str = answer.json()["data"][0]["id"]
+    except (httpx.HTTPError, ValueError, LookupError) as error:
+        problem = f"a server that lists its models ({error})"
+        raise InvalidParameter("base_url", config.base_url, problem) from error
+    return name
+
+
+class _Progress:
+    """A bar on the error stream, so that the table may be piped."""
+
+    def __init__(self, total: int) -> None:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+        self._bar = Progress(
+            *Progress.get_default_columns()[:2],
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=Console(file=sys.stderr),
+            transient=True,
+        )
+        self._task = self._bar.add_task("requests", total=total)
+
+    def __enter__(self) -> _Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def step(self, _: Record) -> None:
+        """One more has ended."""
+        self._bar.advance(self._task)

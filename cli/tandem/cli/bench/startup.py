@@ -1,0 +1,89 @@
+"""`tandem bench startup`: seconds from the start of a server's process to its first token."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tandem.cli.command import parse
+from tandem.cli.flags import Section
+from tandem.cli.stack import LOOPBACK, free_ports
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import check_integer, check_positive, setting
+
+_POLL = 0.02
+_STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartupConfig:
+    """What is started, how often."""
+
+    model: str | None = setting(None, "A folder, a GGUF file, a hub id or package:NAME.")
+    worker_flags: tuple[str, ...] = setting(
+        (), "Further arguments of the worker, e.g. --worker-flags=--load-format=dummy."
+    )
+    num_iters: int = setting(3, "Starts.")
+    timeout: float = setting(600.0, "Longest that one start may take.", unit="s")
+    output_json: str | None = setting(None, "JSON file to write.")
+
+    def __post_init__(self) -> None:
+        check_integer("num_iters", self.num_iters, 1)
+        check_positive("timeout", self.timeout)
+
+
+def run(argv: list[str]) -> int:
+    """Start, ask, stop; print each start's seconds."""
+    given = parse("bench startup", __doc__ or "", [Section("Start", StartupConfig)], argv)
+    config = StartupConfig(**given[StartupConfig])
+    starts = []
+    for number in range(config.num_iters):
+        starts.append(start(config))
+        shown = ", ".join(f"{name} {value:.2f}" for name, value in starts[-1].items())
+        print(f"start {number + 1}: {shown}", flush=True)
+    if config.output_json:
+        Path(config.output_json).write_text(json.dumps(starts, indent=1) + "\n")
+    return 0
+
+
+def start(config: StartupConfig) -> dict[str, float]:
+    """Seconds until ready and until the first token of one fresh server."""
+    port = free_ports(1)[0]
+    command = [sys.executable, "-m", "tandem.cli", "serve", "--port", str(port)]
+    command += ["--model", config.model] if config.model else []
+    command += [f"--worker-flags={flag}" for flag in config.worker_flags]
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://{LOOPBACK}:{port}"
+    try:
+        with httpx.Client(base_url=url, timeout=config.timeout) as client:
+            _until_ready(client, process, started + config.timeout)
+            ready = time.perf_counter() - started
+            body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
+            body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+            client.post("/v1/completions", json=body).raise_for_status()
+            return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
+    finally:
+        process.terminate()
+        process.wait(_STOP_SECONDS)
+
+
+def _until_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
+    while True:
+        try:
+            if client.get("/ready", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        code = process.poll()
+        if code is not None:
+            raise InvalidParameter("model", None, f"a server that starts (it ended with {code})")
+        if time.perf_counter() > deadline:
+            raise TimeoutError("the server was not ready in time")
+        time.sleep(_POLL)

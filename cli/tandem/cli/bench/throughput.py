@@ -1,0 +1,66 @@
+"""`tandem bench throughput`: many prompts on an engine in this process, all at once."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandem.cli.bench.load import Ask, LoadConfig, asks
+from tandem.cli.command import parse, set_up_logging
+from tandem.cli.flags import Section
+from tandem.cli.worker_settings import engine_sections
+from tandem.engine.config.model import ModelConfig
+from tandem.protocol.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughputConfig:
+    """Where the result goes."""
+
+    output_json: str | None = setting(None, "JSON file to write.")
+
+
+def run(argv: list[str]) -> int:
+    """Measure and print."""
+    paced = frozenset({"request_rate", "burstiness", "trace_speed"})
+    sections = [
+        Section("Result", ThroughputConfig),
+        Section("Load", LoadConfig, paced),
+        *engine_sections(frozenset({"max_model_len", "seed"})),
+    ]
+    given = parse("bench throughput", __doc__ or "", sections, argv)
+    set_up_logging("warning")
+    load = LoadConfig(**given[LoadConfig])
+    given[ModelConfig]["max_model_len"] = load.max_model_len
+    result = measure(load, given)
+    for name, value in result.items():
+        print(f"{name:24} {value:,.2f}" if isinstance(value, float) else f"{name:24} {value:,}")
+    output = ThroughputConfig(**given[ThroughputConfig]).output_json
+    if output:
+        Path(output).write_text(json.dumps(result, indent=1) + "\n")
+    return 0
+
+
+def measure(load: LoadConfig, given: dict[type, dict[str, Any]]) -> dict[str, Any]:
+    """Requests and tokens per second, after one small request that warms up."""
+    from tandem.cli.bench.inprocess import TimedEngine
+
+    todo = asks(load)
+    engine = TimedEngine(given)
+    try:
+        engine.run([Ask(todo[0].prompt[::-1], min(4, todo[0].max_tokens))])
+        timed = engine.run(todo)
+    finally:
+        engine.close()
+    prompt_tokens = sum(len(ask.prompt) for ask in todo)
+    return {
+        "requests": len(todo),
+        "input_tokens": prompt_tokens,
+        "output_tokens": timed.num_tokens,
+        "seconds": timed.whole,
+        "requests_per_s": len(todo) / timed.whole,
+        "output_tokens_per_s": timed.num_tokens / timed.whole,
+        "total_tokens_per_s": (prompt_tokens + timed.num_tokens) / timed.whole,
+    }

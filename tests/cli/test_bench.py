@@ -1,0 +1,170 @@
+"""`tandem bench serve` against an app over scripted workers, and its arithmetic."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+
+from tandem.cli import bench
+from tandem.cli.bench.client import Record
+from tandem.cli.bench.load import LoadConfig, arrivals, asks
+from tandem.cli.bench.summary import parse_goodput, summarize
+from tandem.protocol.errors import InvalidParameter
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+
+
+def test_a_run_is_measured_shown_and_saved(
+    serve: Serve, decode: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table on standard output, a JSON with every time, a picture."""
+    served = serve(decode(step=0.005))
+    result, picture = tmp_path / "r.json", tmp_path / "r.png"
+    status = bench.run(
+        [
+            *("serve", "--base-url", served.url, "--num-prompts", "6", "--max-concurrency", "3"),
+            *("--random-input-len", "20", "--random-output-len", "5", "--random-vocab", "1200"),
+            *("--goodput", "ttft:60000", "--result", str(result), "--plot", str(picture)),
+            *("--metric-percentiles", "50,99", "--save-detailed"),
+        ]
+    )
+
+    assert status == 0
+    saved = json.loads(result.read_text())
+    assert (saved["completed"], saved["failed"]) == (6, 0)
+    assert saved["total_input_tokens"] == 120
+    assert saved["total_output_tokens"] == 30
+    assert 1 <= saved["max_concurrency_seen"] <= 3
+    assert saved["share_within_bounds"] == 1
+    assert saved["p50_itl_ms"] == pytest.approx(saved["median_itl_ms"])
+    assert saved["median_ttft_ms"] <= saved["median_e2el_ms"]
+    assert all(len(each["times"]) == 5 for each in saved["requests"])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "Time to first token" in capsys.readouterr().out
+
+
+def test_failed_requests_are_counted_by_reason(
+    serve: Serve, decode: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 1, and what the server said."""
+    served = serve(decode())
+    status = bench.run(
+        [
+            *("serve", "--base-url", served.url, "--num-prompts", "2", "--num-warmups", "0"),
+            *("--random-input-len", "20", "--random-output-len", "5", "--random-vocab", "1200"),
+            *("--temperature", "-1"),
+        ]
+    )
+
+    assert status == 1
+    out = capsys.readouterr().out
+    assert "2 x HTTP 400" in out
+    assert "temperature" in out
+
+
+def test_an_open_loop_keeps_its_rate() -> None:
+    """Whatever the gaps, the run as a whole; bursts have wider ones."""
+    load = LoadConfig(num_prompts=400, request_rate=20.0)
+    times = [at for at in arrivals(load, np.random.default_rng(1)) if at is not None]
+    assert len(times) == 400
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(20.0, rel=0.05)
+    bursty = LoadConfig(num_prompts=400, request_rate=20.0, burstiness=0.2)
+    gaps = np.diff([at or 0.0 for at in arrivals(bursty, np.random.default_rng(1))])
+    assert gaps.std() > 1.5 * np.diff(times).std()
+
+
+def test_prompts_share_prefixes_by_group() -> None:
+    """And lengths stay within the range; the same seed gives the same load."""
+    load = LoadConfig(
+        num_prompts=6, random_input_len=10, prefix_len=4, num_prefixes=2, random_range_ratio=0.5
+    )
+    made = asks(load)
+    assert made == asks(load)
+    assert made[0].prompt[:4] == made[2].prompt[:4] != made[1].prompt[:4]
+    assert all(9 <= len(each.prompt) <= 19 for each in made)
+
+
+def test_a_trace_gives_lengths_and_times(tmp_path: Path) -> None:
+    """Cut to what the model holds, faster if that is wanted."""
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n"
+        "2023-11-16 18:15:50.9951690,396,109\n"
+    )
+    load = LoadConfig(
+        dataset_name="trace", dataset_path=str(path), trace_speed=2.0, max_model_len=400
+    )
+    first, second = asks(load)
+
+    assert (len(first.prompt), first.max_tokens, first.at) == (356, 44, 0.0)
+    assert (len(second.prompt), second.max_tokens) == (291, 109)
+    assert second.at == pytest.approx((50.995169 - 46.68059) / 2)
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidParameter, match="TIMESTAMP"):
+        asks(load)
+
+
+def test_figures_are_those_of_the_records() -> None:
+    """Time per token leaves out the first; one beyond a bound is no good request."""
+    one = Record(10, 0.0, [0.1, 0.2, 0.4], 3, 0.4)
+    two = Record(10, 1.0, [1.5, 1.6], 2, 1.6)
+    broken = Record(10, 0.0, error="no")
+    result = summarize(
+        [one, two, broken], 2.0, percentiles=[100], goodput=parse_goodput(["ttft:200"])
+    )
+
+    assert (result["completed"], result["failed"]) == (2, 1)
+    assert result["output_throughput"] == pytest.approx(2.5)
+    assert result["mean_ttft_ms"] == pytest.approx(300)
+    assert result["p100_tpot_ms"] == pytest.approx(150)
+    assert result["median_itl_ms"] == pytest.approx(100)
+    assert result["request_goodput"] == pytest.approx(0.5)
+    assert result["errors"] == {"no": 1}
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--goodput", "speed:1"], ["--num-prompts", "0"], ["--dataset-name", "trace"]]
+)
+def test_wrong_settings_are_named(wrong: list[str]) -> None:
+    """Before anything is sent."""
+    with pytest.raises(InvalidParameter, match=wrong[0].lstrip("-").split("-")[0]):
+        bench.run(["serve", "--base-url", "http://127.0.0.1:9", "--model", "m", *wrong])
+
+
+def test_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """With what each measures."""
+    assert bench.run(["--help"]) == 0
+    assert "throughput" in capsys.readouterr().out
+    assert bench.run(["nothing"]) == 2
+
+
+def test_an_engine_in_this_process_is_measured(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """latency and throughput run a real model and save what they print."""
+    latency, throughput = tmp_path / "l.json", tmp_path / "t.json"
+    model = ["--model", str(smollm2), "--device", "cpu", "--dtype", "float32"]
+    model += ["--num-gpu-blocks-override", "24"]
+    sizes = ["--batch-size", "2", "--input-len", "5", "--output-len", "4", "--num-iters", "2"]
+    assert bench.run(["latency", *model, *sizes, "--output-json", str(latency)]) == 0
+    load = ["--num-prompts", "3", "--random-input-len", "20", "--random-output-len", "4"]
+    load += ["--max-model-len", "256"]
+    assert bench.run(["throughput", *model, *load, "--output-json", str(throughput)]) == 0
+
+    saved = json.loads(latency.read_text())
+    assert len(saved["per_token_s"]) == 2
+    assert all(
+        first < whole for first, whole in zip(saved["first_token_s"], saved["whole_s"], strict=True)
+    )
+    saved = json.loads(throughput.read_text())
+    assert (saved["requests"], saved["input_tokens"], saved["output_tokens"]) == (3, 60, 12)
+    assert "output_tokens_per_s" in capsys.readouterr().out

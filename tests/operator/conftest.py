@@ -31,7 +31,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         pytest.skip(f"no API server: {', '.join(absent)} not in TANDEM_KUBE_BIN or PATH")
     home = tmp_path_factory.mktemp("plane")
     with control_plane(home, controllers=_CONTROLLERS) as running:
-        running.kubectl("apply", "--server-side", "-f", "manifests/crds/")
+        running.kubectl("apply", "--server-side", "-k", "manifests/crds")
         running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         _grant(running)

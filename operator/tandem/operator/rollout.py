@@ -200,9 +200,7 @@ def _rolled(view: RolloutView) -> Decision:
         ready = each.of(each.target).ready if view.memory.servable == token_of(view) else 0
         gap = gap or (each.desired > 0 and old == 0 and ready == 0)
     if _is_done(view, counts):
-        memory = msgspec.structs.replace(view.memory, stable=_targets(view), in_place=False)
-        view = msgspec.structs.replace(view, memory=memory)
-        return _decision(view, Phase.STABLE, counts)
+        return _settled(view, first=False)
     opened = view.memory.servable == token_of(view)
     return _decision(view, Phase.ROLLING if opened else Phase.PILOT, counts, gap=gap)
 

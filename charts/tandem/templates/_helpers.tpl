@@ -1,0 +1,71 @@
+{{- define "tandem.name" -}}
+{{- if contains "tandem" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-tandem" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "tandem.selector" -}}
+app.kubernetes.io/name: tandem-operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "tandem.labels" -}}
+{{ include "tandem.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "tandem.serviceAccount" -}}
+{{ .Values.serviceAccount.name | default (include "tandem.name" .) }}
+{{- end }}
+
+{{- define "tandem.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "tandem.rules" -}}
+- apiGroups: [tandem.dev]
+  resources: [llmservices]
+  verbs: [get, list, watch]
+- apiGroups: [tandem.dev]
+  resources: [llmservices/status, llmrolescalers/status]
+  verbs: [patch]
+- apiGroups: [tandem.dev]
+  resources: [llmservices/finalizers] # owner references that block deletion, on OpenShift
+  verbs: [update]
+- apiGroups: [tandem.dev]
+  resources: [llmrolescalers]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, update, delete]
+- apiGroups: [apps]
+  resources: [controllerrevisions] # templates: made once, never changed
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [batch]
+  resources: [jobs]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [configmaps, services, serviceaccounts]
+  verbs: [get, list, watch, create, patch, update]
+- apiGroups: [""]
+  resources: [secrets] # CURVE keys are made once, read and deleted, never changed
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [pods] # create: only as a dry run, to hear what Pod Security says
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, watch, create, patch, update, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, watch, create, patch, update]
+- apiGroups: [rbac.authorization.k8s.io]
+  resources: [roles, rolebindings]
+  verbs: [get, list, watch, create, patch, update]
+{{- end }}

@@ -1,0 +1,116 @@
+"""What users install: chart, kustomize manifests and samples, against the real API server."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.control_plane import ControlPlane, binary
+
+ROOT = Path(__file__).parents[2]
+CHART = "charts/tandem"
+NEEDS_HELM = pytest.mark.skipif(binary("helm") is None, reason="helm is not there")
+SAMPLES = sorted(path.name for path in (ROOT / "manifests/samples").glob("*.yaml"))
+
+
+def helm(*arguments: str) -> str:
+    """Output of helm, errors included."""
+    done = subprocess.run(
+        [str(binary("helm")), *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    return done.stdout + done.stderr
+
+
+def documents(text: str) -> list[dict[str, Any]]:
+    """Objects of a YAML stream."""
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def rules(objects: list[dict[str, Any]]) -> list[Any]:
+    """Rules of all Roles and ClusterRoles, in an order of their own."""
+    found = [
+        (sorted(rule["apiGroups"]), sorted(rule["resources"]), sorted(rule["verbs"]))
+        for each in objects
+        if each["kind"] in ("Role", "ClusterRole")
+        for rule in each["rules"]
+    ]
+    return sorted(found)
+
+
+@NEEDS_HELM
+def test_the_chart_is_clean():
+    """`helm lint --strict` finds nothing."""
+    assert "0 chart(s) failed" in helm("lint", "--strict", CHART)
+
+
+@NEEDS_HELM
+def test_chart_and_manifests_grant_the_same():
+    """The two ways to install give the operator the same rights, and nobody `*`."""
+    plain = documents((ROOT / "manifests/operator/rbac.yaml").read_text())
+    chart = documents(helm("template", "tandem", CHART, "-n", "tandem-system"))
+    listed = helm("template", "tandem", CHART, "--set", "watchNamespaces={a}")
+    assert rules(chart) == rules(plain) == rules(documents(listed))
+    assert "*" not in str(rules(plain))
+    assert not [each for each in documents(listed) if each["kind"].startswith("ClusterRole")]
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("replicas=0", "/replicas"),
+        ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
+        ("replica=2", "replica"),
+        ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
+    ],
+)
+def test_wrong_values_are_refused(value: str, said: str):
+    """The schema names a wrong value before anything is installed."""
+    text = helm("template", "tandem", CHART, "--set", value)
+    assert said in text
+    assert "Error" in text
+
+
+@NEEDS_HELM
+def test_crds_stay_when_the_release_goes():
+    """Uninstalling the release deletes no service."""
+    crds = [
+        each
+        for each in documents(helm("template", "tandem", CHART))
+        if each["kind"] == "CustomResourceDefinition"
+    ]
+    assert len(crds) == 2
+    assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in crds} == {"keep"}
+
+
+@NEEDS_HELM
+def test_the_api_server_takes_the_chart(plane: ControlPlane, namespace: str):
+    """Every object of the chart passes the real API server, strictly, pods under the restricted
+    profile too."""
+    text = helm("template", "tandem", CHART, "-n", namespace, "--set", "crds.install=false")
+    said = plane.kubectl(
+        "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
+    )
+    assert "deployment.apps/tandem serverside-applied" in said
+    assert "would violate" not in said
+
+
+def test_the_api_server_takes_the_manifests(plane: ControlPlane):
+    """`kubectl apply -k manifests` is valid as a whole."""
+    said = plane.kubectl(
+        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", "manifests"
+    )
+    assert "deployment.apps/tandem-operator serverside-applied" in said
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_api_server_takes_a_sample(plane: ControlPlane, namespace: str, name: str):
+    """Every sample is valid against the CRDs, without an unknown field."""
+    said = plane.kubectl(
+        "-n", namespace, "apply", "--dry-run=server", "--validate=strict",
+        "-f", f"manifests/samples/{name}",
+    )  # fmt: skip
+    assert "llmservice.tandem.dev/" in said

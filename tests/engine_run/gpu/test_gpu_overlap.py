@@ -19,7 +19,7 @@ CLOSE = 0.02
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_no_token_is_wrong_under_pressure(overlap):
-    """Random arrivals, a tenth cancelled, blocks for a third: every token is the best, none leaks."""
+    """Arrivals, cancels, blocks for a few: every token is the best one, and no block leaks."""
     rng = random.Random(3)
     engine = GPUEngine(
         folder_of("qwen3", wide=True),

@@ -15,6 +15,7 @@ from tandem.protocol.names import (
     ANNOTATION_ADMITTED,
     ANNOTATION_DRAINING,
     LABEL_REVISION,
+    LABEL_ROLE,
     WORKER_PORT,
 )
 from tandem.router.config import RouterConfig
@@ -40,7 +41,7 @@ def pod(
             "uid": uid,
             "name": f"pod-{uid}",
             "creationTimestamp": created,
-            "labels": {LABEL_REVISION: "r1"},
+            "labels": {LABEL_REVISION: "r1", LABEL_ROLE: "decode"},
             "annotations": annotations,
             **metadata,
         },
@@ -53,7 +54,7 @@ def test_a_running_pod_is_a_worker() -> None:
     facts = facts_of(pod(annotations={ANNOTATION_ADMITTED: "true"}))
 
     assert facts.endpoint == f"10.0.0.1:{WORKER_PORT}"
-    assert facts.note == WorkerNote(pod="pod-u1", revision="r1", admitted=True)
+    assert facts.note == WorkerNote(pod="pod-u1", role="decode", revision="r1", admitted=True)
     assert facts.leave_ms is None
     assert facts_of(pod(ip="fd00::1")).endpoint == f"[fd00::1]:{WORKER_PORT}"
 

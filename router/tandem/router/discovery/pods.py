@@ -15,6 +15,7 @@ from tandem.protocol.names import (
     ANNOTATION_ADMITTED,
     ANNOTATION_DRAINING,
     LABEL_REVISION,
+    LABEL_ROLE,
     WORKER_PORT,
 )
 from tandem.router.workers.note import WorkerNote
@@ -41,13 +42,15 @@ def facts_of(pod: Pod, now: datetime | None = None) -> PodFacts:
     """Facts of a pod; ``now`` is compared with its deletion's time, never to more than its grace
     period, so that a clock that is off makes a drain shorter and not longer."""
     metadata, status = pod["metadata"], pod.get("status") or {}
+    labels = metadata.get("labels") or {}
     annotations = metadata.get("annotations") or {}
     address: str | None = status.get("podIP")
     ended = status.get("phase") in _ENDED
     leave_ms = _leave_ms(metadata, now or datetime.now(UTC))
     note = WorkerNote(
         pod=metadata["name"],
-        revision=(metadata.get("labels") or {}).get(LABEL_REVISION, ""),
+        role=labels.get(LABEL_ROLE, ""),
+        revision=labels.get(LABEL_REVISION, ""),
         admitted=annotations.get(ANNOTATION_ADMITTED) == "true",
         leaving=leave_ms is not None or annotations.get(ANNOTATION_DRAINING) == "true",
     )

@@ -64,7 +64,7 @@ class Fleet:
         admitted = self.pool.admitted
         workers = self.pool.workers.values()
         views = tuple(
-            self._view(worker, now, admitted=admitted is None or worker.note.revision in admitted)
+            self._view(worker, now, admitted=admitted is None or worker.note.template in admitted)
             for worker in workers
         )
         return FleetSnapshot(views, self.usable_links(now))

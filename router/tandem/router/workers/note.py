@@ -11,17 +11,26 @@ class WorkerNote:
     """Of a pod; the defaults are those of an address in a list."""
 
     pod: str = ""
+    role: str = ""
     revision: str = ""
     """Of the role's template; several may run side by side during a rollout."""
     admitted: bool = False
-    """Its revision may serve users."""
+    """Its revision of its role may serve users."""
     leaving: bool = False
     """It is about to end: place nothing new there."""
+
+    @property
+    def template(self) -> tuple[str, str]:
+        """What is admitted or not: role and revision."""
+        return (self.role, self.revision)
 
 
 NO_NOTE = WorkerNote()
 
+Admitted = frozenset[tuple[str, str]] | None
+"""Templates that serve users; None is all of them, since nobody said anything."""
 
-def admitted_revisions(notes: Iterable[WorkerNote]) -> frozenset[str] | None:
-    """Revisions that serve users; None is all of them, since nobody said anything."""
-    return frozenset(note.revision for note in notes if note.admitted) or None
+
+def admitted_templates(notes: Iterable[WorkerNote]) -> Admitted:
+    """By all that is known of pods, also of those that are not up."""
+    return frozenset(note.template for note in notes if note.admitted) or None

@@ -22,7 +22,7 @@ from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.liveness import LinkTimes
-from tandem.router.workers.note import NO_NOTE, WorkerNote, admitted_revisions
+from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
 from tandem.router.workers.seams import LinkContext, LinkState
 
 logger = logging.getLogger(__name__)
@@ -161,9 +161,9 @@ class WorkerPool:
         self._announce()
 
     @property
-    def admitted(self) -> frozenset[str] | None:
-        """Revisions that serve users; None is all."""
-        return admitted_revisions(self._notes.values())
+    def admitted(self) -> Admitted:
+        """Roles' revisions that serve users; None is all."""
+        return admitted_templates(self._notes.values())
 
     def drain(self, endpoint: str, grace_ms: int) -> None:
         """Tell the worker at an address that its process ends in ``grace_ms``, if it is up."""
@@ -196,7 +196,7 @@ class WorkerPool:
     def serving(self, role: WorkerRole) -> list[Worker]:
         """Those of an admitted revision."""
         admitted = self.admitted
-        return [w for w in self.up(role) if admitted is None or w.note.revision in admitted]
+        return [w for w in self.up(role) if admitted is None or w.note.template in admitted]
 
     async def wait_change(self, timeout: float) -> bool:
         """Wait until a worker came, went, or changed its links; False when none did in time."""

@@ -1,0 +1,244 @@
+"""Changes of a running service on a real API server: rollouts, scaling, rotation, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.harness import Harness
+from tests.operator.node import Node, Pod, unschedulable, waiting
+
+from tandem.protocol import names
+
+
+def of_revision(harness: Harness, role: str, revision: str) -> str:
+    """Name of a Deployment."""
+    return f"demo-{role}-{revision}"
+
+
+def revisions(harness: Harness) -> dict[str, str]:
+    """Target revision by role."""
+    found: dict[str, str] = harness.service()["status"]["rollout"]["targets"]
+    return found
+
+
+def pods(harness: Harness, role: str) -> list[Pod]:
+    """Pods of a role."""
+    selector = f"{names.LABEL_ROLE}={role}"
+    return harness.cluster.items("Pod", harness.namespace, selector)
+
+
+def test_a_change_rolls_pilot_first_and_ends_alone(harness: Harness):
+    """A new engine setting replaces all workers, router untouched, the old Deployments gone to 0
+    and then away."""
+    harness.create(prefill__replicas=2, decode__replicas=2)
+    harness.ready()
+    before = revisions(harness)
+    harness.change({"spec": {"engine": {"maxNumSeqs": 7}}})
+    harness.wait(lambda: harness.condition("Progressing")[1] == "RollingOut", 5)
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 60, "rolled")
+    after = revisions(harness)
+    assert after["router"] == before["router"]
+    assert after["decode"] != before["decode"]
+    wanted = {
+        of_revision(harness, "decode", after["decode"]): 2,
+        of_revision(harness, "prefill", after["prefill"]): 2,
+        of_revision(harness, "router", after["router"]): 2,
+    }
+    harness.wait(lambda: harness.replicas() == wanted, 20, "only new Deployments")
+    harness.wait(lambda: len(harness.names("ControllerRevision")) == 3, 10)
+    admitted = [pod["metadata"]["annotations"] for pod in pods(harness, "decode")]
+    assert all(each[names.ANNOTATION_ADMITTED] == "true" for each in admitted)
+    assert harness.condition("Ready")[0] == "True"
+
+
+def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: Node):
+    """The old counts are restored, Degraded says why, and the service stays Ready."""
+    harness.create(decode__replicas=2, rollout__progressDeadlineSeconds=8)
+    harness.ready()
+    good = revisions(harness)
+
+    def broken(pod: Pod) -> Pod | None:
+        bad = pod["metadata"]["labels"].get(names.LABEL_REVISION) not in good.values()
+        job = names.LABEL_REVISION not in pod["metadata"]["labels"]
+        if not bad or job:
+            return None
+        return waiting("ImagePullBackOff", "registry.example.com/worker:none not found")
+
+    node.rules.append(broken)
+    harness.change({"spec": {"image": "registry.example.com/worker:none"}})
+    harness.wait(
+        lambda: harness.condition("Degraded")[1] == "ProgressDeadlineExceeded", 30, "given up"
+    )
+    assert "registry.example.com/worker:none not found" in harness.condition("Degraded")[2]
+    wanted = {"prefill": 1, "decode": 2, "router": 2}
+    harness.wait(
+        lambda: all(
+            harness.replicas().get(of_revision(harness, role, good[role])) == count
+            for role, count in wanted.items()
+        ),
+        10,
+    )
+    assert harness.condition("Ready")[0] == "True"
+    harness.change({"spec": {"image": None}})
+    harness.wait(lambda: harness.condition("Degraded")[0] == "False", 20, "healthy again")
+
+
+def test_a_scaler_decides_within_bounds(harness: Harness):
+    """An LLMRoleScaler is seeded once, obeyed within its bounds, and shows /scale."""
+    harness.create(decode__scaling={"mode": "External", "minReplicas": 1, "maxReplicas": 3})
+    harness.ready()
+    harness.kubectl("scale", "llmscale", "demo-decode", "--replicas=2")
+    name = of_revision(harness, "decode", revisions(harness)["decode"])
+    harness.wait(lambda: harness.replicas()[name] == 2, 5)
+    harness.kubectl("scale", "llmscale", "demo-decode", "--replicas=9")
+    harness.wait(lambda: harness.replicas()[name] == 3, 5)
+    harness.wait(lambda: harness.condition("ScalingActive")[1] == "OutOfBounds", 5)
+    path = "jsonpath={.status.replicas} {.status.selector}"
+    harness.wait(
+        lambda: harness.kubectl("get", "llmscale", "demo-decode", "-o", path).startswith(
+            "3 app.kubernetes.io/name=tandem"
+        ),
+        10,
+    )
+    harness.change({"spec": {"decode": {"scaling": None, "replicas": 1}}})
+    harness.wait(lambda: harness.names("LLMRoleScaler") == set(), 5)
+    harness.wait(lambda: harness.replicas()[name] == 1, 5)
+
+
+def test_a_pod_that_will_leave_is_marked_first(harness: Harness):
+    """Before a Deployment shrinks, the pod that is to go is marked for the routers."""
+    harness.create(decode__replicas=3)
+    harness.ready()
+    harness.change({"spec": {"decode": {"replicas": 2}}})
+    harness.wait(lambda: len(pods(harness, "decode")) == 2, 10)
+    marked = [
+        pod
+        for pod in pods(harness, "decode")
+        if pod["metadata"]["annotations"].get(names.ANNOTATION_DRAINING) == "true"
+    ]
+    assert marked == []
+
+
+def test_a_rotation_publishes_before_it_rolls(harness: Harness):
+    """keyRotationID makes new keys and says what it waits for."""
+    harness.create()
+    harness.ready()
+    harness.change({"spec": {"security": {"keyRotationID": "a"}}})
+    harness.wait(lambda: "demo-router-keys-g2" in harness.names("Secret"), 5)
+    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys", 5)
+    assert harness.condition("Ready")[0] == "True"
+    assert harness.service()["status"]["keys"]["rotating"] is True
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "conflict": (
+        {"decode__podTemplate": {"spec": {"serviceAccountName": "x"}}},
+        "PodTemplateConflict",
+        "spec.decode.podTemplate.spec: serviceAccountName",
+    ),
+    "unknown field": (
+        {"decode__podTemplate": {"spec": {"nodeSelectors": {"a": "b"}}}},
+        "PodTemplateInvalid",
+        "nodeSelectors",
+    ),
+    "privileged": (
+        {
+            "decode__podTemplate": {
+                "spec": {"containers": [{"name": "x", "image": "y"}]},
+            }
+        },
+        "PodTemplateInvalid",
+        "restricted",
+    ),
+    "two nodes": (
+        {
+            "decode__nodesPerReplica": 2,
+            "decode__parallelism": {"tensor": 2},
+            "prefill__parallelism": {"tensor": 2},
+        },
+        "Unsupported",
+        "spec.decode.nodesPerReplica",
+    ),
+    "cuda p2p": ({"kvTransfer__connector": "CudaP2P"}, "Unsupported", "kvTransfer.connector"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_words(harness: Harness, name: str):
+    """What only the operator or a dry run can tell is Accepted=False with the field's name."""
+    changes, reason, said = REFUSED[name]
+    harness.create(**changes)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", reason), 10, reason)
+    assert said in harness.condition("Accepted")[2]
+    assert harness.condition("Ready")[:2] == ("False", reason)
+    assert harness.names("Deployment") == set()
+    assert said in harness.kubectl("describe", "llm", "demo")
+
+
+def test_a_refused_change_leaves_the_running_service_alone(harness: Harness):
+    """The pods of the last good spec go on when a change cannot be accepted."""
+    harness.create()
+    harness.ready()
+    before = harness.replicas()
+    harness.change({"spec": {"decode": {"podTemplate": {"spec": {"hostNetwork": True}}}}})
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid", 10)
+    assert harness.replicas() == before
+    assert harness.condition("Ready")[0] == "True"
+
+
+def test_a_missing_claim_is_named(harness: Harness):
+    """A volume that is not there is in the condition at once; no pod waits for it."""
+    harness.create(model__source__persistentVolumeClaim={"claimName": "nowhere"})
+    harness.wait(lambda: harness.condition("ModelReady")[1] == "ClaimNotFound", 10)
+    assert "nowhere" in harness.condition("Ready")[2]
+    assert harness.names("Deployment") == set()
+
+
+def test_a_model_that_is_not_there_is_named(harness: Harness, node: Node):
+    """What the Job did not find is in the condition."""
+    report = node.report
+    node.report = {"ok": False, "reason": "ModelNotFound", "message": "no folder /models/smollm2"}
+    try:
+        harness.create()
+        harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelNotFound", 15)
+        assert harness.condition("ModelReady")[2] == "no folder /models/smollm2"
+    finally:
+        node.report = report
+
+
+def test_a_spec_that_does_not_fit_the_model_is_named(harness: Harness):
+    """Tensor parallelism that does not divide the model's heads is told from its config."""
+    tensor = {"tensor": 2}
+    harness.create(prefill__parallelism=tensor, decode__parallelism=tensor)
+    harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelMismatch", 15)
+    assert "does not divide the model's 9 heads" in harness.condition("ModelReady")[2]
+
+
+def test_an_image_that_does_not_exist_is_named(harness: Harness, node: Node):
+    """The role's condition and Ready carry the kubelet's words."""
+
+    def broken(pod: Pod) -> Pod | None:
+        if pod["metadata"]["labels"].get(names.LABEL_ROLE) != "decode":
+            return None
+        return waiting("ErrImagePull", "not found")
+
+    node.rules.append(broken)
+    harness.create()
+    harness.wait(lambda: harness.condition("DecodeReady")[1] == "ImagePull", 10)
+    harness.wait(lambda: harness.condition("Ready")[1] == "ImagePull", 10)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(120)
+def test_pods_that_never_fit_are_named_after_a_minute(harness: Harness, node: Node):
+    """Unschedulable after sixty seconds, in the scheduler's words."""
+
+    def stuck(pod: Pod) -> Pod | None:
+        is_decode = pod["metadata"]["labels"].get(names.LABEL_ROLE) == "decode"
+        return unschedulable(pod) if is_decode else None
+
+    node.rules.append(stuck)
+    harness.create()
+    harness.wait(lambda: harness.condition("DecodeReady")[1] == "Unschedulable", 75)
+    assert "Insufficient gpu" in harness.condition("Ready")[2]

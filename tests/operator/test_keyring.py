@@ -1,0 +1,80 @@
+"""CURVE keys over time: first, rotated, lost, half made. Virtual time."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.operator.api.status import Keys
+from tandem.operator.clock import time_text
+from tandem.operator.desired.naming import Role
+from tandem.operator.keyring import PUBLISH_SECONDS, plan_keys
+
+NOW = 1_800_000_000.0
+
+
+def held(*generations: int) -> dict[tuple[Role, int], str]:
+    """Secrets of all roles for these generations."""
+    return {(role, number): f"{role}{number}" for role in Role for number in generations}
+
+
+def status(generation: int, *, ago: float = 1000, rotation_id: str | None = None) -> Keys:
+    """Status of a generation that was published a while ago."""
+    published = time_text(NOW - ago)
+    return Keys(generation=generation, published_at=published, rotation_id=rotation_id)
+
+
+def test_the_first_keys_are_used_at_once():
+    """Nobody has to hear of the first generation."""
+    plan = plan_keys({}, Keys(), rotation_id=None, in_use=[], now=NOW)
+    assert (plan.generation, plan.active, plan.waits) == (1, 1, 0)
+    assert plan.missing == list(Role)
+
+
+def test_nothing_changes_while_nothing_is_asked():
+    """A whole generation stays."""
+    plan = plan_keys(held(1), status(1), rotation_id=None, in_use=[1], now=NOW)
+    assert (plan.generation, plan.active, plan.missing, plan.retired) == (1, 1, [], [])
+    assert plan.status.rotating is False
+
+
+def test_a_rotation_waits_until_pods_have_read_the_new_keys():
+    """New keys are made and published first; pods get them after the wait."""
+    asked = plan_keys(held(1), status(1), rotation_id="a", in_use=[1], now=NOW)
+    assert (asked.generation, asked.active) == (2, 1)
+    assert asked.missing == list(Role)
+    assert asked.waits == pytest.approx(PUBLISH_SECONDS)
+    later = plan_keys(
+        held(1, 2), asked.status, rotation_id="a", in_use=[1], now=NOW + PUBLISH_SECONDS + 1
+    )
+    assert (later.generation, later.active, later.retired) == (2, 2, [])
+    assert later.status.rotating is True
+
+
+def test_old_keys_go_when_no_pod_uses_them():
+    """The last pod of a generation takes it along."""
+    plan = plan_keys(held(1, 2), status(2), rotation_id=None, in_use=[2], now=NOW)
+    assert plan.retired == [1]
+    assert plan.status.rotating is False
+
+
+def test_a_lost_secret_is_a_rotation_of_all_roles():
+    """A key that is gone is nowhere else: every role gets a new one."""
+    keys = held(1)
+    del keys[(Role.DECODE, 1)]
+    plan = plan_keys(keys, status(1), rotation_id=None, in_use=[1], now=NOW)
+    assert plan.generation == 2
+    assert plan.missing == list(Role)
+
+
+def test_a_half_made_generation_is_completed():
+    """An operator that died between two Secrets is followed by one that makes the rest."""
+    keys = {**held(1), (Role.ROUTER, 2): "router2"}
+    plan = plan_keys(keys, status(1), rotation_id=None, in_use=[1], now=NOW)
+    assert plan.generation == 2
+    assert plan.missing == [Role.PREFILL, Role.DECODE]
+
+
+def test_a_lost_status_finds_its_keys_again():
+    """Secrets that are whole are used although the status forgot them."""
+    plan = plan_keys(held(3), Keys(), rotation_id=None, in_use=[3], now=NOW)
+    assert (plan.generation, plan.active, plan.missing) == (3, 3, [])

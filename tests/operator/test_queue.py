@@ -1,0 +1,86 @@
+"""The work queue: once per key, one worker per key, later after a failure. Virtual time."""
+
+from __future__ import annotations
+
+from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.queue import LAST_BACKOFF, WorkQueue
+
+A, B = ("ns", "a"), ("ns", "b")
+
+
+class Clock:
+    """Time that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def queue() -> tuple[WorkQueue, Clock]:
+    """A queue with its clock."""
+    clock = Clock()
+    return WorkQueue(OperatorMetrics(), clock), clock
+
+
+def test_a_key_is_taken_once_however_often_it_was_added():
+    """Many events are one look."""
+    work, _ = queue()
+    for _ in range(5):
+        work.add(A)
+    assert work.take(0) == A
+    assert work.take(0) is None
+
+
+def test_a_key_is_never_with_two_workers():
+    """What changes during a look is looked at after it, not beside it."""
+    work, _ = queue()
+    work.add(A)
+    assert work.take(0) == A
+    work.add(A)
+    work.add(B)
+    assert work.take(0) == B
+    assert work.take(0) is None
+    work.done(A)
+    assert work.take(0) == A
+
+
+def test_an_earlier_date_wins():
+    """A look that is due later does not hold up one that is due now."""
+    work, clock = queue()
+    work.add(A, 30)
+    work.add(A, 5)
+    work.add(A, 60)
+    assert work.take(0) is None
+    clock.now = 5
+    assert work.take(0) == A
+    clock.now = 100
+    assert work.take(0) is None
+
+
+def test_failures_back_off_and_success_forgets_them():
+    """One second, two, four, up to a minute; then from the start again."""
+    work, clock = queue()
+    waits = []
+    work.add(A)
+    for _ in range(8):
+        assert work.take(0) == A
+        waits.append(work.failed(A))
+        assert work.take(0) is None
+        clock.now += waits[-1]
+    assert work.take(0) == A
+    assert waits[:4] == [1, 2, 4, 8]
+    assert max(waits) == LAST_BACKOFF
+    work.done(A)
+    work.add(A)
+    assert work.take(0) == A
+    assert work.failed(A) == 1
+
+
+def test_a_stopped_queue_gives_nothing():
+    """Workers end when the queue does."""
+    work, _ = queue()
+    work.add(A)
+    work.stop()
+    assert work.take(0) is None

@@ -373,3 +373,21 @@ def test_openapi_describes_the_bodies(serve: Serve, decode: Make) -> None:
     content = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]
 
     assert "messages" in content["application/json"]["schema"]["properties"]
+
+
+def test_time_to_first_token_counts_from_arrival(serve: Serve, decode: Make) -> None:
+    """A body that comes slowly is part of it, as its client sees it."""
+    served = serve(decode(step=0.001))
+    body = json.dumps({**BODY, "max_tokens": 2}).encode()
+    with socket.create_connection(("127.0.0.1", served.socket.getsockname()[1])) as client:
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        client.sendall(head.encode() + body[:10])
+        time.sleep(0.4)
+        client.sendall(body[10:])
+        assert client.recv(100).startswith(b"HTTP/1.1 200")
+    name = "vllm:time_to_first_token_seconds_sum"
+    line = next(each for each in served.metrics().splitlines() if each.startswith(name))
+
+    assert float(line.split()[-1]) >= 0.4

@@ -129,7 +129,8 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         job = self._open(request, loop)
         timer = loop.call_at(job.deadline, job.expire)
-        watch = Stopwatch(job.metrics, request, loop.time())
+        came = routing.arrived.get()
+        watch = Stopwatch(job.metrics, request, loop.time() if came is None else came)
         admitted = False
         try:
             await self._enter(job, loop)

@@ -1,7 +1,7 @@
-"""What the operator's canary asks of a request's way, and which way the request took.
+"""What a request brings to the dispatcher beside its body: when it came, and a canary's wishes.
 
-Set for the task of one HTTP request by the middleware that checked the canary's token; read where
-the dispatcher opens the request. Ordinary requests have none.
+Set by middleware for the task of one HTTP request; read where the dispatcher opens the request.
+Ordinary requests have no wishes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ class Routing:
         """The one revision of a role that may serve it."""
         return self.prefill_revision if role is WorkerRole.PREFILL else self.decode_revision
 
+
+arrived: ContextVar[float | None] = ContextVar("arrived", default=None)
+"""When the request's head was read, on the monotonic clock (the loop's); None outside HTTP."""
 
 current: ContextVar[Routing | None] = ContextVar("routing", default=None)
 """Of the request that this task answers."""

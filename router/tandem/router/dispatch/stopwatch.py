@@ -1,6 +1,6 @@
 """Times of one request as its client sees them: first token, between tokens, in all.
 
-Runs from the dispatch on: parsing and tokenizing come before it.
+Runs from the arrival of the request's head: parsing and tokenizing count.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.router.dispatch import routing
 from tandem.router.metrics import RouterMetrics
 
 logger = logging.getLogger("tandem.access")
@@ -29,6 +30,7 @@ class Trace:
         state = scope.setdefault("state", {})
         state["request_id"] = os.urandom(16).hex()
         started = time.monotonic()
+        routing.arrived.set(started)
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -387,7 +387,7 @@ def test_time_to_first_token_counts_from_arrival(serve: Serve, decode: Make) -> 
         time.sleep(0.4)
         client.sendall(body[10:])
         assert client.recv(100).startswith(b"HTTP/1.1 200")
-    name = "vllm:time_to_first_token_seconds_sum"
+    name = 'vllm:time_to_first_token_seconds_sum{model_name="fake"}'
     line = next(each for each in served.metrics().splitlines() if each.startswith(name))
 
     assert float(line.split()[-1]) >= 0.4

@@ -35,6 +35,10 @@ class Linear:
         """[tokens, in] to [tokens, out]."""
         return self._product(x)
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """[tokens, in] to float32 [tokens, out]."""
+        return self._product.in_float32(x)
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual [tokens, out] += the product of x, in place; returns it."""
         return self._product.add_to(residual, x)

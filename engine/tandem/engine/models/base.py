@@ -44,5 +44,5 @@ class CausalModel(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, vocabulary] of hidden states [rows, hidden], of their type."""
+        """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
         ...

@@ -20,6 +20,10 @@ class Product(Protocol):
         """[tokens, in] to [tokens, out]."""
         ...
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """The product as float32, not rounded to the type of x where the form can do without."""
+        ...
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """residual [tokens, out] += the product, in place; returns it."""
         ...

@@ -17,6 +17,10 @@ class ComposedProduct(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """See Product."""
 
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Product."""
+        return self(x).float()
+
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See Product."""
         return residual.add_(self(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from tandem.engine.quant.base import Product
@@ -19,6 +20,12 @@ class DenseProduct(ComposedProduct):
     def __call__(self, x: Tensor) -> Tensor:
         """See Product."""
         return linear(x, self._weight, self._bias)
+
+    def in_float32(self, x: Tensor) -> Tensor:
+        """See Product. cuBLAS keeps its sums; a CPU's product of 16 bits does not."""
+        if x.device.type != "cuda" or x.dtype == torch.float32 or self._bias is not None:
+            return super().in_float32(x)
+        return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See Product."""

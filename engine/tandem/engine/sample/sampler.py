@@ -23,7 +23,7 @@ from tandem.engine.sample.logprobs import LogprobTensors, score
 from tandem.engine.sample.transfer import index_on, on_device
 from tandem.kernels.sampling import Purpose, best, draw, row_keys
 
-PART = {"cpu": 32, "cuda": 64}
+PART = {"cpu": 32, "cuda": 256}
 """Rows that go through the stages at a time, by device: bounds their float32 copies."""
 
 

@@ -34,6 +34,9 @@ def prepare(config: EngineConfig, device: torch.device) -> None:
     if config.gpu.triton_cache_dir is not None:
         os.environ[TRITON_CACHE] = config.gpu.triton_cache_dir
     torch.cuda.set_device(0 if device.index is None else device.index)
+    # Parts of a split sum are added in float32, as the sum itself is.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 @contextmanager

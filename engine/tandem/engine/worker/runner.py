@@ -88,21 +88,22 @@ class ModelRunner:
         rows = StepRows.of(plan.rows, self.batch)
         self.threads.set_for(int(rows.counts.sum()))
         launched.drawn = [row for row in plan.rows if row.sample_choices]
-        drawing = np.arange(len(plan.rows))
+        drawing: NDArray[np.int64] | slice = slice(None)
         if len(launched.drawn) < len(plan.rows):
             drawing = np.flatnonzero([bool(row.sample_choices) for row in plan.rows])
         scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
         hidden, targets = self._forward(rows, drawing, scored)
         if launched.drawn:
-            self._draw(launched, rows, drawing, hidden[: len(drawing)], targets)
-        launched.prompts = self._score(scored, hidden[len(drawing) :])
+            self._draw(launched, rows, drawing, hidden[: len(launched.drawn)], targets)
+        if scored:
+            launched.prompts = self._score(scored, hidden[len(launched.drawn) :])
 
     def _forward(
-        self, rows: StepRows, drawing: NDArray[np.int64], scored: Sequence[_Scored]
+        self, rows: StepRows, drawing: NDArray[np.int64] | slice, scored: Sequence[_Scored]
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the drawing rows' last tokens, then of the positions to score; and the
         rows of the batch that go on with what is drawn."""
-        every = len(drawing) == rows.num_decodes == len(rows.index)
+        every = isinstance(drawing, slice) and rows.num_decodes == len(rows.index)
         wanted = None if every else rows.ends[drawing]
         if wanted is not None and scored:
             spans = [np.arange(each.first, each.first + each.length) for each in scored]
@@ -118,7 +119,7 @@ class ModelRunner:
         self,
         launched: LaunchedStep,
         rows: StepRows,
-        drawing: NDArray[np.int64],
+        drawing: NDArray[np.int64] | slice,
         hidden: Tensor,
         targets: Tensor,
     ) -> None:

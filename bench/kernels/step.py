@@ -93,7 +93,7 @@ class Step(NamedTuple):
 
 
 def folded(model: Model, step: Step) -> Tensor:
-    """Norm, addition and activation within the products."""
+    """Norm, addition and activation within the products where the table has them so."""
     case = replace(step.case, batch=replace(step.case.batch, memo={}))
     stream = step.residual.clone()
     for i, w in enumerate(model.layers):
@@ -104,7 +104,7 @@ def folded(model: Model, step: Step) -> Tensor:
 
 
 def apart(model: Model, step: Step, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Every op by itself."""
+    """Every op by itself, the norm with the addition before it."""
     case = replace(step.case, batch=replace(step.case.batch, memo={}))
     stream = step.residual.clone()
     x = rms_norm(stream, model.layers[0].gain, EPS)
@@ -140,14 +140,13 @@ def main() -> None:
         step = make_step(batch, context)
         floor = (WEIGHT_BYTES + LAYERS * batch * context * SHAPE.key_bytes) / 4.4e6
         variants: dict[str, Callable[[], Tensor]] = {
-            "apart, cuBLAS": lambda step=step: apart(model, step, linear),
-            "apart, table": lambda step=step: apart(model, step, product),
+            "apart, cuBLAS": lambda step=step: apart(model, step, linear)
         }
-        for early in (True, False):
-            for stages in (3, 4):
-                tuned = step._replace(tuning=replace(attention.DEFAULT, early=early, stages=stages))
-                label = f"folded, attention {'early' if early else 'after'}, {stages} stages"
-                variants[label] = lambda step=tuned: folded(model, step)
+        for early, late in ((True, True), (True, False), (False, False)):
+            tuned = step._replace(tuning=replace(attention.DEFAULT, early=early, late=late))
+            when = f"attention {'early' if early else 'after'}{', late' if late else ''}"
+            variants[f"apart, table, {when}"] = lambda step=tuned: apart(model, step, product)
+            variants[f"folded, {when}"] = lambda step=tuned: folded(model, step)
         for label, run in variants.items():
             us = replay_us(run, 1)
             found.append({"batch": name, "variant": label, "us": us, "roofline_us": floor})

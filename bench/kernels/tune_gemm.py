@@ -1,7 +1,8 @@
 """Make a device's table of products with few rows: python bench/kernels/tune_gemm.py --out TABLE.
 
-Every form that fits is timed against cuBLAS on weights that no cache holds, in replays of a CUDA
-graph; the fastest stays, or null where cuBLAS is. The table goes to
+Every form that fits is timed on weights that no cache holds, in replays of a CUDA graph, against
+cuBLAS or, where it folds its neighbours in, against the ops one after the other; the fastest stays,
+or null where doing without is. The table goes to
 kernels/tandem/kernels/gemm/tables/<device>.json.
 """
 
@@ -16,14 +17,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from torch.nn.functional import linear
 
-from tandem.kernels.gemm.table import ROW_CLASSES, Form
+from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.gemm.table import ROW_CLASSES, Form, Kind
 from tandem.kernels.gemm.triton import fits, launch
+from tandem.kernels.norm import rms_norm
 
 MODELS: dict[str, dict[str, tuple[int, int, int]]] = {
     "qwen3-8b": {
@@ -42,10 +46,14 @@ MODELS: dict[str, dict[str, tuple[int, int, int]]] = {
     },
 }
 """Outputs, inner size and number of each product in a step."""
+KINDS = {"qkv": Kind.NORM, "head": Kind.NORM, "gate_up": Kind.GATED}
+"""What is also tried with its neighbours folded in."""
+EPS = 1e-6
 POOL = 3 << 30
 """Numbers of the pool that weights are cut from: 6 GB, a hundred times the L2."""
 MARGIN = 0.99
-"""A form must beat cuBLAS by more than noise."""
+"""A form must win by more than noise."""
+Multiply = Callable[[Tensor, Tensor], Tensor]
 
 
 def forms(rows: int) -> Iterator[Form]:
@@ -64,23 +72,40 @@ def forms(rows: int) -> Iterator[Form]:
             yield Form(outputs, inner, split, stages, warps=2 if outputs == 16 else 4)
 
 
-def worth(form: Form, outputs: int, inner: int, rows: int) -> bool:
+def worth(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
     """Whether a form fits a shape and puts enough but not too many programs to work."""
     programs = outputs // form.outputs * form.split
     most = 10**6 if rows == 1 else 2400
-    return fits(form, outputs, inner, rows) and 96 <= programs <= most
+    return fits(form, kind, outputs, inner, rows) and 96 <= programs <= most
 
 
-def compile_one(case: tuple[int, Form]) -> None:
+def compile_one(case: tuple[int, Kind, Form]) -> None:
     """Compile a form in a process of its own; the compiled kernel is found on disk afterwards."""
-    rows, form = case
+    rows, kind, form = case
     x = torch.zeros(rows, form.inner * form.split, dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros(form.outputs * 16, x.shape[1], dtype=torch.bfloat16, device="cuda")
     try:
-        launch(x, weight, form)
+        folded(kind, x, x[0], form)(x, weight)
         torch.cuda.synchronize()
     except Exception as problem:
-        print(rows, form, str(problem)[:80], flush=True)
+        print(rows, kind, form, str(problem)[:80], flush=True)
+
+
+def folded(kind: Kind, x: Tensor, gain: Tensor, form: Form) -> Multiply:
+    """The product with what its kind folds in."""
+    norm = (gain, EPS) if kind is not Kind.PLAIN and x.shape[0] == 1 else None
+    return lambda x, w: launch(x, w, form, norm=norm, gated=kind is Kind.GATED)
+
+
+def unfolded(kind: Kind, x: Tensor, gain: Tensor, plain: Multiply) -> Multiply:
+    """The same by ops one after the other."""
+    if kind is Kind.PLAIN:
+        return linear
+    if x.shape[0] > 1:
+        return lambda x, w: silu_and_mul(plain(x, w))
+    if kind is Kind.NORM:
+        return lambda x, w: plain(rms_norm(x, gain, EPS), w)
+    return lambda x, w: silu_and_mul(plain(rms_norm(x, gain, EPS), w))
 
 
 def time_us(run: Callable[[], object], calls: int) -> float:
@@ -101,31 +126,65 @@ def time_us(run: Callable[[], object], calls: int) -> float:
     return sorted(times)[2]
 
 
-def measure(pool: Tensor, outputs: int, inner: int, rows: int) -> dict[str, object]:
-    """One entry of the table."""
+def measure(
+    pool: Tensor, kind: Kind, outputs: int, inner: int, rows: int, plain: Multiply
+) -> dict[str, Any]:
+    """One entry of the table; `plain` is the fastest product without a neighbour."""
     calls = min(24, POOL // (outputs * inner))
     weights = [w.view(outputs, inner) for w in pool[: calls * outputs * inner].chunk(calls)]
     x = torch.randn(rows, inner, dtype=torch.bfloat16, device="cuda")
-    cublas = time_us(lambda: [linear(x, w) for w in weights], calls)
+
+    def timed(multiply: Multiply) -> float:
+        return time_us(lambda: [multiply(x, w) for w in weights], calls)
+
+    gain = x[0].contiguous()
+    without = timed(unfolded(kind, x, gain, plain))
     found: list[tuple[float, Form]] = []
     for form in forms(rows):
-        if worth(form, outputs, inner, rows):
+        if worth(form, kind, outputs, inner, rows):
             try:
-                us = time_us(lambda form=form: [launch(x, w, form) for w in weights], calls)
+                found.append((timed(folded(kind, x, gain, form)), form))
             except Exception as problem:
                 print(form, str(problem)[:80], flush=True)
-                continue
-            found.append((us, form))
-    found.sort(key=lambda f: f[0])
-    us, best = found[0]
+    us, best = min(found, key=lambda f: f[0])
     return {
+        "kind": kind.value,
         "outputs": outputs,
         "inner": inner,
         "rows": rows,
-        "form": asdict(best) if us < MARGIN * cublas else None,
+        "form": asdict(best) if us < MARGIN * without else None,
         "us": round(us, 2),
-        "cublas_us": round(cublas, 2),
+        "without_us": round(without, 2),
     }
+
+
+def measure_all(pool: Tensor, model: str, rows: int, entries: dict[Any, Any]) -> None:
+    """Every product of a model at a row class, into `entries`; prints the sum over a step."""
+    total, cublas = 0.0, 0.0
+    for name, (outputs, inner, count) in MODELS[model].items():
+        plain: Multiply = linear
+        for kind in (Kind.PLAIN, KINDS.get(name, Kind.PLAIN)):
+            key = (kind, outputs, inner, rows)
+            if kind is Kind.NORM and rows > 1:
+                continue
+            if key not in entries:
+                entries[key] = measure(pool, *key, plain)
+            entry = entries[key]
+            best = entry["us"] if entry["form"] else entry["without_us"]
+            if kind is Kind.PLAIN:
+                total += count * best / 1e3
+                cublas += count * entry["without_us"] / 1e3
+                if entry["form"]:
+                    plain = folded(kind, pool[:1].view(1, 1), pool, Form(**entry["form"]))
+            print(
+                f"{model} {rows:3} rows {name:8} {kind:6} without {entry['without_us']:6.1f} µs, "
+                f"best {entry['us']:6.1f} µs, {outputs * inner * 2 / best / 1e6:.2f} TB/s "
+                f"{entry['form']}",
+                flush=True,
+            )
+    print(
+        f"{model} {rows:3} rows: cuBLAS {cublas:.3f} ms, with the table {total:.3f} ms", flush=True
+    )
 
 
 def main() -> None:
@@ -136,33 +195,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     args = parser.parse_args()
-    cases = [(rows, form) for rows in args.rows for form in forms(rows)]
+    cases = [
+        (rows, kind, form)
+        for rows, kind in itertools.product(args.rows, Kind)
+        if rows == 1 or kind is not Kind.NORM
+        for form in forms(rows)
+        if fits(form, kind, form.outputs * 16, form.inner * form.split, rows)
+    ]
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as workers:
         list(workers.map(compile_one, cases, chunksize=4))
     print(f"compiled {len(cases)} forms", flush=True)
     pool = torch.empty(POOL, dtype=torch.bfloat16, device="cuda")
     for part in pool.split(1 << 28):
         part.normal_()
-    entries: dict[tuple[int, int, int], dict[str, object]] = {}
+    entries: dict[Any, dict[str, Any]] = {}
     for model, rows in itertools.product(args.models, args.rows):
-        total = {"us": 0.0, "cublas_us": 0.0}
-        for name, (outputs, inner, count) in MODELS[model].items():
-            key = (outputs, inner, rows)
-            entry = entries.get(key) or entries.setdefault(key, measure(pool, *key))
-            us = entry["us"] if entry["form"] else entry["cublas_us"]
-            total["us"] += count * us / 1e3
-            total["cublas_us"] += count * entry["cublas_us"] / 1e3
-            rate = outputs * inner * 2 / us / 1e6
-            print(
-                f"{model} {rows:3} rows {name:8} cuBLAS {entry['cublas_us']:6.1f} µs, best "
-                f"{entry['us']:6.1f} µs, {rate:.2f} TB/s {entry['form']}",
-                flush=True,
-            )
-        print(
-            f"{model} {rows:3} rows: cuBLAS {total['cublas_us']:.3f} ms, "
-            f"with the table {total['us']:.3f} ms",
-            flush=True,
-        )
+        measure_all(pool, model, rows, entries)
     if args.out:
         command = "python bench/kernels/tune_gemm.py --models " + " ".join(args.models)
         table = {

@@ -1,14 +1,16 @@
 """Which kernel multiplies which shape: measured once a device, kept as data beside the code.
 
 A table is tables/<device>.json: the command that made it, the versions it was made with, and per
-(outputs, inner size, most rows) the fastest form with its time and cuBLAS's. Where cuBLAS was
-faster the form is null, as it is for any shape that is not in the table.
+(kind, outputs, inner size, most rows) the fastest form, its time, and the time without it: that of
+cuBLAS for a product alone, that of the ops one after the other for a product with its neighbours.
+Where that was faster the form is null, as it is for whatever is not in the table.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -17,6 +19,17 @@ import torch
 
 ROW_CLASSES = (1, 16, 32, 64)
 """Most rows of each class of sizes that the tables know."""
+
+
+class Kind(StrEnum):
+    """What is multiplied, and what is folded in."""
+
+    PLAIN = "plain"
+    """A product, perhaps with bias or residual."""
+    NORM = "norm"
+    """With the norm before it, at one row."""
+    GATED = "gated"
+    """With the gated activation after it, and at one row with the norm too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +46,8 @@ class Form:
     warps: int = 4
 
 
-Key = tuple[int, int, int]
-"""Outputs, inner size, row class."""
+Key = tuple[Kind, int, int, int]
+"""Kind, outputs, inner size, row class."""
 
 
 def row_class(rows: int) -> int | None:
@@ -42,12 +55,12 @@ def row_class(rows: int) -> int | None:
     return next((most for most in ROW_CLASSES if rows <= most), None)
 
 
-def form_for(device: torch.device, outputs: int, inner: int, rows: int) -> Form | None:
-    """The form that the device's table has for a product; None is cuBLAS."""
+def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: int) -> Form | None:
+    """The form that the device's table has; None is to do without."""
     most = row_class(rows)
     if most is None or device.type != "cuda":
         return None
-    return _table(torch.cuda.get_device_name(device)).get((outputs, inner, most))
+    return _table(torch.cuda.get_device_name(device)).get((kind, outputs, inner, most))
 
 
 @cache
@@ -58,9 +71,11 @@ def _table(device_name: str) -> dict[Key, Form]:
 
 
 def forms_of(table: dict[str, Any]) -> dict[Key, Form]:
-    """The forms of a parsed table, without the shapes that cuBLAS keeps."""
+    """The forms of a parsed table, without what is faster without one."""
     return {
-        (entry["outputs"], entry["inner"], entry["rows"]): Form(**entry["form"])
+        (Kind(entry["kind"]), *(entry[n] for n in ("outputs", "inner", "rows"))): Form(
+            **entry["form"]
+        )
         for entry in table["entries"]
         if entry["form"] is not None
     }

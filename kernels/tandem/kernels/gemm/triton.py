@@ -17,7 +17,7 @@ from tandem.kernels.launch import dependent
 from tandem.kernels.norm import rms_norm
 
 from . import reference
-from .table import Form, form_for
+from .table import Form, Kind, form_for
 from .triton_kernels import multiply_few, multiply_one
 
 PARTIAL_BYTES = 32 << 20
@@ -42,17 +42,17 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See the wrapper; the norm is folded in at one row."""
-    form = _form(x, weight)
-    if form is None or x.shape[0] > 1:
+    """See the wrapper; the norm may be folded in at one row."""
+    form = _form(x, weight, Kind.NORM) if x.shape[0] == 1 else None
+    if form is None:
         return linear(rms_norm(x, gain, eps), weight, bias)
     return launch(x, weight, form, bias=bias, norm=(gain, eps))
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    """See the wrapper; the activation is folded in wherever the sums are whole."""
-    form = _form(x, weight)
-    if form is None or form.split > 1 or form.outputs < 2:
+    """See the wrapper; the activation may be folded in, at one row with the norm."""
+    form = _form(x, weight, Kind.GATED)
+    if form is None:
         return silu_and_mul(norm_linear(x, gain, eps, weight, None))
     if x.shape[0] > 1:
         return launch(rms_norm(x, gain, eps), weight, form, gated=True)
@@ -159,8 +159,10 @@ def _launch_few(
     )
 
 
-def fits(form: Form, outputs: int, inner: int, rows: int) -> bool:
-    """Whether a form divides a shape and its parts have room."""
+def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
+    """Whether a form divides a shape, its parts have room, and it can fold the kind in."""
+    if kind is Kind.GATED and (form.split > 1 or form.outputs < (2 if rows == 1 else 32)):
+        return False
     if outputs % form.outputs or inner % (form.inner * form.split):
         return False
     if form.split == 1:
@@ -169,21 +171,20 @@ def fits(form: Form, outputs: int, inner: int, rows: int) -> bool:
     return rows > 1 and room and outputs // form.outputs <= _COUNTERS
 
 
-def _form(x: Tensor, weight: Tensor) -> Form | None:
+def _form(x: Tensor, weight: Tensor, kind: Kind = Kind.PLAIN) -> Form | None:
     rows = x.shape[0]
+    if x.is_cuda:
+        _room(x.device)  # by a step's first product, of whatever size: before any graph is captured
     if not rows or x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
         return None
     outputs, inner = weight.shape
-    form = form_for(x.device, outputs, inner, rows)
-    return form if form is not None and fits(form, outputs, inner, rows) else None
+    form = form_for(x.device, kind, outputs, inner, rows)
+    return form if form is not None and fits(form, kind, outputs, inner, rows) else None
 
 
 @cache
 def _room(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Partial sums and counters of a device: products of one stream at a time share them.
-
-    Made by the first product that needs them, which is to run before a CUDA graph is captured.
-    """
+    """Partial sums and counters of a device: products of one stream at a time share them."""
     return (
         torch.empty(PARTIAL_BYTES // 4, dtype=torch.float32, device=device),
         torch.zeros(_COUNTERS, dtype=torch.int32, device=device),

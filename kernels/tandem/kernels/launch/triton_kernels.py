@@ -7,14 +7,27 @@ import triton.language as tl
 
 
 @triton.jit
+def wait(PDL: tl.constexpr):
+    """Wait for the kernel before this one and for what it wrote."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release(PDL: tl.constexpr):
+    """Let the kernel after this one take its places, once every program has come here or ended."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def follow(PDL: tl.constexpr):
     """Wait for the kernel before this one, then let the one after it start.
 
     In this order, so that whoever starts knows that everything up to two launches ago has ended.
     """
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+    wait(PDL)
+    release(PDL)
 
 
 @triton.jit

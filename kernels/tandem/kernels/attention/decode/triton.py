@@ -47,6 +47,8 @@ class Tuning:
     """Whether programs may take their places before the kernel ahead has ended: where pairs are
     few, and a launch is mostly latency. Otherwise those that come early would crowd on the first
     multiprocessors to be free."""
+    late: bool = True
+    """Whether the kernel behind is let in after the first keys instead of at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,7 @@ def launch(
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         AHEAD=pdl["PDL"] and planned,
+        LATE=tuning.late,
         num_warps=tuning.warps,
         **pdl,
     )

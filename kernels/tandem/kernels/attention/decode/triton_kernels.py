@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.launch.triton_kernels import follow, prefetch
+from tandem.kernels.launch.triton_kernels import follow, prefetch, release, wait
 
 COUNTER_STRIDE = 8
 """int32s from one counter to the next: a sector of L2 each, so that arrivals do not queue."""
@@ -196,6 +196,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
+    LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One share of the line of units. Grid: (num_shares,).
@@ -205,7 +206,8 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     Row r of a tile is query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is
     what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
     scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
-    kernel before last has ended with the plan, the first page is fetched before `follow`.
+    kernel before last has ended with the plan, the first page is fetched before the wait; with LATE
+    the kernel after this one comes when the first keys are done.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
     me = tl.program_id(0)
@@ -216,7 +218,9 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             line = at + (tl.load(mine + 2) * TILE % PAGE) * D + tl.arange(0, TILE * D // 64) * 64
             prefetch((kv + line).to(tl.int64))
             prefetch((kv + kv_two + line).to(tl.int64))
-    follow(PDL)
+    wait(PDL)
+    if not LATE:
+        release(PDL)
     seq = tl.load(mine)
     head = tl.load(mine + 1)
     tile = tl.load(mine + 2)
@@ -264,6 +268,8 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             top = new
             # The next tile's block, an iteration before its address is needed.
             block = tl.load(table + tl.minimum(j + 1, tiles - 1) * TILE // PAGE)
+        if LATE:
+            release(PDL)
         if take == tiles:
             h = head * GROUP + rows % GROUP
             _write(out, lse, acc, top, total, q_first + token, h, valid, HEADS, D, HAS_LSE)

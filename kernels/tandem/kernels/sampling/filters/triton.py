@@ -20,7 +20,8 @@ from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows,
 
 BLOCK = 512
 """Values that the search holds in registers."""
-PIVOTS = 3
+AGAINST = 16
+"""Values that these are compared with at a time."""
 ROUNDS = 2
 """Passes that narrow the bracket before its logits are gathered."""
 STEPS = 8
@@ -74,8 +75,7 @@ def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> 
         *(filters.top_k, filters.top_p, floors, facts, kinds, partials, cursors, found),
         *(vocab, chunks),
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
-        PIVOTS=PIVOTS,
-        num_warps=1,  # its many small reductions then need no barrier
+        AT_ONCE=AGAINST,
         **constants,
     )
     return floors

@@ -20,9 +20,9 @@ from tandem.kernels.sampling.race.triton_kernels import load_kept
 TINY = tl.constexpr(1e-30)
 FINITE = tl.constexpr(-3.4028234663852886e38)
 PARTS = tl.constexpr(8)
-"""Into how many parts `weigh_rows` cuts a bracket."""
-HALVINGS = tl.constexpr(16)
-"""Steps of `bound_rows`: the bound is within 2^-16 of the row's range of the best such bound."""
+"""Into how many parts a pass cuts a bracket."""
+HALVINGS = tl.constexpr(12)
+"""Steps of `bound_rows`: the bound is within 2^-12 of the row's range of the best such bound."""
 NOTHING = tl.constexpr(0)
 COUNT = tl.constexpr(1)
 MASS = tl.constexpr(2)
@@ -250,59 +250,89 @@ def _keep_between(values, target, count, low, high, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _narrow(
+    values, count, low, high, above, top, target,
+    BY_MASS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One pass over values[:count] that cuts the bracket of `_search` into PARTS; the right one."""
+    step = (high - low) / PARTS
+    sums = ()
+    for _ in tl.static_range(PARTS - 1):
+        sums = sums + (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(values + at, mask=at < count, other=float("-inf"))
+        weight = _weigh(value, (value >= low) & (value < high), top, BY_MASS)
+        more = ()
+        for i in tl.static_range(PARTS - 1):
+            pivot = low + step * (i + 1)
+            more = more + (sums[i] + tl.where(value >= pivot, weight, 0.0),)  # type: ignore[assignment]  # noqa: RUF005
+        sums = more
+    new_low = low
+    new_high = high
+    new_above = above
+    for i in tl.static_range(PARTS - 1):
+        pivot = low + step * (PARTS - 1 - i)
+        reached = above + tl.sum(sums[PARTS - 2 - i], 0)
+        # Pivots come from above: the first that reaches the target is the new lower end.
+        searching = new_low == low
+        enough = (reached >= target) & (pivot < high)
+        new_low = tl.where(searching & enough, tl.maximum(pivot, low), new_low)
+        lower = searching & (reached < target) & (pivot > low) & (pivot < new_high)
+        new_high = tl.where(lower, pivot, new_high)
+        new_above = tl.where(lower, reached, new_above)
+    return new_low, new_high, new_above
+
+
+@triton.jit
+def _by_rank(
+    values, count, low, high, above, top, target,
+    BY_MASS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """`_search` where values[:count] are at most BLOCK: each is weighed against all the others."""
+    at = tl.arange(0, BLOCK)
+    value = tl.load(values + at, mask=at < count, other=float("-inf"))
+    sums = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, count, AT_ONCE):
+        place = start + tl.arange(0, AT_ONCE)
+        other = tl.load(values + place, mask=place < count, other=float("-inf"))
+        weight = _weigh(other, (other >= low) & (other < high), top, BY_MASS)
+        sums += tl.sum(tl.where(other[None, :] >= value[:, None], weight[None, :], 0.0), 1)
+    fits = (value >= low) & (value < high) & (above + sums >= target)
+    return tl.max(tl.where(fits, value, low), 0)
+
+
+@triton.jit
 def _search(
     values, spare, count, low, high, above, top, target,
-    BY_MASS: tl.constexpr, BLOCK: tl.constexpr, PIVOTS: tl.constexpr,
+    BY_MASS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """The largest v of values[:count] in low <= v < high whose weights from v up reach `target`.
 
     `above` is the weight of what is at or above `high`; with all that is at or above `low` it must
-    reach the target. Each pass cuts the bracket into PIVOTS + 1; what is outside is left behind
-    while there is more than a block of values. Ends when no float lies within the bracket but its
-    lower end.
+    reach the target. While there is more than a block of values the bracket is cut and what is
+    outside is left behind. That also ends when no float lies within the bracket but its lower end:
+    then all that is left is equal.
     """
     moved = low < high
-    while moved:
-        step = (high - low) / (PIVOTS + 1)
-        sums = ()
-        for _ in tl.static_range(PIVOTS):
-            sums = sums + (tl.zeros([BLOCK], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
-        for start in range(0, count, BLOCK):
-            at = start + tl.arange(0, BLOCK)
-            value = tl.load(values + at, mask=at < count, other=float("-inf"))
-            weight = _weigh(value, (value >= low) & (value < high), top, BY_MASS)
-            more = ()
-            for i in tl.static_range(PIVOTS):
-                pivot = low + step * (i + 1)
-                more = more + (sums[i] + tl.where(value >= pivot, weight, 0.0),)  # type: ignore[assignment]  # noqa: RUF005
-            sums = more
-        new_low = low
-        new_high = high
-        new_above = above
-        for i in tl.static_range(PIVOTS):
-            pivot = low + step * (PIVOTS - i)
-            reached = above + tl.sum(sums[PIVOTS - 1 - i], 0)
-            # Pivots come from above: the first that reaches the target is the new lower end.
-            searching = new_low == low
-            enough = (reached >= target) & (pivot < high)
-            new_low = tl.where(searching & enough, tl.maximum(pivot, low), new_low)
-            lower = searching & (reached < target) & (pivot > low) & (pivot < new_high)
-            new_high = tl.where(lower, pivot, new_high)
-            new_above = tl.where(lower, reached, new_above)
+    while moved & (count > BLOCK):
+        new_low, new_high, above = _narrow(
+            values, count, low, high, above, top, target, BY_MASS, BLOCK
+        )
         moved = (new_low > low) | (new_high < high)
         low = new_low
         high = new_high
-        above = new_above
-        if moved & (count > BLOCK):
-            count = _keep_between(values, spare, count, low, high, BLOCK)
-            values = spare
+        count = _keep_between(values, spare, count, low, high, BLOCK)
+        values = spare
+    if count <= BLOCK:
+        low = _by_rank(values, count, low, high, above, top, target, BY_MASS, BLOCK, AT_ONCE)
     return low
 
 
 @triton.jit
 def search_rows(
     top_k, top_p, floors, facts, kinds, partials, cursors, found, vocab, chunks,
-    BLOCK: tl.constexpr, PIVOTS: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """floors[row] becomes the row's threshold under min-p, top-k and top-p. Grid: (rows,)."""
@@ -333,7 +363,7 @@ def search_rows(
                 k.to(tl.float32),
                 False,
                 BLOCK,
-                PIVOTS,
+                AT_ONCE,
             )
             floor = tl.maximum(floor, kth)
         if kind == COUNT:
@@ -341,7 +371,7 @@ def search_rows(
             target = tl.maximum(p * mass, TINY)
         if (p < 1.0) & (above + mass >= target):
             edge = _search(
-                values, spare, count, least, high, above, top, target, True, BLOCK, PIVOTS
+                values, spare, count, least, high, above, top, target, True, BLOCK, AT_ONCE
             )
             floor = tl.maximum(floor, edge)
         tl.store(floors + row, floor)

@@ -16,8 +16,8 @@ from tandem.kernels.sampling.rng import GROUP, GROUP_NOISE
 
 from .triton_kernels import best_of_groups, group_stats, race
 
-AT_ONCE = 32
-"""Groups of a program of the first pass: 4,096 logits."""
+AT_ONCE = 16
+"""Groups of a program of a pass over logits: 2,048 of them; twice that for maxima alone."""
 
 
 class GroupStats(NamedTuple):
@@ -95,7 +95,8 @@ def stats_of(
     peaks = torch.empty(rows, groups, dtype=torch.float32, device=logits.device)
     masses = torch.empty_like(peaks) if mass else None
     above = None if chosen is None else torch.empty_like(peaks, dtype=torch.int32)
-    group_stats[(triton.cdiv(groups, AT_ONCE), rows)](
+    at_once = AT_ONCE if mass else 2 * AT_ONCE
+    group_stats[(triton.cdiv(groups, at_once), rows)](
         logits,
         _or(temperature, logits),
         _or(floor, logits),
@@ -107,7 +108,7 @@ def stats_of(
         vocab,
         groups,
         GROUP=GROUP,
-        AT_ONCE=AT_ONCE,
+        AT_ONCE=at_once,
         SCALED=temperature is not None,
         FLOORED=floor is not None,
         MASS=mass,

@@ -29,7 +29,7 @@ class OperatorProcess:
         self._log = home / f"operator-{name}.log"
         command = [sys.executable, "-m", "tandem.cli", "operator", "--port", "0"]
         command += ["--own-namespace", OPERATOR_NAMESPACE, "--identity", name, *FAST, *flags]
-        environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONUNBUFFERED": "1"}
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONFAULTHANDLER": "1"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
 
@@ -46,7 +46,22 @@ class OperatorProcess:
         """SIGTERM; the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=30)
+        try:
+            return self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler says where it hangs
+            self.process.wait(timeout=10)
+            raise AssertionError(f"the operator hangs:\n{self.log()[-6000:]}") from None
+
+
+def poll(what: Callable[[], Any], seconds: float) -> float | None:
+    """How long it took until ``what`` was true; None when it was not."""
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        if what():
+            return time.monotonic() - started
+        time.sleep(0.1)
+    return None
 
 
 class Harness:
@@ -96,13 +111,17 @@ class Harness:
 
     def wait(self, what: Callable[[], Any], seconds: float, text: str = "") -> float:
         """Until ``what`` is true; how long it took."""
-        started = time.monotonic()
-        while time.monotonic() - started < seconds:
-            if what():
-                return time.monotonic() - started
-            time.sleep(0.1)
-        status = json.dumps(self.service().get("status", {}), indent=1)
-        raise AssertionError(f"not within {seconds} s: {text or what}\n{status}")
+        took = poll(what, seconds)
+        if took is None:
+            status = json.dumps(self.service().get("status", {}), indent=1)
+            raise AssertionError(f"not within {seconds} s: {text or what}\n{status}")
+        return took
+
+    def wait_for(self, what: Callable[[], Any], seconds: float) -> float:
+        """The same where there is no service yet."""
+        took = poll(what, seconds)
+        assert took is not None, f"not within {seconds} s"
+        return took
 
     def ready(self, name: str = "demo", seconds: float = 30.0) -> float:
         """Until the service is Ready; how long it took."""

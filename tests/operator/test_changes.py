@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "conflict": (
         {"decode__podTemplate": {"spec": {"serviceAccountName": "x"}}},
         "PodTemplateConflict",
-        "spec.decode.podTemplate.spec: serviceAccountName",
+        "serviceAccountName",
     ),
     "unknown field": (
         {"decode__podTemplate": {"spec": {"nodeSelectors": {"a": "b"}}}},

@@ -83,19 +83,19 @@ class Cluster:
         found: list[Manifest] = self._call("GET", _path(kind, namespace), query)["items"]
         return found
 
-    def apply(
-        self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
-    ) -> Manifest:
+    def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
         """Server-side apply under the operator's name, strictly validated."""
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         path = _path_of(manifest, subresource)
-        return self._call("PATCH", path, query | _dry(dry_run), manifest, _APPLY)
+        return self._call("PATCH", path, query, manifest, _APPLY)
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
         """Make an object; None when it is there already."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"])
-        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"} | _dry(dry_run)
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        if dry_run:
+            query["dryRun"] = "All"
         try:
             return self._call("POST", path, query, manifest, _JSON)
         except ClusterError as error:
@@ -177,10 +177,6 @@ def _content(status: int, data: bytes) -> Manifest:
     if status >= 400:
         raise ClusterError(status, content.get("reason", ""), content.get("message", ""))
     return content
-
-
-def _dry(dry_run: bool) -> dict[str, str]:
-    return {"dryRun": "All"} if dry_run else {}
 
 
 def _path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:

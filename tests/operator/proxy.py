@@ -1,0 +1,109 @@
+"""Between an operator and the API server: plain HTTP in, TLS out; swallows watches, or cuts all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+from tests.operator.control_plane import ControlPlane
+
+
+class Proxy:
+    """With ``swallow`` the streams of watches stay open and silent; ``cut`` ends everything."""
+
+    def __init__(self, plane: ControlPlane, *, swallow: bool = False) -> None:
+        self._plane = plane
+        self._swallow = swallow
+        self._blocked = False
+        self.swallowed = 0
+        """Bytes of watches that nobody got."""
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._port = int(self._server.getsockname()[1])
+
+    def __enter__(self) -> Proxy:
+        self._spawn(self._accept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig, leading here."""
+        path = self._plane.home / f"kubeconfig-proxy-{self._port}"
+        content = json.loads(self._plane.kubeconfig().read_text())
+        content["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{self._port}"}
+        path.write_text(json.dumps(content))
+        return path
+
+    def cut(self) -> None:
+        """End every connection, and accept no other."""
+        self._blocked = True
+        for each in list(self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _spawn(self, target: object, *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            if self._blocked:
+                client.close()
+            else:
+                self._spawn(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        context = ssl._create_unverified_context()
+        raw = socket.create_connection(("127.0.0.1", self._plane.port))
+        with client, context.wrap_socket(raw) as server:
+            self._open |= {client, server}
+            watching = threading.Event()
+            up = threading.Thread(target=self._up, args=(client, server, watching), daemon=True)
+            up.start()
+            self._down(server, client, watching)
+            for each in (client, server):
+                with contextlib.suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+            up.join(timeout=10)
+            self._open -= {client, server}
+
+    def _up(self, client: socket.socket, server: socket.socket, watching: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if b"watch=true" in data.split(b"\r\n", 1)[0]:
+                    watching.set()
+                server.sendall(data)
+
+    def _down(
+        self, server: socket.socket, client: socket.socket, watching: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                client.sendall(self._let_through(data, watching))
+
+    def _let_through(self, data: bytes, watching: threading.Event) -> bytes:
+        """All of it; of a watch only the head of the answer."""
+        if not (self._swallow and watching.is_set()):
+            return data
+        head, found, rest = data.partition(b"\r\n\r\n")
+        if data.startswith(b"HTTP/") and found:
+            self.swallowed += len(rest)
+            return head + found
+        self.swallowed += len(data)
+        return b""

@@ -1,0 +1,114 @@
+"""Two replicas, a leader that is killed, watches that go silent: on a real API server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.operator.control_plane import ControlPlane
+from tests.operator.harness import Harness, OperatorProcess
+from tests.operator.node import FakeRouter, Node
+from tests.operator.proxy import Proxy
+
+from tandem.operator.cluster import Cluster
+
+TAKEOVER_SECONDS = 20.0
+
+
+@pytest.fixture
+def lone(
+    plane: ControlPlane, cluster: Cluster, namespace: str, node: Node, router: FakeRouter
+) -> Harness:
+    """A namespace without the operator that other tests share; pods become ready in it."""
+    return Harness(plane, cluster, namespace)
+
+
+class Operators:
+    """Replicas that end with the test, in an election of their own."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self._plane = plane
+        self._flags = ("--namespaces", namespace, "--lease-name", "tandem-operator")
+        self._namespace = namespace
+        self.running: list[OperatorProcess] = []
+
+    def start(self, name: str, config: Path | None = None, *flags: str) -> OperatorProcess:
+        """A replica."""
+        kubeconfig = config or self._plane.kubeconfig()
+        name = f"{self._namespace}-{name}"
+        flags = (*self._flags, "--own-namespace", self._namespace, *flags)
+        process = OperatorProcess(self._plane.home, name, kubeconfig, *flags)
+        self.running.append(process)
+        return process
+
+
+@pytest.fixture
+def operators(plane: ControlPlane, namespace: str) -> Iterator[Operators]:
+    """Starts replicas."""
+    made = Operators(plane, namespace)
+    yield made
+    for process in made.running:
+        if process.process.poll() is None:
+            process.stop()
+
+
+def holder(harness: Harness) -> str:
+    """Who holds the Lease."""
+    lease = harness.cluster.get("Lease", harness.namespace, "tandem-operator")
+    return "" if lease is None else lease["spec"].get("holderIdentity") or ""
+
+
+def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, operators: Operators):
+    """The leader is killed with -9 while rolling; the standby finishes it, nothing is doubled."""
+    first = operators.start("first")
+    lone.wait_for(lambda: "-first_" in holder(lone), 15)
+    operators.start("second")
+    lone.create(prefill__replicas=2, decode__replicas=2)
+    lone.ready()
+    lone.change({"spec": {"engine": {"maxNumSeqs": 5}}})
+    lone.wait(lambda: lone.condition("Progressing")[1] == "RollingOut", 5)
+    first.kill()
+    took = lone.wait_for(lambda: "-second_" in holder(lone), TAKEOVER_SECONDS)
+    assert took < TAKEOVER_SECONDS
+    lone.wait(lambda: lone.condition("Progressing")[1] == "Stable", 60)
+    lone.wait(lambda: len(lone.replicas()) == 3, 20)
+    assert sorted(lone.replicas().values()) == [2, 2, 2]
+    assert {name.rpartition("-")[2] for name in lone.names("Secret") if "keys" in name} == {"g1"}
+
+
+def test_a_leader_that_ends_hands_over_at_once(lone: Harness, operators: Operators):
+    """SIGTERM gives the Lease back: the standby leads within a few seconds."""
+    first = operators.start("first")
+    lone.wait_for(lambda: "-first_" in holder(lone), 15)
+    second = operators.start("second")
+    time.sleep(3)
+    assert "kopf" not in second.log()
+    started = time.monotonic()
+    assert first.stop() == 0
+    lone.wait_for(lambda: "-second_" in holder(lone), 5)
+    assert time.monotonic() - started < 6
+
+
+def test_a_leader_that_cannot_renew_ends(lone: Harness, operators: Operators, plane: ControlPlane):
+    """A leader cut off from the API server is gone before its Lease is free."""
+    with Proxy(plane) as proxy:
+        cut = operators.start("cut", proxy.kubeconfig())
+        lone.wait_for(lambda: "-cut_" in holder(lone), 15)
+        proxy.cut()
+        assert cut.process.wait(timeout=10) == 3
+
+
+def test_state_is_right_again_although_watches_are_silent(
+    lone: Harness, operators: Operators, plane: ControlPlane
+):
+    """With every watch event swallowed, the periodic list repairs and brings up services."""
+    with Proxy(plane, swallow=True) as proxy:
+        operators.start("deaf", proxy.kubeconfig(), "--resync-seconds", "3")
+        lone.wait_for(lambda: "-deaf_" in holder(lone), 15)
+        lone.create()
+        lone.ready(seconds=40)
+        lone.cluster.delete("Service", lone.namespace, "demo")
+        lone.wait(lambda: "demo" in lone.names("Service"), 10)
+        assert proxy.swallowed > 0

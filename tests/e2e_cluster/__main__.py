@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from tests.cluster import archives, build, layout, lifecycle
 from tests.cluster.processes import ClusterError
 from tests.e2e_cluster import setup
 
+MODEL = "smollm2"
 MODEL_IMAGE = "docker.io/local/smollm2:1"
 SUITE_SECONDS = 3000.0
 CA = Path("/etc/ssl/certs/ca-certificates.crt")
@@ -81,15 +83,15 @@ def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int
     with steps.step("images"):
         images()
     with steps.step("model"):
-        model = prepared_model()
-        model_image(model)
+        models = model_folder()
+        model_image(models / MODEL)
     try:
         with steps.step("cluster"):
             lifecycle.up(2)
         environment = {
             setup.ENV_RUN: "own",
             setup.ENV_MOUNTED: str(layout.ROOT / "mounted"),
-            setup.ENV_MODEL: str(model),
+            setup.ENV_MODELS: str(models),
             setup.ENV_MODEL_IMAGE: MODEL_IMAGE,
             "KUBECONFIG": str(layout.KUBECONFIG),
             "PATH": f"{layout.BIN}:{os.environ['PATH']}",
@@ -115,20 +117,28 @@ def images() -> None:
         raise ClusterError("the images cannot be built")
 
 
-def prepared_model() -> Path:
-    """Folder of the embedded model, prepared once per cache."""
+def model_folder() -> Path:
+    """A folder with the prepared embedded model in it: what a volume of models looks like."""
     from tandem.hub import DEFAULT_MODEL, prepare
 
-    return prepare(DEFAULT_MODEL, progress=False).path
+    prepared = prepare(DEFAULT_MODEL, progress=False).path
+    place = layout.ROOT / "models" / MODEL
+    stamp = place.parent / f"{MODEL}.source"
+    if not stamp.exists() or stamp.read_text() != prepared.name:
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(prepared, place)
+        stamp.write_text(prepared.name)
+    return place.parent
 
 
 def model_image(folder: Path) -> None:
     """An archive with the model alone, which every node imports: for image volumes."""
     archive = layout.IMAGES / "model.tar"
     stamp = archive.with_suffix(".inputs")
-    if not archive.exists() or not stamp.exists() or stamp.read_text() != folder.name:
+    digest = (folder.parent / f"{folder.name}.source").read_text()
+    if not archive.exists() or not stamp.exists() or stamp.read_text() != digest:
         archives.pack(MODEL_IMAGE, folder, archive)
-        stamp.write_text(folder.name)
+        stamp.write_text(digest)
 
 
 def suite(environment: dict[str, str], arguments: Sequence[str]) -> int:

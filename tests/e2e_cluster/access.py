@@ -7,14 +7,16 @@ address is, on the cluster of tests/cluster, on kind under Linux, and on most re
 
 from __future__ import annotations
 
-from tests.e2e_cluster.kube import Json, Kube
+import httpx
+from tests.e2e_cluster.kube import Json, Kube, wait_for
 from tests.e2e_cluster.setup import Setup
 
 PORT = 8000
+OPEN_SECONDS = 30.0
 
 
 def open_port(kube: Kube, setup: Setup, name: str, selector: dict[str, str]) -> str:
-    """Base URL under which the pods of a selector answer. May be called again."""
+    """Base URL under which the pods of a selector answer, once it does. May be called again."""
     kube.apply(
         {
             "apiVersion": "v1",
@@ -24,7 +26,17 @@ def open_port(kube: Kube, setup: Setup, name: str, selector: dict[str, str]) -> 
         }
     )
     number = kube.get("service", name)["spec"]["ports"][0]["nodePort"]
-    return f"http://{setup.address or node_address(kube)}:{number}"
+    url = f"http://{setup.address or node_address(kube)}:{number}"
+    wait_for(f"{url} to answer", lambda: _answers(url), seconds=OPEN_SECONDS)
+    return url
+
+
+def _answers(url: str) -> bool:
+    """Whether the port is open: nodes learn of a new one after a second or so."""
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def node_address(kube: Kube) -> str:

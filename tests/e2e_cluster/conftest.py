@@ -67,8 +67,8 @@ def operator(cluster: Kube, setup: Setup) -> Installed:
 
 @pytest.fixture(scope="module")
 def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
-    """A served model of the module's own: one prefill, one decode worker, one router."""
-    served = Service(kube, setup, "smol")
+    """A served model of the module's own: one prefill, one decode worker, one router, NIXL."""
+    served = Service(kube, setup, changes={"kvTransfer": {"connector": "NIXL"}})
     served.apply()
     served.wait_ready()
     yield served

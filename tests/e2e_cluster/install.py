@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.e2e_cluster.images import prefix, tag
+from tests.e2e_cluster.images import prefix, reference, tag
 from tests.e2e_cluster.kube import Json, Kube
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "tandem"
 NAMESPACE = "tandem-system"
 RELEASE = "tandem"
 WAIT_SECONDS = 120
-LEASE = "tandem-operator"
+LEASE = RELEASE
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,7 @@ class Installed:
         """Name of the pod that leads, as the Lease says; empty when nobody does."""
         lease = self.kube.find("lease", LEASE) or {"spec": {}}
         identity: str = lease["spec"].get("holderIdentity") or ""
-        names = [str(pod["metadata"]["name"]) for pod in self.pods()]
-        uids = {pod["metadata"]["uid"]: str(pod["metadata"]["name"]) for pod in self.pods()}
-        named = [name for name in names if name in identity]
-        named += [name for uid, name in uids.items() if uid in identity]
-        return named[0] if named else ""
+        return identity.partition("_")[0]
 
     def restarts(self) -> int:
         """How often containers of the operator ended by themselves."""
@@ -56,7 +52,8 @@ def helm(kube: Kube, *arguments: str, seconds: float = WAIT_SECONDS + 30) -> str
 def install(cluster: Kube) -> Installed:
     """Install or upgrade the release in its own namespace, with the images under test."""
     start = time.monotonic()
-    values = {"image.registry": prefix(), "image.tag": tag(), "replicas": "2"}
+    values = {"image.repository": f"{prefix()}/tandem-operator", "image.tag": tag()}
+    values |= {f"{role}Image": reference(role) for role in ("router", "worker")}
     sets = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
     where = ["--namespace", NAMESPACE, "--create-namespace"]
     wait = ["--wait", f"--timeout={WAIT_SECONDS}s"]

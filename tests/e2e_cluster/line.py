@@ -16,14 +16,17 @@ from tests.e2e_cluster.volumes import mount
 from tandem.protocol import names
 
 NAME = "line"
+MODEL = f"{names.PATH_MODELS}/smollm2"
 THREADS = {"name": "OMP_NUM_THREADS", "value": "1"}
 
 
 def worker(setup: Setup, role: str, node: str | None) -> Json:
     """A worker pod, on a node if one is named."""
-    args = [role, "--model", names.PATH_MODELS, "--served-model-name", "smol"]
+    args = [role, "--model", MODEL, "--served-model-name", "smollm2"]
     args += ["--kv-control-host", "0.0.0.0", "--kv-data-port", str(names.DATA_PORT)]
-    volumes = [mount("model", "model", names.PATH_MODELS)]
+    args += ["--num-gpu-blocks-override", "512", "--kv-connector", "nixl"]
+    args += ["--kv-advertise-host", f"$({names.ENV_POD_IP})"]
+    volumes = [mount("models", "models", names.PATH_MODELS)]
     if setup.mounted:
         volumes.append(mount("mounted", "mounted", "/opt/tandem-mounted"))
     ports = f"{names.DATA_PORT}-{names.DATA_PORT + names.DATA_PORTS - 1}"
@@ -35,14 +38,14 @@ def worker(setup: Setup, role: str, node: str | None) -> Json:
 
 def router() -> Json:
     """The router's pod; it finds the workers by their labels."""
-    args = ["router", "--model", names.PATH_MODELS, "--served-model-name", "smol"]
+    args = ["router", "--model", MODEL, "--served-model-name", "smollm2"]
     args += ["--host", "0.0.0.0", "--ready-prefill", "1", "--discovery", "kubernetes"]
     selector = f"{names.LABEL_SERVICE}={NAME},{names.LABEL_ROLE}"
     env = [
         {"name": names.ENV_DISCOVERY_NAMESPACE, "valueFrom": _field("metadata.namespace")},
         {"name": names.ENV_DISCOVERY_SELECTOR, "value": selector},
     ]
-    pod = _pod("router", "router", args, [mount("model", "model", names.PATH_MODELS)], env)
+    pod = _pod("router", "router", args, [mount("models", "models", names.PATH_MODELS)], env)
     pod["spec"] |= {"serviceAccountName": NAME, "automountServiceAccountToken": True}
     pod["spec"]["containers"][0]["readinessProbe"] = _probe(names.ROUTER_PORT)
     del pod["metadata"]["labels"][names.LABEL_ROLE]

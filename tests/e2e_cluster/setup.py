@@ -12,7 +12,7 @@ from dataclasses import dataclass
 ENV_RUN = "TANDEM_E2E_CLUSTER"
 """``own``: the cluster of tests/cluster, whose nodes may be killed; ``given``: another one."""
 ENV_MOUNTED = "TANDEM_E2E_MOUNTED"
-ENV_MODEL = "TANDEM_E2E_MODEL"
+ENV_MODELS = "TANDEM_E2E_MODELS"
 ENV_MODEL_IMAGE = "TANDEM_E2E_MODEL_IMAGE"
 ENV_ADDRESS = "TANDEM_E2E_ADDRESS"
 
@@ -25,8 +25,8 @@ class Setup:
     is_own: bool
     mounted: str | None
     """Folder on every node with the packages that a thin worker image lacks."""
-    model: str | None
-    """Folder on every node with the prepared model; else it comes as a package of the image."""
+    models: str | None
+    """Folder on every node whose folder smollm2 is the prepared model; else it is a package."""
     model_image: str | None
     """Reference of an image with the prepared model, where nodes have one."""
     address: str | None
@@ -42,7 +42,7 @@ def read() -> Setup | None:
         kubeconfig=os.environ["KUBECONFIG"],
         is_own=which == "own",
         mounted=os.environ.get(ENV_MOUNTED) or None,
-        model=os.environ.get(ENV_MODEL) or None,
+        models=os.environ.get(ENV_MODELS) or None,
         model_image=os.environ.get(ENV_MODEL_IMAGE) or None,
         address=os.environ.get(ENV_ADDRESS) or None,
     )

@@ -1,0 +1,143 @@
+"""Resources that cannot work: refused with the field's name, or told by a condition in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.e2e_cluster.install import Installed
+from tests.e2e_cluster.kube import Json, Kube, conditions
+from tests.e2e_cluster.service import KIND, Service, resource
+from tests.e2e_cluster.setup import Setup
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+REFUSED: dict[str, tuple[Json, tuple[str, ...]]] = {
+    "a text for a number": ({"decode": {"replicas": "two"}}, ("decode.replicas", "integer")),
+    "zero decode workers": ({"decode": {"replicas": 0}}, ("decode.replicas", "at least 1")),
+    "an odd block": ({"engine": {"blockSize": 48}}, ("blockSize", "power of two")),
+    "an unknown connector": ({"kvTransfer": {"connector": "Pigeon"}}, ("connector", "NIXL")),
+    "RDMA over TCP": (
+        {"kvTransfer": {"connector": "TCP", "transport": "RDMA"}},
+        ("transport", "RDMA"),
+    ),
+    "unequal tensor parallelism": (
+        {"prefill": {"parallelism": {"tensor": 2}}},
+        ("parallelism.tensor", "equal"),
+    ),
+    "a union with two members": (
+        {"model": {"source": {"hub": {"repository": "a/b"}}}},
+        ("source", "hub"),
+    ),
+    "always without prefill": (
+        {"disaggregation": {"mode": "Always"}, "prefill": {"replicas": 0}},
+        ("disaggregation", "prefill"),
+    ),
+    "an unknown field": ({"decode": {"replica": 2}}, ("replica", "unknown")),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_the_api_server_refuses(kube: Kube, setup: Setup, operator: Installed, what: str) -> None:
+    """The API server says which field is wrong and what is allowed."""
+    changes, words = REFUSED[what]
+    said = kube.refusal(resource(kube, setup, "bad", changes))
+    for word in words:
+        assert word in said, said
+
+
+def test_a_long_name_is_refused(kube: Kube, setup: Setup, operator: Installed) -> None:
+    """A name from which no child's name could be made is refused with the limit."""
+    said = kube.refusal(resource(kube, setup, "x" * 40, {}))
+    assert "metadata.name" in said
+    assert "36" in said
+
+
+HUGE = {"requests": {"cpu": "900", "memory": "1Gi"}}
+NO_CLAIM = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "nowhere"}}
+SHOWN: dict[str, tuple[Json, str, str, float]] = {
+    "pods that never fit": (
+        {"decode": {"resources": HUGE}},
+        "DecodeReady",
+        "Unschedulable",
+        90.0,
+    ),
+    "an image that does not exist": (
+        {"image": "ghcr.io/tandem-serving/nothing:0"},
+        "DecodeReady",
+        "ImagePull",
+        120.0,
+    ),
+    "a claim that is not there": (
+        {"model": {"source": NO_CLAIM}},
+        "ModelReady",
+        "ClaimNotFound",
+        30.0,
+    ),
+    "a model that is not there": (
+        {"model": {"source": {"persistentVolumeClaim": {"path": "nothing"}}}},
+        "ModelReady",
+        "ModelNotFound",
+        90.0,
+    ),
+    "a template that takes our labels": (
+        {"decode": {"podTemplate": {"metadata": {"labels": {"tandem.dev/role": "mine"}}}}},
+        "Accepted",
+        "PodTemplateConflict",
+        30.0,
+    ),
+    "a template that no API server takes": (
+        {"decode": {"podTemplate": {"spec": {"hostNetwork": True}}}},
+        "Accepted",
+        "PodTemplateInvalid",
+        30.0,
+    ),
+}
+
+
+@pytest.fixture
+def bad(kube: Kube, setup: Setup) -> Iterator[Service]:
+    """A service of its own, gone afterwards."""
+    served = Service(kube, setup, "bad")
+    yield served
+    served.delete()
+
+
+@pytest.mark.parametrize("what", SHOWN)
+def test_a_condition_tells(bad: Service, setup: Setup, operator: Installed, what: str) -> None:
+    """What only time can tell is a condition with its reason, and `kubectl describe` shows it."""
+    changes, kind, reason, seconds = SHOWN[what]
+    if "model" in changes and not setup.models:
+        pytest.skip("needs the model in a folder of the nodes")
+    bad.apply(**changes)
+    found = bad.wait_condition(kind, "False", reason, seconds)
+    assert found["message"], "a reason without a word for a person"
+    described = bad.kube.run("describe", KIND, bad.name)
+    assert reason in described
+    ready = conditions(bad.get())["Ready"]
+    assert ready["status"] != "True"
+
+
+def test_a_person_reads_the_manual(kube: Kube, operator: Installed) -> None:
+    """`kubectl explain --recursive` has every field, and fields have descriptions."""
+    whole = kube.run("explain", "llm.spec", "--recursive")
+    assert "noProgressTimeoutSeconds" in whole
+    one = kube.run("explain", "llm.spec.engine.blockSize")
+    assert "power of two" in one
+
+
+def test_a_person_sees_the_state_in_a_list(bad: Service, operator: Installed) -> None:
+    """`kubectl get llm` has the columns that a person looks for."""
+    changes: dict[str, Any] = {"decode": {"resources": HUGE}}
+    bad.apply(**changes)
+    bad.wait_condition("DecodeReady", "False", "Unschedulable", 90)
+    header, row = bad.kube.run("get", "llm", bad.name).splitlines()[:2]
+    for column in ("READY", "REASON", "MODE", "P", "D", "LINKS", "MODEL", "AGE"):
+        assert column in header.split()
+    assert "False" in row
+
+
+def test_the_operator_never_crashed(operator: Installed) -> None:
+    """None of the above ended an operator's container."""
+    assert operator.restarts() == 0

@@ -11,7 +11,7 @@ ARGS ?=
 
 .PHONY: help
 help:  ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: .venv/synced  ## Make .venv with everything in it (the other targets do it when needed)
@@ -58,6 +58,34 @@ reference: setup  ## Make the reference tokens anew, with transformers as the ju
 .PHONY: manifests
 manifests: setup  ## Make the CRD manifests anew from the operator's types
 	$(BIN)/python -m tandem.operator.api.crd
+
+CLUSTER := $(BIN)/python -m tests.cluster
+NODES ?= 2
+
+.PHONY: cluster
+cluster: setup  ## Raise a Kubernetes on this machine (NODES=2); `make cluster-down` ends it
+	$(CLUSTER) build
+	$(CLUSTER) up $(NODES)
+	@$(CLUSTER) env
+
+.PHONY: cluster-down
+cluster-down: setup  ## End that Kubernetes and leave nothing behind
+	$(CLUSTER) down
+
+.PHONY: images
+images: setup  ## Build the images with docker, podman or buildah (ARGS='--help' for the ways)
+	$(BIN)/python -m scripts.images $(ARGS)
+
+# Only a KUBECONFIG that is said to make counts: one of the shell may be a cluster that matters.
+GIVEN := $(if $(filter command line,$(origin KUBECONFIG)),--kubeconfig $(KUBECONFIG))
+
+.PHONY: e2e
+e2e: setup  ## Raise a cluster and run its suite (KUBECONFIG=FILE for another one)
+	$(BIN)/python -m tests.e2e_cluster $(GIVEN) $(ARGS)
+
+.PHONY: kind
+kind: setup  ## Raise a kind cluster, load the images into it and run the suite there
+	scripts/kind.sh $(ARGS)
 
 .PHONY: wheel
 wheel: setup  ## Build the wheel and install it as the router's image does

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top.add_argument("--kubeconfig", type=Path, help="run against this cluster")
     top.add_argument("--keep", action="store_true", help="leave the cluster up")
     given, rest = top.parse_known_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was raised is ended
     steps = Steps()
     try:
         if given.kubeconfig is not None:

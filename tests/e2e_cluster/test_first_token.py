@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 from tests.e2e_cluster import pods, timeline
 from tests.e2e_cluster.install import Installed
 from tests.e2e_cluster.kube import Kube, wait_for
@@ -42,25 +45,15 @@ def test_apply_to_first_token(
 
 def test_the_openai_client_gets_paris(service: Service) -> None:
     """The OpenAI package asks through the Service, with a stream and without."""
-    client = openai.OpenAI(base_url=f"{service.url()}/v1", api_key="none", timeout=60)
-    question = {"role": "user", "content": QUESTION}
-    whole = client.chat.completions.create(
-        model=NAME,
-        messages=[question],
-        temperature=0,
-        max_tokens=16,  # type: ignore[list-item]
-    )
-    assert "Paris" in (whole.choices[0].message.content or "")
-    with client.chat.completions.create(
-        model=NAME,
-        messages=[question],
-        temperature=0,
-        max_tokens=16,
-        stream=True,  # type: ignore[call-overload]
-    ) as parts:
-        text = "".join(part.choices[0].delta.content or "" for part in parts)
-    assert "Paris" in text
-    client.close()
+    question: ChatCompletionUserMessageParam = {"role": "user", "content": QUESTION}
+    ask: dict[str, Any] = {"model": NAME, "temperature": 0.0, "max_tokens": 16}
+    with openai.OpenAI(base_url=f"{service.url()}/v1", api_key="none", timeout=60) as client:
+        whole = client.chat.completions.create(messages=[question], stream=False, **ask)
+        assert "Paris" in (whole.choices[0].message.content or "")
+        parts = client.chat.completions.create(messages=[question], stream=True, **ask)
+        with parts:
+            text = "".join(part.choices[0].delta.content or "" for part in parts)
+        assert "Paris" in text
 
 
 def test_kv_crosses_the_nodes_over_nixl(service: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from tests.e2e_cluster import pods
@@ -80,15 +81,18 @@ def reached(kube: Kube, pod: str, address: str, *ports: int) -> set[int]:
     return {int(line.split()[0]) for line in said.splitlines() if line.endswith("open")}
 
 
+def fenced(kube: Kube, pod: str, address: str, *ports: int) -> bool:
+    """Whether a pod can connect to none of an address's ports."""
+    return not reached(kube, pod, address, *ports)
+
+
 def test_a_stranger_reaches_no_port_of_a_worker(service: Service, stranger: Kube) -> None:
     """From another namespace neither ZMQ nor control nor KV nor metrics of a worker is reached."""
     for role in ("prefill", "decode"):
         (worker,) = service.pods(role)
-        wait_for(
-            "the policies to bite",
-            lambda at=worker["status"]["podIP"]: not reached(stranger, "stranger", at, *PORTS),
-            seconds=20,
-        )
+        at = worker["status"]["podIP"]
+        nothing = partial(fenced, stranger, "stranger", at, *PORTS)
+        wait_for("the policies to bite", nothing, seconds=20)
 
 
 def test_a_neighbour_reaches_no_port_of_a_worker(service: Service) -> None:
@@ -121,11 +125,8 @@ def test_without_keys_a_worker_says_nothing(service: Service, kube: Kube) -> Non
         for role, port in (("prefill", names.WORKER_PORT), ("decode", names.WORKER_PORT)):
             (worker,) = service.pods(role)
             at = worker["status"]["podIP"]
-            wait_for(
-                "the way to be open",
-                lambda at=at, port=port: reached(kube, "impostor", at, port),
-                seconds=20,
-            )
+            way = partial(reached, kube, "impostor", at, port)
+            wait_for("the way to be open", way, seconds=20)
             said = kube.execute("impostor", "python3", "-c", GREET, at, str(port))
             assert said.strip() == "ignored"
     finally:

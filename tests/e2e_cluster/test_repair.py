@@ -74,7 +74,7 @@ def test_every_deleted_child_comes_back(service: Service) -> None:
     assert "Paris" in service.ask()
 
 
-EDITS = {
+EDITS: dict[str, Json] = {
     "deployments.apps": {"spec": {"replicas": 0}},
     "service": {"spec": {"selector": {"tandem.dev/stranger": "yes"}}},
     "networkpolicies.networking.k8s.io": {"spec": {"ingress": [{}]}},

@@ -1,0 +1,271 @@
+"""P's end of the control plane, driven by hand over a real socket in virtual time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from prometheus_client import CollectorRegistry
+from tests.kvtransfer.builders import make_config, make_key
+
+from tandem.kvtransfer.control.channel import mac
+from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Say, SetPeers
+from tandem.kvtransfer.control.server import MAX_LINKS, ControlServer
+from tandem.kvtransfer.errors import AddressInUse
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.messages import (
+    HANDOFF_VERSION,
+    Beat,
+    Gone,
+    GoneReason,
+    Hello,
+    Message,
+    Open,
+    Reset,
+    TurnedAway,
+    Welcome,
+    decode_to_consumer,
+    encode,
+)
+from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.progress import ProgressBoard
+from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
+from tandem.protocol.link import Link, read_header
+
+NOW = Millis(1000)
+WELCOME = Welcome("tcp", b"", 1, 1, 1)
+
+
+class Server:
+    """A server whose thread never starts: the test calls what the thread would."""
+
+    def __init__(self, **config: object) -> None:
+        self.registry = CollectorRegistry()
+        self.told: list[Any] = []
+        self.me = new_incarnation()
+        self.server = ControlServer(
+            make_config(**config),
+            self.me,
+            "print",
+            board=ProgressBoard(),
+            metrics=metrics_of(self.registry),
+            deliver=self.told.append,
+            welcome=lambda connectors: WELCOME if "tcp" in connectors else None,
+        )
+
+    def read(self, now: Millis = NOW) -> None:
+        """Let frames arrive, and read them."""
+        poller = zmq.Poller()
+        poller.register(self.server._socket, zmq.POLLIN)
+        assert poller.poll(5000), "no frame came"
+        time.sleep(0.02)
+        self.server.on_ready({}, now)
+
+    def count(self, name: str, **labels: str) -> float:
+        """A sample's value."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+
+class Dealer:
+    """A consumer's connection."""
+
+    def __init__(self, server: Server, me: Incarnation | None = None) -> None:
+        self.server = server
+        self.link = Link(me or new_incarnation(), server.me)
+        self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.connect(f"tcp://{server.server.endpoint}")
+
+    def say(self, message: Message) -> None:
+        """One frame, read by the server."""
+        self.socket.send_multipart([self.link.seal(), encode(message)])
+        self.server.read()
+
+    def hello(self, **changes: Any) -> Any:
+        """Greet; the answer."""
+        fields: dict[str, Any] = {"version": HANDOFF_VERSION, "fingerprint": "print"}
+        fields |= {"connectors": ("tcp",), "secret": ""} | changes
+        auth = mac(fields["secret"], self.link.me, fields["fingerprint"])
+        self.say(Hello(fields["version"], fields["fingerprint"], fields["connectors"], auth))
+        return self.hear()
+
+    def hear(self) -> Any:
+        """The next message."""
+        assert self.socket.poll(5000), "no answer came"
+        head, payload = self.socket.recv_multipart()
+        read_header(head)
+        return decode_to_consumer(payload)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server on a port of its own."""
+    made = Server()
+    yield made
+    made.server.stop()
+
+
+@pytest.fixture
+def dealer(server: Server) -> Iterator[Dealer]:
+    """A consumer that has not greeted."""
+    made = Dealer(server)
+    yield made
+    made.socket.close()
+
+
+def links(server: Server) -> list[Any]:
+    """Links that stand, as the transfer thread was told."""
+    up = [each for each in server.told if isinstance(each, LinkUp)]
+    down = {each.link for each in server.told if isinstance(each, LinkDown)}
+    return [each for each in up if each.link not in down]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": HANDOFF_VERSION + 1}, "version"),
+        ({"secret": "other"}, "secret"),
+        ({"fingerprint": "other"}, "fingerprint other"),
+        ({"connectors": ("memory",)}, "no transport in common: memory"),
+    ],
+)
+def test_a_wrong_hello_is_turned_away(
+    server: Server, dealer: Dealer, changes: dict[str, Any], words: str
+) -> None:
+    """With the reason, counted, and without a link."""
+    answer = dealer.hello(**changes)
+
+    assert isinstance(answer, TurnedAway)
+    assert words in answer.reason
+    assert links(server) == []
+    assert server.count("tandem:kv_links_refused_total") == 1
+
+
+def test_nobody_and_too_many_are_turned_away(
+    server: Server, dealer: Dealer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An incarnation of zeros is no process; links are bounded."""
+    nobody = Dealer(server, NOBODY)
+    assert isinstance(nobody.hello(), TurnedAway | Reset)
+    nobody.socket.close()
+    monkeypatch.setattr("tandem.kvtransfer.control.server.MAX_LINKS", 0)
+    assert isinstance(dealer.hello(), TurnedAway)
+    assert MAX_LINKS == 256
+
+
+def test_what_comes_on_a_link_is_delivered(server: Server, dealer: Dealer) -> None:
+    """Messages go to the transfer thread with their link; beats are kept here."""
+    assert isinstance(dealer.hello(), Welcome)
+    (link,) = links(server)
+    dealer.say(Open(make_key("a"), 5))
+    dealer.say(Beat(1, 1, has_work=False))
+
+    assert server.told[-1] == FromPeer(dealer.link.me, link.link, Open(make_key("a"), 5))
+
+
+def test_a_second_hello_replaces_the_link(server: Server, dealer: Dealer) -> None:
+    """The same process on another connection: the old link ends first."""
+    dealer.hello()
+    (first,) = links(server)
+    again = Dealer(server, dealer.link.me)
+    assert isinstance(again.hello(), Welcome)
+    again.socket.close()
+
+    (second,) = links(server)
+    assert second.link != first.link
+
+
+def test_a_hello_for_a_predecessor_is_answered_reset(server: Server, dealer: Dealer) -> None:
+    """The address is the same, the process another."""
+    dealer.link = Link(dealer.link.me, new_incarnation())
+    assert isinstance(dealer.hello(), Reset)
+    assert links(server) == []
+
+
+def test_frames_that_do_not_follow_end_the_link(server: Server, dealer: Dealer) -> None:
+    """A gap: RESET, and the transfer thread hears of it."""
+    dealer.hello()
+    dealer.link.seal()
+    dealer.say(Open(make_key("a"), 5))
+
+    assert isinstance(dealer.hear(), Reset)
+    assert links(server) == []
+    dealer.say(Open(make_key("a"), 5))
+    assert isinstance(dealer.hear(), Reset)
+
+
+def test_a_consumer_may_end_its_link(server: Server, dealer: Dealer) -> None:
+    """RESET from it; what is said afterwards goes nowhere."""
+    dealer.hello()
+    (link,) = links(server)
+    dealer.say(Reset("I go"))
+    assert links(server) == []
+    server.server.on_item(Say(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
+    assert not dealer.socket.poll(100)
+
+
+def test_the_transfer_thread_speaks_and_drops(server: Server, dealer: Dealer) -> None:
+    """Say reaches the consumer, Drop tells it why; peers are nothing to a server."""
+    dealer.hello()
+    (link,) = links(server)
+    gone = Gone(make_key("a"), GoneReason.UNKNOWN)
+    server.server.on_item(SetPeers(()), NOW)
+    server.server.on_item(Say(link.link, gone), NOW)
+    assert dealer.hear() == gone
+    server.server.on_item(Drop(link.link, "enough", 0), NOW)
+
+    answer = dealer.hear()
+    assert isinstance(answer, Reset)
+    assert answer.reason == "enough"
+    assert links(server) == []
+
+
+def test_the_silent_are_dropped_and_the_others_beaten(server: Server, dealer: Dealer) -> None:
+    """After the timeout, with a RESET that says so."""
+    dealer.hello()
+    server.server.on_tick(Millis(NOW + 100))
+    assert isinstance(dealer.hear(), Beat)
+    server.server.on_tick(Millis(NOW + 60_000))
+
+    answer = dealer.hear()
+    assert isinstance(answer, Reset)
+    assert "silent" in answer.reason
+    assert links(server) == []
+
+
+def test_a_connection_that_is_gone_ends_its_link(server: Server, dealer: Dealer) -> None:
+    """A frame that cannot be sent is a lost frame."""
+    dealer.hello()
+    (link,) = links(server)
+    dealer.socket.close()
+    deadline = time.monotonic() + 10
+    while links(server) and time.monotonic() < deadline:
+        server.server.on_item(Say(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
+        time.sleep(0.02)
+    assert links(server) == []
+
+
+def test_a_taken_port_is_named() -> None:
+    """Before anything is started."""
+    first = Server()
+    port = int(first.server.endpoint.rpartition(":")[2])
+    try:
+        with pytest.raises(AddressInUse, match=str(port)):
+            Server(kv_control_port=port)
+    finally:
+        first.server.stop()
+
+
+def test_a_wildcard_is_advertised_as_an_address() -> None:
+    """Peers cannot call 0.0.0.0; what is configured goes first."""
+    wild = Server(kv_control_host="0.0.0.0")
+    named = Server(kv_control_host="0.0.0.0", kv_advertise_host="10.0.0.7")
+    try:
+        assert not wild.server.endpoint.startswith("0.0.0.0")
+        assert named.server.endpoint.startswith("10.0.0.7:")
+    finally:
+        wild.server.stop()
+        named.server.stop()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.perf_counter()
-KINDS = ("start", "prompt", "decode", "sampled", "saturated", "profile")
+KINDS = ("start", "prompt", "decode", "sampled", "saturated", "closed", "profile")
 
 
 def arguments() -> argparse.Namespace:
@@ -107,6 +107,9 @@ def measure(rig: Any, args: argparse.Namespace, report: Report) -> None:
             report.add("decode", steps.decode(rig, batch, 512, sampled=True))
     if "saturated" in wanted:
         report.add("saturated", steps.saturated(rig))
+    if "closed" in wanted:
+        for streams in (32, 64, 256):
+            report.add("closed", steps.closed(rig, streams))
     if "profile" in wanted:
         decodes = [profiler.decode(rig, batch, 1024) for batch in (32, 64, 256)]
         report.kernels([profiler.decode(rig, 1, 512), *decodes, profiler.prompt(rig, 8192)])

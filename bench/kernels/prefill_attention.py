@@ -21,8 +21,6 @@ from tandem.kernels.attention.prefill import gluon, triton
 
 SHAPE = Shape()
 SCALE = SHAPE.head_dim**-0.5
-PLAIN = [(64, 64, 4, 3, False)]
-PLAIN += [(64, 64, 4, 3, True), (128, 64, 8, 2, True), (128, 64, 8, 3, True), (128, 64, 8, 4, True)]
 Chunk = tuple[int, int]  # queries, cached context before them
 
 
@@ -80,12 +78,8 @@ def main() -> None:
         ]
     if args.plain:
         variants += [
-            (
-                f"plain {r} {k} {w} {s}{' tma' if d else ''}",
-                triton.launch,
-                triton.Tuning(r, k, w, s, d),
-            )
-            for r, k, w, s, d in PLAIN
+            (f"plain {r} {k} {w} {s}", triton.launch, triton.Tuning(r, k, w, s))
+            for r, k, w, s in ((64, 64, 4, 3), (128, 64, 8, 2))
         ]
     rows = []
     for name, chunks in cases(args.only).items():

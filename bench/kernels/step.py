@@ -142,9 +142,9 @@ def main() -> None:
         variants: dict[str, Callable[[], Tensor]] = {
             "apart, cuBLAS": lambda step=step: apart(model, step, linear)
         }
-        for early, late in ((True, True), (True, False), (False, False)):
-            tuned = step._replace(tuning=replace(attention.DEFAULT, early=early, late=late))
-            when = f"attention {'early' if early else 'after'}{', late' if late else ''}"
+        for early in (True, False):
+            tuned = step._replace(tuning=replace(attention.DEFAULT, early=early))
+            when = f"attention {'early' if early else 'after'}"
             variants[f"apart, table, {when}"] = lambda step=tuned: apart(model, step, product)
             variants[f"folded, {when}"] = lambda step=tuned: folded(model, step)
         for label, run in variants.items():

@@ -27,7 +27,6 @@ from torch.nn.functional import linear
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.gemm.table import ROW_CLASSES, Form, Kind
 from tandem.kernels.gemm.triton import fits, launch
-from tandem.kernels.norm import rms_norm
 
 MODELS: dict[str, dict[str, tuple[int, int, int]]] = {
     "qwen3-8b": {
@@ -46,9 +45,8 @@ MODELS: dict[str, dict[str, tuple[int, int, int]]] = {
     },
 }
 """Outputs, inner size and number of each product in a step."""
-KINDS = {"qkv": Kind.NORM, "head": Kind.NORM, "gate_up": Kind.GATED}
-"""What is also tried with its neighbours folded in."""
-EPS = 1e-6
+GATED = "gate_up"
+"""What is also tried with the activation folded in."""
 POOL = 3 << 30
 """Numbers of the pool that weights are cut from: 6 GB, a hundred times the L2."""
 MARGIN = 0.99
@@ -85,27 +83,20 @@ def compile_one(case: tuple[int, Kind, Form]) -> None:
     x = torch.zeros(rows, form.inner * form.split, dtype=torch.bfloat16, device="cuda")
     weight = torch.zeros(form.outputs * 16, x.shape[1], dtype=torch.bfloat16, device="cuda")
     try:
-        folded(kind, x, x[0], form)(x, weight)
+        folded(kind, form)(x, weight)
         torch.cuda.synchronize()
     except Exception as problem:
         print(rows, kind, form, str(problem)[:80], flush=True)
 
 
-def folded(kind: Kind, x: Tensor, gain: Tensor, form: Form) -> Multiply:
+def folded(kind: Kind, form: Form) -> Multiply:
     """The product with what its kind folds in."""
-    norm = (gain, EPS) if kind is not Kind.PLAIN and x.shape[0] == 1 else None
-    return lambda x, w: launch(x, w, form, norm=norm, gated=kind is Kind.GATED)
+    return lambda x, w: launch(x, w, form, gated=kind is Kind.GATED)
 
 
-def unfolded(kind: Kind, x: Tensor, gain: Tensor, plain: Multiply) -> Multiply:
+def unfolded(kind: Kind, plain: Multiply) -> Multiply:
     """The same by ops one after the other."""
-    if kind is Kind.PLAIN:
-        return linear
-    if x.shape[0] > 1:
-        return lambda x, w: silu_and_mul(plain(x, w))
-    if kind is Kind.NORM:
-        return lambda x, w: plain(rms_norm(x, gain, EPS), w)
-    return lambda x, w: silu_and_mul(plain(rms_norm(x, gain, EPS), w))
+    return linear if kind is Kind.PLAIN else lambda x, w: silu_and_mul(plain(x, w))
 
 
 def time_us(run: Callable[[], object], calls: int) -> float:
@@ -137,13 +128,12 @@ def measure(
     def timed(multiply: Multiply) -> float:
         return time_us(lambda: [multiply(x, w) for w in weights], calls)
 
-    gain = x[0].contiguous()
-    without = timed(unfolded(kind, x, gain, plain))
+    without = timed(unfolded(kind, plain))
     found: list[tuple[float, Form]] = []
     for form in forms(rows):
         if worth(form, kind, outputs, inner, rows):
             try:
-                found.append((timed(folded(kind, x, gain, form)), form))
+                found.append((timed(folded(kind, form)), form))
             except Exception as problem:
                 print(form, str(problem)[:80], flush=True)
     us, best = min(found, key=lambda f: f[0])
@@ -163,10 +153,8 @@ def measure_all(pool: Tensor, model: str, rows: int, entries: dict[Any, Any]) ->
     total, cublas = 0.0, 0.0
     for name, (outputs, inner, count) in MODELS[model].items():
         plain: Multiply = linear
-        for kind in (Kind.PLAIN, KINDS.get(name, Kind.PLAIN)):
+        for kind in Kind if name == GATED and rows > 1 else (Kind.PLAIN,):
             key = (kind, outputs, inner, rows)
-            if kind is Kind.NORM and rows > 1:
-                continue
             if key not in entries:
                 entries[key] = measure(pool, *key, plain)
             entry = entries[key]
@@ -175,7 +163,7 @@ def measure_all(pool: Tensor, model: str, rows: int, entries: dict[Any, Any]) ->
                 total += count * best / 1e3
                 cublas += count * entry["without_us"] / 1e3
                 if entry["form"]:
-                    plain = folded(kind, pool[:1].view(1, 1), pool, Form(**entry["form"]))
+                    plain = folded(kind, Form(**entry["form"]))
             print(
                 f"{model} {rows:3} rows {name:8} {kind:6} without {entry['without_us']:6.1f} µs, "
                 f"best {entry['us']:6.1f} µs, {outputs * inner * 2 / best / 1e6:.2f} TB/s "
@@ -198,7 +186,6 @@ def main() -> None:
     cases = [
         (rows, kind, form)
         for rows, kind in itertools.product(args.rows, Kind)
-        if rows == 1 or kind is not Kind.NORM
         for form in forms(rows)
         if fits(form, kind, form.outputs * 16, form.inner * form.split, rows)
     ]

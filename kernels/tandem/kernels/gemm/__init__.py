@@ -4,7 +4,7 @@ At up to 64 rows a product is a read of its weight, and a kernel written for tha
 cuBLAS where the table of the device says so (tables/, made by bench/kernels/tune_gemm.py); at more
 rows, for other shapes and on other devices it is torch's. The neighbours of a product (norm before
 it, residual addition or gated activation after it) belong to the op, so that a backend may fold
-them in: at one row a layer's four products are four launches and nothing between them.
+them in where that pays.
 """
 
 from __future__ import annotations

@@ -22,14 +22,12 @@ ROW_CLASSES = (1, 16, 32, 64)
 
 
 class Kind(StrEnum):
-    """What is multiplied, and what is folded in."""
+    """What is folded into a product."""
 
     PLAIN = "plain"
-    """A product, perhaps with bias or residual."""
-    NORM = "norm"
-    """With the norm before it, at one row."""
+    """Bias or residual, if any."""
     GATED = "gated"
-    """With the gated activation after it, and at one row with the norm too."""
+    """The gated activation after it, from two rows on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,21 +42,17 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See the wrapper; the norm may be folded in at one row."""
-    form = _form(x, weight, Kind.NORM) if x.shape[0] == 1 else None
-    if form is None:
-        return linear(rms_norm(x, gain, eps), weight, bias)
-    return launch(x, weight, form, bias=bias, norm=(gain, eps))
+    """See the wrapper."""
+    return linear(rms_norm(x, gain, eps), weight, bias)
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
-    """See the wrapper; the activation may be folded in, at one row with the norm."""
-    form = _form(x, weight, Kind.GATED)
+    """See the wrapper; the activation is folded in where the table says so."""
+    normed = rms_norm(x, gain, eps)
+    form = _form(normed, weight, Kind.GATED)
     if form is None:
-        return silu_and_mul(norm_linear(x, gain, eps, weight, None))
-    if x.shape[0] > 1:
-        return launch(rms_norm(x, gain, eps), weight, form, gated=True)
-    return launch(x, weight, form, gated=True, norm=(gain, eps))
+        return silu_and_mul(linear(normed, weight, None))
+    return launch(normed, weight, form, gated=True)
 
 
 def launch(
@@ -66,51 +62,34 @@ def launch(
     *,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    norm: tuple[Tensor, float] | None = None,
     gated: bool = False,
 ) -> Tensor:
-    """One product of at least one row in a given form; a norm at one row only."""
-    outputs = weight.shape[0] // (2 if gated else 1)
-    if residual is None:
-        out = torch.empty(x.shape[0], outputs, dtype=x.dtype, device=x.device)
+    """One product of at least one row in a given form; gated from two rows on."""
+    rows, outputs = x.shape[0], weight.shape[0] // (2 if gated else 1)
+    out = residual
+    if out is None:
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+    if rows == 1:
+        assert not gated, "the activation is not folded into a product of one row"
+        _launch_one(x, weight, form, out, bias, residual)
     else:
-        out = residual
-    per_program = form.outputs // (2 if gated else 1)
-    if x.shape[0] == 1:
-        _launch_one(x, weight, form, per_program, out, bias, residual, norm, gated)
-    else:
-        assert norm is None, "a norm is folded into a product of one row only"
-        _launch_few(x, weight, form, per_program, out, bias, residual, gated)
+        _launch_few(x, weight, form, out, bias, residual, gated)
     return out
 
 
 def _launch_one(
-    x: Tensor,
-    weight: Tensor,
-    form: Form,
-    per_program: int,
-    out: Tensor,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    norm: tuple[Tensor, float] | None,
-    gated: bool,
+    x: Tensor, weight: Tensor, form: Form, out: Tensor, bias: Tensor | None, residual: Tensor | None
 ) -> None:
-    gain, eps = (x, 0.0) if norm is None else norm
-    multiply_one[(out.shape[1] // per_program,)](
+    multiply_one[(out.shape[1] // form.outputs,)](
         x,
-        gain,
         weight,
         x if bias is None else bias,
         x if residual is None else residual,
         out,
-        eps,
-        out.shape[1],
         weight.stride(0),
-        BN=per_program,
+        BN=form.outputs,
         BK=form.inner,
         CHUNKS=weight.shape[1] // form.inner,
-        NORM=norm is not None,
-        GATED=gated,
         ADD=residual is not None,
         BIAS=bias is not None,
         num_warps=form.warps,
@@ -122,13 +101,13 @@ def _launch_few(
     x: Tensor,
     weight: Tensor,
     form: Form,
-    per_program: int,
     out: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
     gated: bool,
 ) -> None:
     rows, outputs = x.shape[0], out.shape[1]
+    per_program = form.outputs // (2 if gated else 1)
     partials, counters = _room(x.device) if form.split > 1 else (x, x)
     multiply_few[(outputs // per_program, form.split)](
         x,
@@ -161,7 +140,7 @@ def _launch_few(
 
 def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
     """Whether a form divides a shape, its parts have room, and it can fold the kind in."""
-    if kind is Kind.GATED and (form.split > 1 or form.outputs < (2 if rows == 1 else 32)):
+    if kind is Kind.GATED and (rows == 1 or form.split > 1 or form.outputs < 32):
         return False
     if outputs % form.outputs or inner % (form.inner * form.split):
         return False

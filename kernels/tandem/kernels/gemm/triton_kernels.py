@@ -1,11 +1,12 @@
 """Jit code of products with few rows: the weight is read once, at the speed of memory.
 
 `multiply_one` takes one row and needs no matrix unit: a program holds whole rows of the weight, so
-its sums are final and norm, bias, residual and activation fold in. `multiply_few` takes up to 64
-rows: tiles of the weight are the left operand of the matrix unit (the rows of x are then its narrow
-side), the inner dimension may be split over programs, and the last of them to arrive adds the parts
-in a fixed order, so that a result does not depend on who was faster. Both start to fetch their
-weights before the kernel ahead of them has ended.
+its sums are final and bias and residual fold in. (The norm before it and the activation after it do
+not: every program would read the row and the gain again, and a step came out 6 % slower.)
+`multiply_few` takes up to 64 rows: tiles of the weight are the left operand of the matrix unit (the
+rows of x are then its narrow side), the inner dimension may be split over programs, and the last of
+them to arrive adds the parts in a fixed order, so that a result does not depend on who was faster.
+Both start to fetch their weights before the kernel ahead of them has ended.
 """
 
 from __future__ import annotations
@@ -24,47 +25,28 @@ def _rows_of(w, row, col, w_row):
 
 @triton.jit
 def multiply_one(
-    x, gain, w, bias, residual, out, eps, half, w_row,
-    BN: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, NORM: tl.constexpr,
-    GATED: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    x, w, bias, residual, out, w_row,
+    BN: tl.constexpr, BK: tl.constexpr, CHUNKS: tl.constexpr, ADD: tl.constexpr,
+    BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """BN outputs of one row of x. Grid: (outputs / BN,).
 
-    x and gain [BK * CHUNKS] dense; w [outputs, BK * CHUNKS] with row stride w_row, with GATED
-    [2 * outputs, ..] of which the second half starts at row `half`; bias, residual (with ADD, added
-    to and stored to out) and out [outputs].
+    x [BK * CHUNKS] dense; w [outputs, BK * CHUNKS] with row stride w_row; bias, residual (with ADD,
+    added to and stored to out) and out [outputs].
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    first = _rows_of(w, n, k, w_row)
-    second = first
-    if GATED:
-        second = _rows_of(w, n + half, k, w_row)
+    weight = _rows_of(w, n, k, w_row)
     follow(PDL)
     acc = tl.zeros([BN, BK], tl.float32)
-    up = tl.zeros([BN, BK], tl.float32)
-    square = tl.zeros([BK], tl.float32)
     for chunk in tl.static_range(CHUNKS):
         if chunk > 0:
-            first = _rows_of(w + chunk * BK, n, k, w_row)
-            if GATED:
-                second = _rows_of(w + chunk * BK, n + half, k, w_row)
+            weight = _rows_of(w + chunk * BK, n, k, w_row)
         value = tl.load(x + chunk * BK + k).to(tl.float32)
-        if NORM:
-            square += value * value
-            value *= tl.load(gain + chunk * BK + k).to(tl.float32)
-        acc += first.to(tl.float32) * value[None, :]
-        if GATED:
-            up += second.to(tl.float32) * value[None, :]
+        acc += weight.to(tl.float32) * value[None, :]
     result = tl.sum(acc, 1)
-    scale = 1.0
-    if NORM:
-        scale = 1.0 / tl.sqrt(tl.sum(square, 0) / (BK * CHUNKS) + eps)
-        result *= scale
     if BIAS:
         result += tl.load(bias + n).to(tl.float32)
-    if GATED:
-        result = result / (1.0 + tl.exp(-result)) * (tl.sum(up, 1) * scale)
     if ADD:
         result += tl.load(residual + n).to(tl.float32)
     tl.store(out + n, result.to(out.dtype.element_ty))
@@ -85,10 +67,11 @@ def multiply_few(
 ):  # fmt: skip
     """BN outputs of up to BM rows, over a SPLIT-th of the inner dimension.
 
-    Grid: (outputs / BN, SPLIT), without SPLIT under GATED. x [rows, inner], w as in `multiply_one`
-    with BK * SPLIT dividing inner; residual and out [rows, outputs], out dense; partials float32
-    [SPLIT, rows, outputs]; counters int32 [outputs / BN], zero between launches. LINES of 128
-    bytes of each row of the weight are fetched ahead.
+    Grid: (outputs / BN, SPLIT), without SPLIT under GATED. x [rows, inner] and w [outputs, inner]
+    with row strides, BK * SPLIT dividing inner; with GATED w has twice the rows, the second half
+    from row `half` on, and an output is silu(first) * second. residual and out [rows, outputs], out
+    dense; partials float32 [SPLIT, rows, outputs]; counters int32 [outputs / BN], zero between
+    launches. LINES of 128 bytes of each row of the weight are fetched ahead.
     """
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)

@@ -42,13 +42,12 @@ class Tuning:
     stages: int = 3
     warps: int = 4
     pieces: int = 16
-    """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
+    """Pieces of a (sequence, head) beyond which shares grow, for 4 rows and few pairs; half as many
+    for many pairs, fewer for more rows."""
     early: bool = True
     """Whether programs may take their places before the kernel ahead has ended: where pairs are
     few, and a launch is mostly latency. Otherwise those that come early would crowd on the first
     multiprocessors to be free."""
-    late: bool = True
-    """Whether the kernel behind is let in after the first keys instead of at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,6 @@ def launch(
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         AHEAD=pdl["PDL"] and planned,
-        LATE=tuning.late,
         num_warps=tuning.warps,
         **pdl,
     )
@@ -164,7 +162,9 @@ def _shares(
 def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:
     num_blocks, _, kv_heads, page, dim = kv.shape
     device = batch.seq_lens.device
-    per_sm = tuning.shares_per_sm if batch.num_sequences * kv_heads >= FEW_PAIRS else 1
+    few = batch.num_sequences * kv_heads < FEW_PAIRS
+    per_sm = 1 if few else tuning.shares_per_sm
+    pieces = tuning.pieces if few else tuning.pieces // 2
     num = sm_count(device) * per_sm
     shares = Shares(
         torch.empty(num, PLAN_FIELDS, dtype=torch.int32, device=device),
@@ -183,7 +183,7 @@ def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -
         shares.arrivals,
         batch.num_sequences,
         num,
-        max(4, tuning.pieces * 12 // (8 + kept)),
+        max(4, pieces * 12 // (8 + kept)),
         batch.block_tables.stride(0),
         num_blocks,
         KV_HEADS=kv_heads,

@@ -196,7 +196,6 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
-    LATE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One share of the line of units. Grid: (num_shares,).
@@ -206,8 +205,8 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     Row r of a tile is query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is
     what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
     scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
-    kernel before last has ended with the plan, the first page is fetched before the wait; with LATE
-    the kernel after this one comes when the first keys are done.
+    kernel before last has ended with the plan, the first page is fetched before the wait.
+    The kernel after this one may come once the first keys are done.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
     me = tl.program_id(0)
@@ -219,8 +218,6 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             prefetch((kv + line).to(tl.int64))
             prefetch((kv + kv_two + line).to(tl.int64))
     wait(PDL)
-    if not LATE:
-        release(PDL)
     seq = tl.load(mine)
     head = tl.load(mine + 1)
     tile = tl.load(mine + 2)
@@ -268,8 +265,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             top = new
             # The next tile's block, an iteration before its address is needed.
             block = tl.load(table + tl.minimum(j + 1, tiles - 1) * TILE // PAGE)
-        if LATE:
-            release(PDL)
+        release(PDL)
         if take == tiles:
             h = head * GROUP + rows % GROUP
             _write(out, lse, acc, top, total, q_first + token, h, valid, HEADS, D, HAS_LSE)

@@ -12,39 +12,25 @@ import triton.language as tl
 
 @triton.jit
 def _attend(
-    acc, top, total, queries, kv, pages, table, position, length, first, last,
-    kv_block, kv_two, kv_head, scale,
-    D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr, TMA: tl.constexpr,
-    STAGES: tl.constexpr,
+    acc, top, total, queries, kv, table, position, length, first, last, kv_block, kv_two, scale,
+    D: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles first..last of BN tokens each, BN dividing the page.
-
-    With TMA, `pages` is a descriptor over rows of D that copies a tile at a time.
-    """
+    """Key tiles first..last of BN tokens each, BN dividing the page."""
     cols = tl.arange(0, D)
     in_tile = tl.arange(0, BN)
     for j in tl.range(first, last, num_stages=STAGES):
         block = tl.load(table + j * BN // PAGE).to(tl.int64)
-        start = block * kv_block + kv_head + (j * BN % PAGE) * D
-        base = kv + start
-        row = (start // D).to(tl.int32)
-        if TMA:
-            k = tl.trans(pages.load([row, 0]))
-        else:
-            k = tl.load(base + in_tile[None, :] * D + cols[:, None])
-        s = tl.dot(queries, k)
+        base = kv + block * kv_block + (j * BN % PAGE) * D
+        k = tl.load(base + in_tile[None, :] * D + cols[:, None])
+        s = tl.dot(queries, k) * scale
         key = j * BN + in_tile
         if MASK:
             s = tl.where(key[None, :] <= position[:, None], s, -1e30)
-        new = tl.maximum(top, tl.max(s, 1) * scale)
-        p = tl.exp2(s * scale - new[:, None])
+        new = tl.maximum(top, tl.max(s, 1))
+        p = tl.exp2(s - new[:, None])
         old = tl.exp2(top - new)
         total = total * old + tl.sum(p, 1)
-        if TMA:
-            v = pages.load([row + kv_two // D, 0])
-            if MASK:
-                v = tl.where((key < length)[:, None], v, 0.0)
-        elif MASK:  # a page's tail may hold anything, and 0 x NaN is NaN
+        if MASK:  # a page's tail may hold anything, and 0 x NaN is NaN
             v = tl.load(
                 base + kv_two + in_tile[:, None] * D + cols[None, :],
                 mask=(key < length)[:, None],
@@ -52,23 +38,22 @@ def _attend(
             )
         else:
             v = tl.load(base + kv_two + in_tile[:, None] * D + cols[None, :])
-        acc = tl.dot(p.to(v.dtype), v, acc * old[:, None])
+        acc = acc * old[:, None] + tl.dot(p.to(v.dtype), v)
         top = new
     return acc, top, total
 
 
 @triton.jit
 def prefill_tiles(
-    q, kv, pages, tables, plan, count, out, q_t, q_h, kv_block, kv_two, kv_head, table_row, scale,
+    q, kv, tables, plan, count, out, q_t, q_h, kv_block, kv_two, kv_head, table_row, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, TMA: tl.constexpr, STAGES: tl.constexpr,
-    FIELDS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     """One tile of BM query rows of one head. Grid: (HEADS, tiles that there can be).
 
     q [tokens, HEADS, D] with strides q_t, q_h; kv [blocks, K|V, KV heads, PAGE, D] with strides
-    kv_block, kv_two, kv_head and dense pages, and with TMA again as `pages`; plan by plan_tiles;
-    out [tokens, HEADS, D] dense. scale carries log2(e).
+    kv_block, kv_two, kv_head and dense pages; plan by plan_tiles; out [tokens, HEADS, D] dense.
+    scale carries log2(e).
     """
     if tl.program_id(1) < tl.load(count):
         head = tl.program_id(0)
@@ -87,7 +72,7 @@ def prefill_tiles(
             mask=(row < rows)[:, None],
             other=0.0,
         )
-        mine_in_block = (head // GROUP).to(tl.int64) * kv_head
+        pages = kv + (head // GROUP).to(tl.int64) * kv_head
         position = first_position + row
         top = tl.full([BM], -1e30, tl.float32)
         total = tl.zeros([BM], tl.float32)
@@ -95,12 +80,12 @@ def prefill_tiles(
         end = tl.cdiv(keys, BN)
         whole = tl.minimum((first_position + 1) // BN, end)
         acc, top, total = _attend(
-            acc, top, total, queries, kv, pages, table, position, length, 0, whole,
-            kv_block, kv_two, mine_in_block, scale, D, PAGE, BN, False, TMA, STAGES,
+            acc, top, total, queries, pages, table, position, length, 0, whole, kv_block, kv_two,
+            scale, D, PAGE, BN, False, STAGES,
         )  # fmt: skip
         acc, top, total = _attend(
-            acc, top, total, queries, kv, pages, table, position, length, whole, end,
-            kv_block, kv_two, mine_in_block, scale, D, PAGE, BN, True, TMA, STAGES,
+            acc, top, total, queries, pages, table, position, length, whole, end, kv_block, kv_two,
+            scale, D, PAGE, BN, True, STAGES,
         )  # fmt: skip
         tl.store(
             out + (token * HEADS + head)[:, None] * D + cols[None, :],

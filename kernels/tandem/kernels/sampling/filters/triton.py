@@ -12,14 +12,16 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.launch import dependent
-from tandem.kernels.sampling.race.triton import AT_ONCE, stats_of
+from tandem.kernels.sampling.race.triton import stats_of
 from tandem.kernels.sampling.rng import GROUP
 from tandem.kernels.sampling.types import Filters
 
 from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows, weigh_rows
 
 BLOCK = 512
-"""Values that the search holds in registers."""
+"""Values that are few enough to weigh each against all."""
+WIDE = 2048
+"""Values that a pass over more of them takes at a time."""
 AGAINST = 16
 """Values that these are compared with at a time."""
 ROUNDS = 2
@@ -65,10 +67,11 @@ def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> 
             ROUND=turn,
             **on_logits,
         )
-    gather_rows[(triton.cdiv(groups, AT_ONCE), rows)](
+    gather_rows[(chunks, rows)](
         *source,
         *(facts, kinds, partials, cursors, found, logits.stride(0), vocab, groups, chunks),
-        AT_ONCE=AT_ONCE,
+        AT_ONCE=WEIGHED,
+        STEPS=STEPS,
         **on_logits,
     )
     search_rows[(rows,)](
@@ -76,6 +79,8 @@ def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> 
         *(vocab, chunks),
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
         AT_ONCE=AGAINST,
+        WIDE=min(WIDE, triton.next_power_of_2(vocab)),
+        num_warps=8,
         **constants,
     )
     return floors

@@ -182,30 +182,37 @@ def weigh_rows(
 def gather_rows(
     logits, temperature, peaks, top_p, facts, kinds, partials, cursors, found,
     row_stride, vocab, groups, chunks,
-    GROUP: tl.constexpr, AT_ONCE: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
-    SCALED: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, AT_ONCE: tl.constexpr, STEPS: tl.constexpr, ROUNDS: tl.constexpr,
+    CHUNKS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Copy the row's finite logits within its bracket to found[row]; any order.
 
-    found float32 [rows, 2, vocab], of which the first half is filled; cursors count. Grid:
-    (cdiv(groups, AT_ONCE), rows).
+    found float32 [rows, 2, vocab], of which the first half is filled; cursors count. Chunks are
+    those of `weigh_rows`; groups without such a logit are not read. Grid: (chunks, rows).
     """
     follow(PDL)
     row = tl.program_id(1).to(tl.int64)
+    chunk = tl.program_id(0)
     if tl.load(kinds + row) != NOTHING:
         low, high, _above, _target = _bracket(
             facts, kinds, top_p, partials, row, chunks, ROUNDS, ROUNDS, CHUNKS
         )
-        group = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+        step_of = tl.arange(0, STEPS * AT_ONCE) // AT_ONCE
+        group = chunk * STEPS * AT_ONCE + tl.arange(0, STEPS * AT_ONCE)
         peak = tl.load(peaks + row * groups + group, mask=group < groups, other=float("-inf"))
-        if (tl.max(peak, 0) >= low) & (tl.max(peak, 0) > float("-inf")):
-            at = tl.program_id(0) * AT_ONCE * GROUP + tl.arange(0, AT_ONCE * GROUP)
-            logits += row * row_stride
-            value = load_kept(logits, at, at < vocab, temperature, facts, row, SCALED, False)
-            keep = (value >= low) & (value < high) & (value > float("-inf"))
-            order = tl.cumsum(keep.to(tl.int32), 0)
-            first = tl.atomic_add(cursors + row, tl.max(order, 0), sem="relaxed")
-            tl.store(found + row * 2 * vocab + first + order - 1, value, mask=keep)
+        logits += row * row_stride
+        if tl.max(peak, 0) >= tl.maximum(low, FINITE):
+            for step in range(STEPS):
+                here = tl.max(tl.where(step_of == step, peak, float("-inf")), 0)
+                if here >= tl.maximum(low, FINITE):
+                    at = (chunk * STEPS + step) * AT_ONCE * GROUP + tl.arange(0, AT_ONCE * GROUP)
+                    value = load_kept(
+                        logits, at, at < vocab, temperature, facts, row, SCALED, False
+                    )
+                    keep = (value >= low) & (value < high) & (value > float("-inf"))
+                    order = tl.cumsum(keep.to(tl.int32), 0)
+                    first = tl.atomic_add(cursors + row, tl.max(order, 0), sem="relaxed")
+                    tl.store(found + row * 2 * vocab + first + order - 1, value, mask=keep)
 
 
 @triton.jit
@@ -305,7 +312,7 @@ def _by_rank(
 @triton.jit
 def _search(
     values, spare, count, low, high, above, top, target,
-    BY_MASS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr,
+    BY_MASS: tl.constexpr, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The largest v of values[:count] in low <= v < high whose weights from v up reach `target`.
 
@@ -317,12 +324,12 @@ def _search(
     moved = low < high
     while moved & (count > BLOCK):
         new_low, new_high, above = _narrow(
-            values, count, low, high, above, top, target, BY_MASS, BLOCK
+            values, count, low, high, above, top, target, BY_MASS, WIDE
         )
         moved = (new_low > low) | (new_high < high)
         low = new_low
         high = new_high
-        count = _keep_between(values, spare, count, low, high, BLOCK)
+        count = _keep_between(values, spare, count, low, high, WIDE)
         values = spare
     if count <= BLOCK:
         low = _by_rank(values, count, low, high, above, top, target, BY_MASS, BLOCK, AT_ONCE)
@@ -332,8 +339,8 @@ def _search(
 @triton.jit
 def search_rows(
     top_k, top_p, floors, facts, kinds, partials, cursors, found, vocab, chunks,
-    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, ROUNDS: tl.constexpr, CHUNKS: tl.constexpr,
-    PDL: tl.constexpr,
+    BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,
+    CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """floors[row] becomes the row's threshold under min-p, top-k and top-p. Grid: (rows,)."""
     follow(PDL)
@@ -350,7 +357,7 @@ def search_rows(
         top = tl.load(facts + row * FIELDS + 1)
         values = found + row * 2 * vocab
         spare = values + vocab
-        mass, least = _sum_above(values, count, low, top, BLOCK)
+        mass, least = _sum_above(values, count, low, top, WIDE)
         if (kind == COUNT) & (count >= k):
             kth = _search(
                 values,
@@ -364,14 +371,15 @@ def search_rows(
                 False,
                 BLOCK,
                 AT_ONCE,
+                WIDE,
             )
             floor = tl.maximum(floor, kth)
         if kind == COUNT:
-            mass, least = _sum_above(values, count, floor, top, BLOCK)
+            mass, least = _sum_above(values, count, floor, top, WIDE)
             target = tl.maximum(p * mass, TINY)
         if (p < 1.0) & (above + mass >= target):
             edge = _search(
-                values, spare, count, least, high, above, top, target, True, BLOCK, AT_ONCE
+                values, spare, count, least, high, above, top, target, True, BLOCK, AT_ONCE, WIDE
             )
             floor = tl.maximum(floor, edge)
         tl.store(floors + row, floor)

@@ -10,9 +10,9 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 NEAR, FAR = 0.05, 0.2
-"""Where the two part, the reference's two best logits differ by less than the first, in a few places
-by less than the second: transformers itself in bfloat16 leaves these tokens in 24 answers, in seven
-of them where the best two differ by 0.066 to 0.72."""
+"""Where the two part, the reference's two best logits differ by less than the first, in a few
+places by less than the second. (transformers itself in bfloat16 parts in 24 answers, in seven of
+them where the best two differ by 0.066 to 0.72.)"""
 FEW = 3
 TOKENS = 32
 

@@ -7,9 +7,29 @@ import pytest
 from tandem.operator.api.status import Keys
 from tandem.operator.clock import time_text
 from tandem.operator.desired.naming import Role
-from tandem.operator.keyring import PUBLISH_SECONDS, plan_keys
+from tandem.operator.keyring import KeyPlan, plan_keys
 
 NOW = 1_800_000_000.0
+PUBLISH_SECONDS = 90.0
+
+
+def plan(
+    keys: dict[tuple[Role, int], str],
+    before: Keys,
+    *,
+    in_use: list[int],
+    rotation_id: str | None = None,
+    now: float = NOW,
+) -> KeyPlan:
+    """The plan with the usual wait."""
+    return plan_keys(
+        keys,
+        before,
+        rotation_id=rotation_id,
+        in_use=in_use,
+        now=now,
+        publish_seconds=PUBLISH_SECONDS,
+    )
 
 
 def held(*generations: int) -> dict[tuple[Role, int], str]:
@@ -25,25 +45,25 @@ def status(generation: int, *, ago: float = 1000, rotation_id: str | None = None
 
 def test_the_first_keys_are_used_at_once():
     """Nobody has to hear of the first generation."""
-    plan = plan_keys({}, Keys(), rotation_id=None, in_use=[], now=NOW)
-    assert (plan.generation, plan.active, plan.waits) == (1, 1, 0)
-    assert plan.missing == list(Role)
+    made = plan({}, Keys(), in_use=[])
+    assert (made.generation, made.active, made.waits) == (1, 1, 0)
+    assert made.missing == list(Role)
 
 
 def test_nothing_changes_while_nothing_is_asked():
     """A whole generation stays."""
-    plan = plan_keys(held(1), status(1), rotation_id=None, in_use=[1], now=NOW)
-    assert (plan.generation, plan.active, plan.missing, plan.retired) == (1, 1, [], [])
-    assert plan.status.rotating is False
+    made = plan(held(1), status(1), in_use=[1])
+    assert (made.generation, made.active, made.missing, made.retired) == (1, 1, [], [])
+    assert made.status.rotating is False
 
 
 def test_a_rotation_waits_until_pods_have_read_the_new_keys():
     """New keys are made and published first; pods get them after the wait."""
-    asked = plan_keys(held(1), status(1), rotation_id="a", in_use=[1], now=NOW)
+    asked = plan(held(1), status(1), rotation_id="a", in_use=[1])
     assert (asked.generation, asked.active) == (2, 1)
     assert asked.missing == list(Role)
     assert asked.waits == pytest.approx(PUBLISH_SECONDS)
-    later = plan_keys(
+    later = plan(
         held(1, 2), asked.status, rotation_id="a", in_use=[1], now=NOW + PUBLISH_SECONDS + 1
     )
     assert (later.generation, later.active, later.retired) == (2, 2, [])
@@ -52,29 +72,29 @@ def test_a_rotation_waits_until_pods_have_read_the_new_keys():
 
 def test_old_keys_go_when_no_pod_uses_them():
     """The last pod of a generation takes it along."""
-    plan = plan_keys(held(1, 2), status(2), rotation_id=None, in_use=[2], now=NOW)
-    assert plan.retired == [1]
-    assert plan.status.rotating is False
+    made = plan(held(1, 2), status(2), in_use=[2])
+    assert made.retired == [1]
+    assert made.status.rotating is False
 
 
 def test_a_lost_secret_is_a_rotation_of_all_roles():
     """A key that is gone is nowhere else: every role gets a new one."""
     keys = held(1)
     del keys[(Role.DECODE, 1)]
-    plan = plan_keys(keys, status(1), rotation_id=None, in_use=[1], now=NOW)
-    assert plan.generation == 2
-    assert plan.missing == list(Role)
+    made = plan(keys, status(1), in_use=[1])
+    assert made.generation == 2
+    assert made.missing == list(Role)
 
 
 def test_a_half_made_generation_is_completed():
     """An operator that died between two Secrets is followed by one that makes the rest."""
     keys = {**held(1), (Role.ROUTER, 2): "router2"}
-    plan = plan_keys(keys, status(1), rotation_id=None, in_use=[1], now=NOW)
-    assert plan.generation == 2
-    assert plan.missing == [Role.PREFILL, Role.DECODE]
+    made = plan(keys, status(1), in_use=[1])
+    assert made.generation == 2
+    assert made.missing == [Role.PREFILL, Role.DECODE]
 
 
 def test_a_lost_status_finds_its_keys_again():
     """Secrets that are whole are used although the status forgot them."""
-    plan = plan_keys(held(3), Keys(), rotation_id=None, in_use=[3], now=NOW)
-    assert (plan.generation, plan.active, plan.missing) == (3, 3, [])
+    made = plan(held(3), Keys(), in_use=[3])
+    assert (made.generation, made.active, made.missing) == (3, 3, [])

@@ -112,3 +112,19 @@ def test_state_is_right_again_although_watches_are_silent(
         lone.cluster.delete("Service", lone.namespace, "demo")
         lone.wait(lambda: "demo" in lone.names("Service"), 10)
         assert proxy.swallowed > 0
+
+
+def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators):
+    """All pods get the new generation, then the old Secrets and public keys are gone."""
+    operators.start("rotating", None, "--key-publish-seconds", "2")
+    lone.wait_for(lambda: "-rotating_" in holder(lone), 15)
+    lone.create()
+    lone.ready()
+    lone.change({"spec": {"security": {"keyRotationID": "a"}}})
+    wanted = {f"demo-{role}-keys-g2" for role in ("prefill", "decode", "router")}
+    lone.wait(lambda: {n for n in lone.names("Secret") if "keys" in n} == wanted, 45, "only g2")
+    lone.wait(lambda: lone.condition("Progressing")[1] == "Stable", 20)
+    peers = lone.cluster.get("ConfigMap", lone.namespace, "demo-peers")
+    assert peers is not None
+    assert {name.split(".")[1] for name in peers["data"]} == {"2"}
+    assert lone.service()["status"]["keys"].get("rotating") is None

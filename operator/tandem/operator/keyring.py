@@ -15,9 +15,6 @@ from tandem.operator.api.status import Keys
 from tandem.operator.clock import parse_time, time_text
 from tandem.operator.desired.naming import Role
 
-PUBLISH_SECONDS = 90.0
-"""Time in which every kubelet has brought a changed ConfigMap to its pods."""
-
 Held = Mapping[tuple[Role, int], str]
 """Public keys of the Secrets that exist, by role and generation."""
 
@@ -39,9 +36,18 @@ class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_keys(
-    held: Held, status: Keys, *, rotation_id: str | None, in_use: Sequence[int], now: float
+    held: Held,
+    status: Keys,
+    *,
+    rotation_id: str | None,
+    in_use: Sequence[int],
+    now: float,
+    publish_seconds: float,
 ) -> KeyPlan:
-    """The plan for the Secrets in ``held``; ``in_use`` are generations that pods mount."""
+    """The plan for the Secrets in ``held``; ``in_use`` are generations that pods mount.
+
+    ``publish_seconds`` is how long a changed ConfigMap may take to reach every pod.
+    """
     generation = _generation(held, status, rotation_id)
     missing = [role for role in Role if (role, generation) not in held]
     older = {number for _, number in held if number < generation} | {
@@ -50,7 +56,7 @@ def plan_keys(
     published = _published(status, generation, now)
     waits = 0.0
     if older and in_use:
-        waits = max(0.0, published + PUBLISH_SECONDS - now)
+        waits = max(0.0, published + publish_seconds - now)
     active = generation if waits == 0 or not older else max(older)
     retired = sorted(older - set(in_use)) if active == generation else []
     keys = Keys(

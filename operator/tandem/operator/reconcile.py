@@ -88,6 +88,7 @@ class Reconciler:
             rotation_id=seen.spec.security.key_rotation_id,
             in_use=seen.in_use(),
             now=now,
+            publish_seconds=self._settings.key_publish_seconds,
         )
         facts = self._facts(seen, live, keys)
         missing = missing_reference(self._cluster, key[0], seen.spec)

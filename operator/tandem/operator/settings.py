@@ -39,6 +39,9 @@ class OperatorSettings:
     renew_deadline: float = setting(10.0, "A leader that cannot renew for this long ends.")
     retry_seconds: float = setting(2.0, "Time between two looks at the Lease.")
     canary_seconds: float = setting(60.0, "Time between two canaries of a service that serves.")
+    key_publish_seconds: float = setting(
+        90.0, "Time in which running pods have read new public keys: the kubelet's sync and cache."
+    )
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
 
     def __post_init__(self) -> None:
@@ -46,7 +49,7 @@ class OperatorSettings:
         check_integer("workers", self.workers, 1, 64)
         for name in ("resync_seconds", "lease_seconds", "renew_deadline", "retry_seconds"):
             check_positive(name, getattr(self, name))
-        for name in ("canary_seconds", "unschedulable_seconds"):
+        for name in ("canary_seconds", "key_publish_seconds", "unschedulable_seconds"):
             check_positive(name, getattr(self, name))
         if not self.retry_seconds < self.renew_deadline < self.lease_seconds:
             raise InvalidParameter(

@@ -243,7 +243,7 @@ def _progress_word(picture: Picture) -> Word:
         return "False", Reason.STABLE, "nothing is being rolled out"
     steps = ", ".join(
         f"{role} {picture.ready(role, target)}/{picture.wanted[role].replicas}"
-        for role, target in _targets(picture).items()
+        for role, target in sorted(_targets(picture).items())
     )
     place = " in place" if decision.memory.in_place else ""
     text = f"{decision.phase}{place}: new revision has {steps}"

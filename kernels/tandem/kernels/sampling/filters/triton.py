@@ -65,6 +65,7 @@ def thresholds(logits: Tensor, filters: Filters, temperature: Tensor | None) -> 
             AT_ONCE=WEIGHED,
             STEPS=STEPS,
             ROUND=turn,
+            LANES=128,
             **on_logits,
         )
     gather_rows[(chunks, rows)](

@@ -136,13 +136,16 @@ def _bracket(
 def weigh_rows(
     logits, temperature, peaks, top_p, facts, kinds, partials, row_stride, vocab, groups, chunks,
     GROUP: tl.constexpr, AT_ONCE: tl.constexpr, STEPS: tl.constexpr, ROUND: tl.constexpr,
-    ROUNDS: tl.constexpr, CHUNKS: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    ROUNDS: tl.constexpr, CHUNKS: tl.constexpr, LANES: tl.constexpr, SCALED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The mass of a chunk's logits within the bracket, from each of its parts upwards.
 
-    A chunk is STEPS * AT_ONCE groups. partials float32 [rows, ROUNDS, chunks, PARTS]. Grid:
-    (chunks, rows); only rows that top-p cuts without top-k have work.
+    A chunk is STEPS * AT_ONCE groups, a step LANES threads with a run of logits each. partials
+    float32 [rows, ROUNDS, chunks, PARTS]. Grid: (chunks, rows); only rows that top-p cuts without
+    top-k have work.
     """
+    EACH: tl.constexpr = AT_ONCE * GROUP // LANES
     follow(PDL)
     row = tl.program_id(1).to(tl.int64)
     chunk = tl.program_id(0)
@@ -161,17 +164,23 @@ def weigh_rows(
             parts = ()
             pivots = ()
             for i in tl.static_range(PARTS):
-                parts = parts + (tl.zeros([AT_ONCE * GROUP], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+                parts = parts + (tl.zeros([LANES], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
                 pivot = tl.max(tl.where(part == i, every, float("-inf")), 0)
                 pivots = pivots + (pivot,)  # type: ignore[assignment]  # noqa: RUF005
-            for step in range(STEPS):
-                at = (chunk * STEPS + step) * AT_ONCE * GROUP + tl.arange(0, AT_ONCE * GROUP)
-                value = load_kept(logits, at, at < vocab, temperature, facts, row, SCALED, False)
+            cold = 1.0
+            if SCALED:  # a product instead of the quotient: these sums may be off by a rounding
+                cold = 1.0 / tl.load(temperature + row)
+            in_step = tl.arange(0, LANES)[:, None] * EACH + tl.arange(0, EACH)[None, :]
+            for step in tl.static_range(STEPS):
+                at = (chunk * STEPS + step) * AT_ONCE * GROUP + in_step
+                value = tl.load(logits + at, mask=at < vocab, other=float("-inf"))
+                value = value.to(tl.float32) * cold
                 within = (value >= low) & (value < high)
                 weight = tl.where(within, tl.exp(value - top), 0.0)
                 more = ()
                 for i in tl.static_range(PARTS):
-                    more = more + (parts[i] + tl.where(value >= pivots[i], weight, 0.0),)  # type: ignore[assignment]  # noqa: RUF005
+                    mine = tl.sum(tl.where(value >= pivots[i], weight, 0.0), 1)
+                    more = more + (parts[i] + mine,)  # type: ignore[assignment]  # noqa: RUF005
                 parts = more
             for i in tl.static_range(PARTS):
                 sums += tl.where(part == i, tl.sum(parts[i], 0), 0.0)

@@ -151,3 +151,18 @@ def test_suspension_keeps_what_is_not_a_pod(harness: Harness):
     assert "demo-canary" in harness.names("Secret")
     harness.change({"spec": {"suspend": False}})
     harness.ready()
+
+
+def test_the_pods_rights_are_minimal(harness: Harness):
+    """Routers read pods of their namespace; workers are nobody beyond what everybody may."""
+    harness.create()
+    harness.wait(lambda: {"demo-router", "demo-worker"} <= harness.names("ServiceAccount"), 10)
+    harness.wait(lambda: "demo-router" in harness.names("RoleBinding"), 10)
+
+    def rights(account: str) -> set[str]:
+        user = f"--as=system:serviceaccount:{harness.namespace}:{account}"
+        rows = harness.kubectl("auth", "can-i", "--list", "--no-headers", user).splitlines()
+        return {row.split()[0] + " " + row[row.rindex("[") :] for row in rows if row[0] != " "}
+
+    assert rights("demo-router") - rights("demo-worker") == {"pods [get list watch]"}
+    assert not [each for each in rights("demo-worker") if each.startswith(("pods", "secrets"))]

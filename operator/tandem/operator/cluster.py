@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import msgspec
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
 from tandem.operator.api.values import API_VERSION
@@ -66,7 +67,7 @@ class Cluster:
         settings.connection_pool_maxsize = pool
         settings.retries = 0
         self._api = client.ApiClient(settings)
-        self._timeout = (min(CONNECT_SECONDS, timeout), timeout)
+        self._timeout = Timeout(connect=min(CONNECT_SECONDS, timeout), read=timeout)
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """One object, or None."""
@@ -143,7 +144,7 @@ class Cluster:
                 url,
                 headers=headers,
                 body=None if body is None else msgspec.json.encode(body),
-                timeout=_urllib_timeout(self._timeout),
+                timeout=self._timeout,
                 retries=False,
             )
         except (ApiException, HTTPError, OSError) as error:
@@ -161,12 +162,6 @@ def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> No
     except config.ConfigException:
         pass
     config.load_kube_config(given, client_configuration=settings)  # type: ignore[no-untyped-call]
-
-
-def _urllib_timeout(seconds: tuple[float, float]) -> Any:
-    from urllib3 import Timeout
-
-    return Timeout(connect=seconds[0], read=seconds[1])
 
 
 def _content(status: int, data: bytes) -> Manifest:

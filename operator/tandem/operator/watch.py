@@ -41,10 +41,16 @@ _STOP_SECONDS = 0.2
 Wake = Callable[[tuple[str, str]], None]
 
 
+def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
+    """As a pod's own account, else as a kubeconfig says; files only, before the client's way."""
+    found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+    return found or kopf.login_via_client(**given)
+
+
 def registry_of(wake: Wake, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
     """Handlers that turn events into keys."""
     registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=registry, id="login")(kopf.login_via_client)
+    kopf.on.login(registry=registry, id="login")(_log_in)
 
     async def on_service(namespace: str | None, name: str | None, **_: Any) -> None:
         metrics.events.labels("llmservices").inc()
@@ -94,6 +100,7 @@ def run(
 ) -> None:
     """Watch until ``stop`` or a signal. Raises what kopf raises when it cannot go on."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line an event
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
     asyncio.run(_run(settings, wake, metrics, stop))
 
 

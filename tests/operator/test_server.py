@@ -1,0 +1,59 @@
+"""Probes and metrics of the operator, and what its processes import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.server import Server
+
+
+def ask(server: Server, path: str) -> tuple[int, str]:
+    """Status and body."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_probes_say_what_is_wrong():
+    """A probe answers 503 with the reason, and the metrics are the operator's own."""
+    problems: list[str | None] = [None]
+    metrics = OperatorMetrics()
+    metrics.errors.labels("500").inc()
+    server = Server(0, metrics, alive=lambda: problems[0], ready=lambda: None)
+    server.start()
+    try:
+        assert ask(server, "/livez") == (200, "ok\n")
+        problems[0] = "the last good list is 200 s old"
+        assert ask(server, "/livez") == (503, "the last good list is 200 s old\n")
+        assert ask(server, "/readyz")[0] == 200
+        assert (
+            'tandem_operator:reconcile_errors_total{status="500"} 1.0' in ask(server, "/metrics")[1]
+        )
+        assert ask(server, "/nothing")[0] == 404
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("tandem.cli.operator, tandem.operator.run", ("torch", "fastapi", "tandem.hub")),
+        ("tandem.operator.api.crd", ("kopf", "kubernetes", "aiohttp")),
+        ("tandem.operator.desired.compose", ("kopf", "kubernetes", "aiohttp")),
+    ],
+)
+def test_the_operators_image_stays_small(module: str, absent: tuple[str, ...]):
+    """The process loads no engine, and types and builders load no client."""
+    code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -272,14 +272,17 @@ async def test_no_token_in_time(decode: Make) -> None:
 
 
 async def test_waiting_in_a_workers_queue_is_no_fault(decode: Make) -> None:
-    """A worker that says that some wait is only busy: the request's turn comes."""
+    """A worker that says that some wait is only busy: the request's turn comes, and from then
+    on its time for a first token runs."""
 
     def takes_its_time(turn: Turn) -> Iterator[float]:
         turn.accept()
-        yield 1.2
+        yield 1.8
+        turn.worker.load = BUSY
+        yield 0.8
         yield from serve_well(turn)
 
-    stack = Stack(progress_timeout=0.3)
+    stack = Stack(progress_timeout=1.5)
     d1, d2 = decode(behaviour=takes_its_time), decode()
     await stack.find(d1, d2)
     d1.load = msgspec.structs.replace(BUSY, num_waiting=3, num_running=0)

@@ -168,7 +168,9 @@ class Attempt:
                     return self.failure(
                         leg, FailCause.TIMEOUT, f"not accepted in {accept:g} s", own=True
                     )
-        if now - self.heard_at > progress and not self._queued:
+        if self._queued:
+            self.heard_at = now  # the time for its first token begins when it leaves the queue
+        elif now - self.heard_at > progress:
             return self.failure(self.legs[-1], FailCause.TIMEOUT, f"no token in {progress:g} s")
         return None
 

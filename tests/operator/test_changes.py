@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.operator.harness import Harness
-from tests.operator.node import Node, Pod, unschedulable, waiting
+from tests.operator.node import FakeRouter, Node, Pod, unschedulable, waiting
 
 from tandem.protocol import names
 
@@ -82,6 +82,24 @@ def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: 
     assert harness.condition("Ready")[0] == "True"
     harness.change({"spec": {"image": None}})
     harness.wait(lambda: harness.condition("Degraded")[0] == "False", 20, "healthy again")
+
+
+def test_clients_stay_with_routers_that_answered(harness: Harness, router: FakeRouter):
+    """Another model brings routers of its own; clients reach them only after the canary."""
+    harness.create()
+    harness.ready()
+    old = revisions(harness)["router"]
+    path = "jsonpath={.spec.selector.tandem\\.dev/revision}"
+    assert harness.kubectl("get", "svc", "demo", "-o", path) == ""
+    router.wrong = True
+    source = {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}
+    harness.change({"spec": {"model": {"source": source}}})
+    harness.wait(lambda: harness.kubectl("get", "svc", "demo", "-o", path) == old, 10)
+    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryFailed", 20)
+    assert harness.kubectl("get", "svc", "demo", "-o", path) == old
+    router.wrong = False
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 60)
+    assert harness.kubectl("get", "svc", "demo", "-o", path) == ""
 
 
 def test_a_scaler_decides_within_bounds(harness: Harness):

@@ -170,3 +170,16 @@ def remembered(decided: Decision) -> set[RevisionKey]:
     memory = decided.memory
     pairs = [*memory.targets.items(), *memory.stable.items()]
     return {(Role(role), name) for role, name in pairs}
+
+
+def reachable_routers(decided: Decision) -> str | None:
+    """Revision of routers that clients may reach; None for all.
+
+    New routers come with another model or other settings: until the canary was right through one
+    of them, clients stay with the stable ones.
+    """
+    stable = decided.memory.stable.get(Role.ROUTER)
+    target = decided.memory.targets.get(Role.ROUTER)
+    if stable is None or target is None or (Role.ROUTER, target) in decided.admitted:
+        return None
+    return stable

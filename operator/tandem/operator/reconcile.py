@@ -157,7 +157,8 @@ class Reconciler:
             self._cluster.patch("Pod", seen.owner.namespace, mark.pod, body)
         keep = plan.kept(decided.counts, seen, plan.remembered(decided))
         counts = {key: count for key, count in decided.counts.items() if key in keep}
-        objects = desired(facts, counts, seen.templates)
+        routers = plan.reachable_routers(decided)
+        objects = desired(facts, counts, seen.templates, routers=routers)
         self._applier.create(objects.created, live)
         self._applier.apply(objects.applied, live)
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}

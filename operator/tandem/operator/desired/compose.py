@@ -29,14 +29,16 @@ def desired(
     facts: Facts,
     counts: Mapping[RevisionKey, int],
     templates: Mapping[RevisionKey, Manifest],
+    *,
+    routers: str | None = None,
 ) -> Objects:
     """Children for ``counts`` replicas by role and revision.
 
     ``templates`` are those that are stored; that of the spec's own revision is rendered when it is
-    not among them; without a template, or without a replica ever, there is no Deployment. Raises
-    TemplateConflict.
+    not among them; without a template, or without a replica ever, there is no Deployment. Clients
+    reach routers of revision ``routers`` only, or of all for None. Raises TemplateConflict.
     """
-    applied = base(facts)
+    applied = [*base(facts), router.service(facts, routers)]
     created = list(scaler.scalers(facts).values())
     if (job := model_job(facts)) is not None:
         created.append(job)
@@ -59,7 +61,6 @@ def base(facts: Facts) -> list[Manifest]:
         *access.service_accounts(facts),
         *access.router_role(facts),
         secrets.peers(facts),
-        router.service(facts),
         *network.network_policies(facts),
         *disruption.budgets(facts),
     ]

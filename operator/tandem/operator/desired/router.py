@@ -108,8 +108,8 @@ def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
     return volumes, mounts
 
 
-def service(facts: Facts) -> Manifest:
-    """The Service that clients use: all ready routers, of whichever revision."""
+def service(facts: Facts, revision: str | None = None) -> Manifest:
+    """The Service that clients use: all ready routers, or those of one revision."""
     owner, section = facts.owner, facts.spec.router.service
     metadata = owner.metadata(owner.name, Role.ROUTER)
     if section.annotations:
@@ -127,7 +127,7 @@ def service(facts: Facts) -> Manifest:
         "metadata": metadata,
         "spec": {
             "type": str(section.type or ServiceType.CLUSTER_IP),
-            "selector": owner.selector(Role.ROUTER),
+            "selector": owner.selector(Role.ROUTER, revision),
             "ports": [port],
         },
     }

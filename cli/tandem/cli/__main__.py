@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
 from importlib.metadata import version
 
@@ -31,8 +33,19 @@ def usage() -> str:
     )
 
 
+def heed_sigterm() -> None:
+    """End at SIGTERM while a command is still being loaded.
+
+    The kernel drops signals without a handler for the first process of a container: a pod deleted
+    in its first seconds would live on for its whole grace period. Commands set their own later.
+    """
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status is its own, 2 for a wrong command or setting."""
+    heed_sigterm()
     from tandem.cli.children import end_with_parent
     from tandem.protocol.errors import InvalidParameter, TandemError
 

@@ -37,7 +37,9 @@ def fill(folder: Path) -> None:
     folder.mkdir(parents=True)
     listed = folder / "requirements.txt"
     listed.write_text(text)
-    words = [uv, "pip", "install", "--quiet", "--no-deps", "--python-version", PYTHON]
+    # Pods mount the folder read-only: without bytecode each start would compile torch anew.
+    words = [uv, "pip", "install", "--quiet", "--no-deps", "--compile-bytecode"]
+    words += ["--python-version", PYTHON]
     words += ["--target", str(folder), "--requirements", str(listed)]
     run(words, seconds=FILL_SECONDS)
     stamp.write_text(digest)

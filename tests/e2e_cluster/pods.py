@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from stack import parse_metrics
+from tests.e2e_cluster.images import reference
 from tests.e2e_cluster.kube import Json, Kube, conditions
 
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_INSTANCE, PROBE_PORT, ROUTER_PORT
@@ -73,3 +74,22 @@ def total(samples: dict[str, float], metric: str, label: str = "") -> float:
         for sample, value in samples.items()
         if sample.partition("{")[0] == metric and label in sample
     )
+
+
+def bystander(name: str, labels: dict[str, str] | None = None) -> Json:
+    """A pod with Python and ZeroMQ that does nothing by itself."""
+    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    main = {
+        "name": "main",
+        "image": reference("router"),
+        "command": ["sleep", "3600"],
+        "securityContext": security,
+    }
+    spec = {
+        "containers": [main],
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+    }
+    metadata = {"name": name, "labels": labels or {}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}

@@ -118,6 +118,22 @@ class Service:
             raise AssertionError(f"{error}\n{self.explain()}") from None
         return found[0]
 
+    def wait_stable(self, seconds: float = 300.0) -> Json:
+        """Until it is Ready and nothing is being rolled out any more."""
+
+        def stable() -> bool:
+            found = self.get()
+            generation = found["metadata"]["generation"]
+            progressing = conditions(found).get("Progressing", {})
+            done = progressing.get("status") == "False"
+            return done and progressing.get("observedGeneration") == generation
+
+        try:
+            wait_for(f"{self.name} to be rolled out", stable, seconds=seconds)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.explain()}") from None
+        return self.wait_ready()
+
     def wait_condition(self, kind: str, status: str, reason: str, seconds: float) -> Json:
         """Until a condition has this status and reason; returns it."""
 

@@ -71,10 +71,13 @@ def test_kv_crosses_the_nodes_over_nixl(service: Service) -> None:
 
 
 def test_the_service_answers_inside_the_cluster(service: Service) -> None:
-    """status.url is what a client in the cluster uses: a pod asks it by name."""
+    """status.url is what a client in the cluster uses: a pod of no service asks it by name."""
     url = service.get()["status"]["url"]
-    router = pods.name_of(service.pods("router")[0])
-    assert NAME in service.kube.read_url(router, f"{url}/v1/models")
+    service.kube.apply(pods.bystander("client"))
+    ready = ("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
+    service.kube.run(*ready, seconds=70)
+    assert NAME in service.kube.read_url("client", f"{url}/models")
+    service.kube.delete("pod", "client")
 
 
 def test_the_model_may_come_as_an_image(service: Service, setup: Setup) -> None:
@@ -85,8 +88,8 @@ def test_the_model_may_come_as_an_image(service: Service, setup: Setup) -> None:
     service.patch(
         model={"source": {"type": "Image", "image": image, "persistentVolumeClaim": None}}
     )
-    service.wait_ready()
-    (decode,) = service.pods("decode")
+    service.wait_stable()
+    (decode,) = service.wait_pods("decode", 1)
     assert any("image" in volume for volume in decode["spec"]["volumes"])
     assert "Paris" in service.ask()
 

@@ -7,9 +7,8 @@ from functools import partial
 
 import pytest
 from tests.e2e_cluster import pods
-from tests.e2e_cluster.images import reference
 from tests.e2e_cluster.install import NAMESPACE, RELEASE, Installed
-from tests.e2e_cluster.kube import Json, Kube, KubeError, wait_for
+from tests.e2e_cluster.kube import Kube, KubeError, wait_for
 from tests.e2e_cluster.service import NAME, Service
 from tests.e2e_cluster.setup import Setup
 
@@ -43,25 +42,6 @@ GREET = (
 )
 
 
-def bystander(name: str, labels: dict[str, str] | None = None) -> Json:
-    """A pod with Python and ZeroMQ that does nothing by itself."""
-    security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-    main = {
-        "name": "main",
-        "image": reference("router"),
-        "command": ["sleep", "3600"],
-        "securityContext": security,
-    }
-    spec = {
-        "containers": [main],
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-    }
-    metadata = {"name": name, "labels": labels or {}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-
-
 @pytest.fixture(scope="module")
 def stranger(cluster: Kube) -> Iterator[Kube]:
     """A pod called ``stranger`` in a namespace that has nothing to do with the service."""
@@ -69,7 +49,7 @@ def stranger(cluster: Kube) -> Iterator[Kube]:
     cluster.delete("namespace", STRANGERS, seconds=120)
     metadata = {"name": STRANGERS}
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    space.apply(bystander("stranger"))
+    space.apply(pods.bystander("stranger"))
     space.run("wait", "--for=condition=Ready", "pod/stranger", "--timeout=60s", seconds=70)
     yield space
     cluster.delete("namespace", STRANGERS, seconds=120)
@@ -97,7 +77,7 @@ def test_a_stranger_reaches_no_port_of_a_worker(service: Service, stranger: Kube
 
 def test_a_neighbour_reaches_no_port_of_a_worker(service: Service) -> None:
     """Nor is any from a pod of the same namespace that is not the service's."""
-    service.kube.apply(bystander("neighbour"))
+    service.kube.apply(pods.bystander("neighbour"))
     ready = ("wait", "--for=condition=Ready", "pod/neighbour", "--timeout=60s")
     service.kube.run(*ready, seconds=70)
     (worker,) = service.pods("decode")
@@ -119,7 +99,7 @@ def test_without_keys_a_worker_says_nothing(service: Service, kube: Kube) -> Non
         names.LABEL_INSTANCE: NAME,
         names.LABEL_COMPONENT: "router",
     }
-    kube.apply(bystander("impostor", labels))
+    kube.apply(pods.bystander("impostor", labels))
     kube.run("wait", "--for=condition=Ready", "pod/impostor", "--timeout=60s", seconds=70)
     try:
         for role, port in (("prefill", names.WORKER_PORT), ("decode", names.WORKER_PORT)):
@@ -148,7 +128,7 @@ def test_pods_pass_the_restricted_profile(service: Service, kube: Kube) -> None:
         for pod in service.pods(role):
             assert pod["spec"]["automountServiceAccountToken"] is False
     with pytest.raises(KubeError, match="violates PodSecurity"):
-        kube.apply(bystander("root") | {"spec": {"containers": [{"name": "x", "image": "x"}]}})
+        kube.apply(pods.bystander("root") | {"spec": {"containers": [{"name": "x", "image": "x"}]}})
 
 
 def rights(kube: Kube, account: str, namespace: str) -> set[str]:

@@ -112,7 +112,7 @@ def test_a_lost_key_is_a_rotation(service: Service) -> None:
         return found.get("generation", 0) > before and not found.get("rotating", False)
 
     wait_for("the rotation", rotated, seconds=240)
-    service.wait_ready()
+    service.wait_stable()
     assert "Paris" in service.ask()
 
 
@@ -128,7 +128,7 @@ def test_the_other_operator_goes_on(service: Service, operator: Installed, clust
         return operator.holder() not in ("", leader)
 
     wait_for("another leader", taken_over, seconds=TAKEOVER_SECONDS)
-    service.wait_ready(240)
+    service.wait_stable(240)
     for role in ("prefill", "decode", "router"):
         service.wait_pods(role, 1)
     names = [address(child) for child in children(service)]

@@ -223,6 +223,8 @@ def test_links_are_counted_from_the_routers_words():
     links = links_of(fleet, 4)
     assert (links.healthy, links.total) == (2, 4)
     assert links.quarantined == ["a to c: digest"]
+    fleet["workers"] = [{"fingerprint": "x", "peers": {"a": False}}, {"fingerprint": "y"}]
+    assert "2 fingerprints" in links_of(fleet, 1).quarantined[-1]
 
 
 def condition(kind: ConditionType, status: Any, reason: Reason) -> Condition:

@@ -114,3 +114,21 @@ def test_the_api_server_takes_a_sample(plane: ControlPlane, namespace: str, name
         "-f", f"manifests/samples/{name}",
     )  # fmt: skip
     assert "llmservice.tandem.dev/" in said
+
+
+@NEEDS_HELM
+def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
+    """`helm install`, `upgrade` and `uninstall` on a real API server; the CRDs, and with them all
+    services, outlive the release."""
+    where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
+    adopt = ("--take-ownership", "--force-conflicts")
+    said = helm("install", "tandem", CHART, *where, *adopt)
+    assert "Serve a model" in said, said
+    crd = plane.kubectl("get", "crd", "llmservices.tandem.dev", "-o", "yaml")
+    assert "helm.sh/resource-policy: keep" in crd
+    assert "STATUS: deployed" in helm("upgrade", "tandem", CHART, *where, "--set", "replicas=1")
+    path = "jsonpath={.spec.replicas}"
+    assert plane.kubectl("-n", namespace, "get", "deploy", "tandem", "-o", path) == "1"
+    assert "uninstalled" in helm("uninstall", "tandem", *where)
+    assert "No resources found" in plane.kubectl("-n", namespace, "get", "deploy", check=False)
+    assert "llmservices" in plane.kubectl("get", "crd", "-o", "name")

@@ -48,6 +48,7 @@ def test_an_answer_that_did_not_cross_the_kv_path_is_not_servable(
     harness.create()
     harness.wait(lambda: harness.condition("Servable")[1] == "CanaryNotDisaggregated", 20)
     assert harness.condition("Ready")[:2] == ("False", "CanaryNotDisaggregated")
+    assert harness.service()["status"]["mode"] == "Aggregated"
 
 
 def test_wrong_tokens_over_the_kv_path_are_not_servable(harness: Harness, router: FakeRouter):
@@ -139,6 +140,21 @@ def test_deletion_takes_everything(harness: Harness):
     while left() and time.monotonic() < end:
         time.sleep(0.2)
     assert left() == set()
+
+
+def test_a_successor_does_not_inherit(harness: Harness):
+    """A service that is deleted and made again at once gets keys and children of its own."""
+    harness.create()
+    harness.ready()
+    old = harness.cluster.get("Secret", harness.namespace, "demo-router-keys-g1")
+    assert old is not None
+    harness.kubectl("delete", "llm", "demo", "--wait=true")
+    harness.create()
+    harness.ready()
+    new = harness.cluster.get("Secret", harness.namespace, "demo-router-keys-g1")
+    assert new is not None
+    assert new["metadata"]["uid"] != old["metadata"]["uid"]
+    assert harness.service()["status"]["keys"]["generation"] == 1
 
 
 def test_suspension_keeps_what_is_not_a_pod(harness: Harness):

@@ -28,7 +28,10 @@ def links_of(fleet: dict[str, Any], expected: int) -> Links:
         f"{link['prefill']} to {link['decode']}: {link['cause']}"
         for link in fleet.get("quarantined", ())
     ]
-    healthy = max(0, sum(map(bool, states)) - len(quarantined))
+    prints = {worker.get("fingerprint") for worker in fleet.get("workers", ())}
+    if len(prints) > 1 and not all(states):
+        quarantined.append(f"workers report {len(prints)} fingerprints: they cannot exchange KV")
+    healthy = max(0, sum(map(bool, states)) - len(fleet.get("quarantined", ())))
     return Links(
         healthy=min(healthy, expected),
         total=expected,

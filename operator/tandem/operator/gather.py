@@ -15,7 +15,7 @@ from tandem.operator.api.conditions import Reason
 from tandem.operator.api.model import SourceType
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.cluster import Cluster
-from tandem.operator.desired.naming import Manifest
+from tandem.operator.desired.naming import Identity, Manifest
 from tandem.protocol.names import LABEL_SERVICE
 
 CHILDREN = (
@@ -50,17 +50,26 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.by_kind.get(kind, {}).get(name)
 
 
-def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, namespace: str, name: str) -> Snapshot:
-    """All children of a service. Raises ClusterError."""
-    selector = f"{LABEL_SERVICE}={name}"
+def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, owner: Identity) -> Snapshot:
+    """All children of a service. Raises ClusterError.
+
+    What belongs to an earlier service of the same name, and is about to be collected, is left out.
+    """
+    namespace, selector = owner.namespace, f"{LABEL_SERVICE}={owner.name}"
     futures = {kind: pool.submit(cluster.items, kind, namespace, selector) for kind in CHILDREN}
     by_kind = {}
     for kind, future in futures.items():
-        items = future.result()
+        items = [item for item in future.result() if not _is_anothers(item, owner.uid)]
         for item in items:  # lists leave these out
             item.setdefault("kind", kind)
         by_kind[kind] = {item["metadata"]["name"]: item for item in items}
     return Snapshot(by_kind)
+
+
+def _is_anothers(item: Manifest, uid: str) -> bool:
+    owners = item["metadata"].get("ownerReferences") or ()
+    services = [each["uid"] for each in owners if each["kind"] == "LLMService"]
+    return bool(services) and uid not in services
 
 
 def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) -> str | None:

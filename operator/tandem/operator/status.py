@@ -80,7 +80,10 @@ ROLE_CONDITIONS = {
 def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
     """The status to show."""
     words = _words(picture)
-    disaggregated = picture.wanted[Role.PREFILL].replicas > 0
+    fell_back = picture.canary is not None and (
+        picture.canary.reason is Reason.CANARY_NOT_DISAGGREGATED
+    )
+    disaggregated = picture.wanted[Role.PREFILL].replicas > 0 and not fell_back
     targets = {str(role): name for role, name in _targets(picture).items()}
     stable = picture.decision.memory.stable
     return LLMServiceStatus(

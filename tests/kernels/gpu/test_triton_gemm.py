@@ -57,6 +57,9 @@ def test_products_in_any_form_agree_with_float64(rows, form, chunks, dtype):
     for _ in range(2):  # the counters of split sums are zero again
         assert near(triton.launch(x, weight, form), want, dtype)
     assert near(triton.launch(x, weight, form, bias=bias), want + bias.double(), dtype)
+    wide = triton.launch(x, weight, form, out_dtype=torch.float32)
+    assert wide.dtype == torch.float32
+    assert near(wide, want, torch.float32, 100)
     total = residual.double() + want
     assert triton.launch(x, weight, form, residual=residual) is residual
     assert near(residual, total, dtype)
@@ -75,6 +78,8 @@ def test_the_ops_agree_with_float64(rows, dtype):
     after = normed(x, gain) @ weight.double().t()
     gate, up = after.chunk(2, -1)
     assert near(linear(x, weight, bias), want + bias.double(), dtype)
+    wide = linear(x, weight, bias, out_dtype=torch.float32)
+    assert near(wide, want + bias.double(), torch.float32, 100)
     assert near(linear_add(x, weight, residual.clone()), residual.double() + want, dtype)
     assert near(norm_linear(x, gain, 1e-6, weight), after, dtype, 2)
     assert near(norm_gated(x, gain, 1e-6, weight), silu(gate) * up, dtype, 3)

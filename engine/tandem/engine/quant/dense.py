@@ -22,10 +22,8 @@ class DenseProduct(ComposedProduct):
         return linear(x, self._weight, self._bias)
 
     def in_float32(self, x: Tensor) -> Tensor:
-        """See Product. cuBLAS keeps its sums; a CPU's product of 16 bits does not."""
-        if x.device.type != "cuda" or x.dtype == torch.float32 or self._bias is not None:
-            return super().in_float32(x)
-        return torch.mm(x, self._weight.t(), out_dtype=torch.float32)
+        """See Product; on a GPU the sums are never rounded."""
+        return linear(x, self._weight, self._bias, out_dtype=torch.float32)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See Product."""

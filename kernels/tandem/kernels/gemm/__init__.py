@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from tandem.kernels import checks
 from tandem.kernels.errors import BadTensor
 from tandem.kernels.registry import Backend, Op
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Linear = Callable[[Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
 LinearAdd = Callable[[Tensor, Tensor, Tensor], Tensor]
 NormLinear = Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]
 NormGated = Callable[[Tensor, Tensor, float, Tensor], Tensor]
@@ -35,7 +36,12 @@ NORM_GATED: Op[NormGated] = Op("gemm.norm_gated", _where("norm_gated"))
 
 
 def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: Backend | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    backend: Backend | None = None,
 ) -> Tensor:
     """x @ weight.T + bias.
 
@@ -43,13 +49,14 @@ def linear(
         x: [rows, in].
         weight: [out, in], x's dtype, as nn.Linear has it; the last dimension dense.
         bias: [out] or None.
+        out_dtype: of the result; x's if None. A GPU then never rounds the sums to x's dtype.
         backend: an explicit choice; by device otherwise.
 
     Returns:
-        [rows, out], dense, of x's dtype; sums are in float32.
+        [rows, out], dense; sums are in float32.
     """
     _check(x, weight, bias)
-    return LINEAR.on(x.device, backend)(x, weight, bias)
+    return LINEAR.on(x.device, backend)(x, weight, bias, out_dtype or x.dtype)
 
 
 def linear_add(

@@ -6,6 +6,7 @@ is added within the product (one rounding, one pass less).
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
@@ -13,9 +14,14 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.norm import rms_norm
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """See the wrapper."""
-    return torch_linear(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
+    """See the wrapper; cuBLAS can keep its sums, a CPU's product cannot."""
+    if out_dtype == x.dtype:
+        return torch_linear(x, weight, bias)
+    if x.device.type != "cuda":
+        return torch_linear(x, weight, bias).to(out_dtype)
+    product = torch.mm(x, weight.t(), out_dtype=out_dtype)
+    return product if bias is None else product.add_(bias)
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ PARTIAL_BYTES = 32 << 20
 _COUNTERS = 1 << 14
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """See the wrapper."""
     form = _form(x, weight)
     if form is None:
-        return reference.linear(x, weight, bias)
-    return launch(x, weight, form, bias=bias)
+        return reference.linear(x, weight, bias, out_dtype)
+    return launch(x, weight, form, bias=bias, out_dtype=out_dtype)
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See the wrapper."""
-    return linear(rms_norm(x, gain, eps), weight, bias)
+    return linear(rms_norm(x, gain, eps), weight, bias, x.dtype)
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     normed = rms_norm(x, gain, eps)
     form = _form(normed, weight, Kind.GATED)
     if form is None:
-        return silu_and_mul(linear(normed, weight, None))
+        return silu_and_mul(linear(normed, weight, None, x.dtype))
     return launch(normed, weight, form, gated=True)
 
 
@@ -63,12 +63,13 @@ def launch(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """One product of at least one row in a given form; gated from two rows on."""
     rows, outputs = x.shape[0], weight.shape[0] // (2 if gated else 1)
     out = residual
     if out is None:
-        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
+        out = torch.empty(rows, outputs, dtype=out_dtype or x.dtype, device=x.device)
     if rows == 1:
         assert not gated, "the activation is not folded into a product of one row"
         _launch_one(x, weight, form, out, bias, residual)

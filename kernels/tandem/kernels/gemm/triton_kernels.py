@@ -2,7 +2,7 @@
 
 `multiply_one` takes one row and needs no matrix unit: a program holds whole rows of the weight, so
 its sums are final and bias and residual fold in. (The norm before it and the activation after it do
-not: every program would read the row and the gain again, and a step came out 6 % slower.)
+not: every program would read the row and the gain again, and a step came out 4 % slower.)
 `multiply_few` takes up to 64 rows: tiles of the weight are the left operand of the matrix unit (the
 rows of x are then its narrow side), the inner dimension may be split over programs, and the last of
 them to arrive adds the parts in a fixed order, so that a result does not depend on who was faster.

@@ -1,6 +1,6 @@
-"""Thresholds of the filters in Triton: six launches, whatever the filters and the rows.
+"""Thresholds of the filters in Triton: five launches, whatever the filters and the rows.
 
-Roofline: the logits read once; a row that only top-p cuts reads them three times more, from L2
+Roofline: the logits read once; a row that only top-p cuts reads them twice more, from L2
 where they fit, unless its groups say that they cannot matter. Nothing is read back to the host:
 rows without a filter leave early on the device.
 """
@@ -18,13 +18,13 @@ from tandem.kernels.sampling.types import Filters
 
 from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows, weigh_rows
 
-BLOCK = 512
+BLOCK = 256
 """Values that are few enough to weigh each against all."""
-WIDE = 2048
+WIDE = 4096
 """Values that a pass over more of them takes at a time."""
 AGAINST = 16
 """Values that these are compared with at a time."""
-ROUNDS = 2
+ROUNDS = 1
 """Passes that narrow the bracket before its logits are gathered."""
 STEPS = 8
 """Loads of a program of such a pass, of WEIGHED groups each."""

@@ -366,29 +366,21 @@ def search_rows(
         top = tl.load(facts + row * FIELDS + 1)
         values = found + row * 2 * vocab
         spare = values + vocab
-        mass, least = _sum_above(values, count, low, top, WIDE)
+        if low == float("-inf"):
+            _mass, low = _sum_above(values, count, low, top, WIDE)
         if (kind == COUNT) & (count >= k):
+            many = k.to(tl.float32)
             kth = _search(
-                values,
-                spare,
-                count,
-                least,
-                high,
-                above,
-                top,
-                k.to(tl.float32),
-                False,
-                BLOCK,
-                AT_ONCE,
-                WIDE,
+                values, spare, count, low, high, above, top, many, False, BLOCK, AT_ONCE, WIDE
             )
             floor = tl.maximum(floor, kth)
-        if kind == COUNT:
-            mass, least = _sum_above(values, count, floor, top, WIDE)
-            target = tl.maximum(p * mass, TINY)
-        if (p < 1.0) & (above + mass >= target):
+        if p < 1.0:
+            if kind == COUNT:
+                mass, least = _sum_above(values, count, floor, top, WIDE)
+                target = tl.maximum(p * mass, TINY)
+                low = tl.maximum(low, least)
             edge = _search(
-                values, spare, count, least, high, above, top, target, True, BLOCK, AT_ONCE, WIDE
+                values, spare, count, low, high, above, top, target, True, BLOCK, AT_ONCE, WIDE
             )
             floor = tl.maximum(floor, edge)
         tl.store(floors + row, floor)

@@ -55,6 +55,28 @@ def decode(rig: Rig, batch: int, context: int, steps: int = 8) -> dict[str, Any]
     return {"what": f"decode of {batch} at {context}", **found}
 
 
+def mixed(rig: Rig, batch: int, chunk: int) -> dict[str, Any]:
+    """A prompt that comes to a batch of decodes: one mixed step, and a decode step after it."""
+    for _ in range(batch):
+        rig.add(1024, 200)
+    while len(rig.core.scheduler.roster.running) < batch or any(
+        each.num_generated < 2 for each in rig.core.scheduler.roster.running
+    ):
+        rig.step()
+
+    def work() -> int:
+        rig.add(chunk, 8)
+        for _ in range(2):
+            rig.step()
+        torch.cuda.synchronize()
+        return 1
+
+    work()
+    found = kernels_of(work)
+    rig.abort_all()
+    return {"what": f"prompt of {chunk} with {batch} decodes, and a decode step", **found}
+
+
 def prompt(rig: Rig, length: int) -> dict[str, Any]:
     """One prompt."""
 

@@ -112,7 +112,8 @@ def measure(rig: Any, args: argparse.Namespace, report: Report) -> None:
             report.add("closed", steps.closed(rig, streams))
     if "profile" in wanted:
         decodes = [profiler.decode(rig, batch, 1024) for batch in (32, 64, 256)]
-        report.kernels([profiler.decode(rig, 1, 512), *decodes, profiler.prompt(rig, 8192)])
+        others = [profiler.mixed(rig, 64, 1024), profiler.prompt(rig, 8192)]
+        report.kernels([profiler.decode(rig, 1, 512), *decodes, *others])
 
 
 def main() -> None:

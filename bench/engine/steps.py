@@ -61,37 +61,40 @@ def prompt(rig: Rig, length: int, runs: int = 5) -> dict[str, Any]:
     return {"tokens": length, "ms": statistics.median(found[1:] or found), "runs_ms": found[1:]}
 
 
-def closed(rig: Rig, streams: int, *, turns: float = 2.5) -> dict[str, Any]:
+def closed(rig: Rig, streams: int, *, turns: float = 2.0) -> dict[str, Any]:
     """``streams`` requests at a time, 1k in and 256 out: tokens a second, and gaps between them.
 
-    The first of each stream draws fewer, so that streams do not end together.
+    The first of each stream draws fewer tokens, so that streams do not end together. Counting
+    begins when each has its first token and ends when the last request begins.
     """
     left = int(streams * turns)
     for number in range(streams):
-        rig.add(1024, 256 * (number + 1) // streams)
+        rig.add(1024, 1 + 255 * (number + 1) // streams)
     last: dict[str, float] = {}
     gaps: list[float] = []
-    tokens, started = 0, time.perf_counter()
+    begun, tokens, started, elapsed = 0, 0, 0.0, 1.0
     while rig.core.has_work:
         outputs = [each for some in rig.step().outputs.values() for each in some]
         now = time.perf_counter()
+        if started and left > 0:
+            tokens, elapsed = tokens + len(outputs), now - started
         for each in outputs:
-            if each.request in last:
+            if each.request not in last:
+                begun += 1
+            elif started and left > 0:
                 gaps.append(now - last[each.request])
             last[each.request] = now
-            if each.finish is not None:
-                del last[each.request]
-                if left > 0:
-                    left -= 1
-                    rig.add(1024, 256)
-        if left > 0:
-            tokens += len(outputs)
-            elapsed = now - started
+            if each.finish is not None and left > 0:
+                left -= 1
+                rig.add(1024, 256)
+        if begun >= streams and not started:
+            started = now
     gaps.sort()
     at = {p: gaps[int(len(gaps) * p / 100)] * 1e3 for p in (50, 90, 99)}
     return {
         "streams": streams,
         "tokens_per_s": tokens / elapsed,
+        "seconds": elapsed,
         **{f"gap_p{p}_ms": value for p, value in at.items()},
     }
 

@@ -29,11 +29,15 @@ class Installed:
         """Its pods."""
         return self.kube.items("pods", f"app.kubernetes.io/instance={RELEASE}")
 
-    def holder(self) -> str:
-        """Name of the pod that leads, as the Lease says; empty when nobody does."""
+    def identity(self) -> str:
+        """Who leads, as the Lease says: pod and incarnation; empty when nobody does."""
         lease = self.kube.find("lease", LEASE) or {"spec": {}}
-        identity: str = lease["spec"].get("holderIdentity") or ""
-        return identity.partition("_")[0]
+        holder: str = lease["spec"].get("holderIdentity") or ""
+        return holder
+
+    def holder(self) -> str:
+        """Name of the pod that leads; empty when none does."""
+        return self.identity().partition("_")[0]
 
     def restarts(self) -> int:
         """How often containers of the operator ended by themselves."""

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from tests.e2e_cluster import pods
+from tests.e2e_cluster.faults import kill_container
 from tests.e2e_cluster.install import Installed
-from tests.e2e_cluster.kube import Json, Kube, KubeError, wait_for
+from tests.e2e_cluster.kube import Json, KubeError, wait_for
 from tests.e2e_cluster.service import Service
+from tests.e2e_cluster.setup import Setup
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -116,16 +118,16 @@ def test_a_lost_key_is_a_rotation(service: Service) -> None:
     assert "Paris" in service.ask()
 
 
-def test_the_other_operator_goes_on(service: Service, operator: Installed, cluster: Kube) -> None:
+def test_the_other_operator_goes_on(service: Service, operator: Installed, setup: Setup) -> None:
     """The leader is killed with -9 in a rollout: another leads within 20 s, nothing is doubled."""
-    leader = operator.holder()
+    leader, incarnation = operator.holder(), operator.identity()
     assert leader, "nobody leads"
     service.patch(engine={"maxNumSeqs": 8})
     service.wait_condition("Progressing", "True", "RollingOut", 30)
-    operator.kube.delete("pod", leader, "--grace-period=0", "--force")
+    kill_container(operator.kube, setup, operator.kube.get("pod", leader), "operator")
 
     def taken_over() -> bool:
-        return operator.holder() not in ("", leader)
+        return operator.identity() not in ("", incarnation)
 
     wait_for("another leader", taken_over, seconds=TAKEOVER_SECONDS)
     service.wait_stable(240)
@@ -136,9 +138,7 @@ def test_the_other_operator_goes_on(service: Service, operator: Installed, clust
     assert "Paris" in service.ask()
 
 
-def test_swallowed_events_are_made_up_for(
-    service: Service, operator: Installed, cluster: Kube
-) -> None:
+def test_swallowed_events_are_made_up_for(service: Service, operator: Installed) -> None:
     """Events of a child do not come while no operator watches; its loss is repaired all the same.
 
     The proxy that swallows events stands in tests/operator; here every operator is away while the
@@ -155,9 +155,9 @@ def test_swallowed_events_are_made_up_for(
 
 
 def test_operators_do_not_end_by_themselves(operator: Installed) -> None:
-    """After all of the above no container of an operator has been restarted by kubelet."""
+    """After all of the above nobody but the killed leader has been started again."""
     try:
         logs = operator.kube.run("logs", "deployment/tandem", "--tail=40")
     except KubeError as error:
         logs = str(error)
-    assert operator.restarts() == 0, logs
+    assert operator.restarts() <= 1, logs  # the one that was killed above

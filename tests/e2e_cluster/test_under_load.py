@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.e2e_cluster import pods
 from tests.e2e_cluster.access import node_address
+from tests.e2e_cluster.faults import kill_container
 from tests.e2e_cluster.install import Installed
-from tests.e2e_cluster.kube import Json, Kube, wait_for
+from tests.e2e_cluster.kube import Kube, wait_for
 from tests.e2e_cluster.load import Load
 from tests.e2e_cluster.service import Service
 from tests.e2e_cluster.setup import Setup
@@ -114,7 +115,7 @@ def test_draining_a_node(
 
 
 def test_a_scale_down_races_with_a_restart(
-    service: Service, under_load: Callable[[Callable[[], object]], None]
+    service: Service, setup: Setup, under_load: Callable[[Callable[[], object]], None]
 ) -> None:
     """A decode worker's process is killed while the role shrinks: the other one takes all over."""
 
@@ -123,17 +124,11 @@ def test_a_scale_down_races_with_a_restart(
         victim = service.wait_pods("decode", 3, 180)[0]
         shrink = threading.Thread(target=lambda: service.patch(decode={"replicas": 2}))
         shrink.start()
-        kill_main(service.kube, victim)
+        kill_container(service.kube, setup, victim)
         shrink.join(60)
         service.wait_pods("decode", 2, 240)
 
     under_load(race)
-
-
-def kill_main(kube: Kube, pod: Json) -> None:
-    """SIGKILL to the container's children cannot come from within: PID 1 ignores it. Exit it."""
-    code = "import os, signal; os.kill(1, signal.SIGTERM); os.kill(1, signal.SIGINT)"
-    kube.execute(pods.name_of(pod), "python3", "-c", code)
 
 
 def last_node(kube: Kube) -> str:

@@ -11,7 +11,8 @@ from tests.engine_run.sample_builders import Row, random_logits, sample
 from tests.engine_run.sample_oracle import softmax
 
 from tandem.engine.sample import prompt_logprobs
-from tandem.engine.sample.logprobs import PART, best_first
+from tandem.engine.sample.logprobs import PART
+from tandem.kernels.sampling import score_tokens
 from tandem.protocol.sampling import SamplingParams
 
 coarse = st.sampled_from([-math.inf, -3.5, -1.0, -0.0, 0.0, 0.25, 1.0, 2.0])
@@ -22,10 +23,13 @@ coarse = st.sampled_from([-math.inf, -3.5, -1.0, -0.0, 0.0, 0.25, 1.0, 2.0])
 def test_best_come_first_and_of_equals_the_lowest_id(row: list[float], count: int):
     """The order is by logit, then by id, infinities and both zeros included."""
     count = min(count, len(row))
-    values, ids = best_first(torch.tensor([row]), count)
+    best = score_tokens(torch.tensor([row]), torch.tensor([0]), count)
     expected = sorted(range(len(row)), key=lambda token: (-row[token], token))[:count]
-    assert ids[0].tolist() == expected
-    assert values[0].tolist() == [row[token] for token in expected]
+    assert best.top_ids[0].tolist() == expected
+    if max(row) > -math.inf:
+        total = math.log(sum(math.exp(logit) for logit in row))
+        wanted = [row[token] - total for token in expected]
+        assert best.top_logprobs[0].tolist() == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,8 +16,7 @@ from tandem.kernels.sampling import score_tokens
 from tandem.protocol.outputs import TokenLogprobs
 
 PART = 32
-"""Rows that are scored at a time: bounds the float32 copy of the logits."""
-_LOW = 0xFFFFFFFF
+"""Rows that are scored at a time: bounds the copies of the logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ def score(
     index = index_on(rows, logits.device)
     top = min(max(counts), logits.shape[1])
     parts = [
-        _score_part(logits[at].float(), ids, top)
+        score_tokens(logits[at], ids, top)
         for at, ids in zip(torch.split(index, PART), torch.split(chosen, PART), strict=True)
     ]
     columns = [torch.cat(column) for column in zip(*parts, strict=True)]
@@ -107,25 +106,3 @@ def score_prompt(logits: Tensor, next_token_ids: Sequence[int], n: int) -> Logpr
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], n: int) -> list[TokenLogprobs]:
     """The scores of ``score_prompt``, of no position too. Waits for the device."""
     return score_prompt(logits, next_token_ids, n).as_list() if next_token_ids else []
-
-
-def best_first(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` best logits of each row and their ids, of equals the lowest id first.
-
-    float32 [rows, vocabulary] to float32 and int64 [rows, count]. ``topk`` alone leaves equals in
-    any order, so it is given integers that order first by logit, then by id: the bits of a
-    float, negatives turned round, order like the float.
-    """
-    bits = (logits + 0.0).view(torch.int32)
-    bits = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
-    turned = _LOW - torch.arange(logits.shape[1], device=logits.device)
-    ids = _LOW - (bits.long() << 32).bitwise_or_(turned).topk(count).values.bitwise_and_(_LOW)
-    return logits.gather(1, ids), ids
-
-
-def _score_part(logits: Tensor, token_ids: Tensor, top: int) -> tuple[Tensor, ...]:
-    scores = score_tokens(logits, token_ids, 0)
-    if not top:
-        return scores.logprobs, scores.ranks, scores.top_ids, scores.top_logprobs
-    values, ids = best_first(logits, top)
-    return scores.logprobs, scores.ranks, ids, values - logits.logsumexp(-1, keepdim=True)

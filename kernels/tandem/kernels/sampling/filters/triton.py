@@ -16,7 +16,8 @@ from tandem.kernels.sampling.race.triton import stats_of
 from tandem.kernels.sampling.rng import GROUP
 from tandem.kernels.sampling.types import Filters
 
-from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, search_rows, weigh_rows
+from .search.triton_kernels import search_rows
+from .triton_kernels import FIELDS, PARTS, bound_rows, gather_rows, weigh_rows
 
 BLOCK = 256
 """Values that are few enough to weigh each against all."""

@@ -8,7 +8,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from tests.operator.control_plane import OPERATOR_TOKEN, ControlPlane, control_plane, missing
+from tests.operator.control_plane import (
+    OPERATOR_TOKEN,
+    ControlPlane,
+    control_plane,
+    missing,
+    start_controllers,
+)
 from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess
 from tests.operator.node import FakeRouter, Node
 
@@ -28,11 +34,14 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """An API server with Tandem's CRDs and the operator's rights; skips without binaries."""
     absent = missing()
     if absent:
-        pytest.skip(f"no API server: {', '.join(absent)} not in TANDEM_KUBE_BIN or PATH")
+        pytest.skip(
+            f"no API server: {', '.join(absent)} not in TANDEM_KUBE_BIN, .cluster/bin or PATH"
+        )
     home = tmp_path_factory.mktemp("plane")
-    with control_plane(home, controllers=_CONTROLLERS) as running:
+    with control_plane(home) as running:
         running.kubectl("apply", "--server-side", "-k", "manifests/crds")
         running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        start_controllers(running, _CONTROLLERS)
         running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         _grant(running)
         yield running

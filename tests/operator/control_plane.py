@@ -1,7 +1,8 @@
 """A Kubernetes without nodes: etcd, kube-apiserver and, where asked for, kube-controller-manager.
 
 Enough for everything that an API server decides: validation, server-side apply, admission, garbage
-collection. The binaries are looked for in ``TANDEM_KUBE_BIN``, then in PATH. Loopback only.
+collection. The binaries are looked for in ``TANDEM_KUBE_BIN``, where ``make cluster`` builds them,
+and in PATH. Loopback only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-NEEDED = ("etcd", "kube-apiserver", "kubectl", "openssl")
+NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "openssl")
+BUILT = Path(__file__).parents[2] / ".cluster" / "bin"
 TOKEN = "test-admin"
 OPERATOR_TOKEN = "test-operator"
 START_SECONDS = 60.0
@@ -28,9 +30,9 @@ START_SECONDS = 60.0
 
 def binary(name: str) -> str | None:
     """Path of a binary, or None."""
-    folder = os.environ.get("TANDEM_KUBE_BIN")
-    if folder and (Path(folder) / name).is_file():
-        return str(Path(folder) / name)
+    for folder in (os.environ.get("TANDEM_KUBE_BIN"), BUILT):
+        if folder and (Path(folder) / name).is_file():
+            return str(Path(folder) / name)
     return shutil.which(name)
 
 
@@ -107,7 +109,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def control_plane(home: Path, *, controllers: Sequence[str] = ()) -> Iterator[ControlPlane]:
-    """An API server with its store below ``home``; ``controllers`` names those to run."""
+    """An API server with its store below ``home``; ``controllers`` names those to run at once."""
     etcd, peer, port = free_ports(3)
     plane = ControlPlane(home, port)
     try:
@@ -115,7 +117,7 @@ def control_plane(home: Path, *, controllers: Sequence[str] = ()) -> Iterator[Co
         _api_server(plane, etcd)
         wait_ready(plane)
         if controllers:
-            _controllers(plane, controllers)
+            start_controllers(plane, controllers)
         yield plane
     finally:
         plane.stop()
@@ -173,7 +175,9 @@ def _api_server(plane: ControlPlane, etcd: int) -> None:
     )
 
 
-def _controllers(plane: ControlPlane, names: Sequence[str]) -> None:
+def start_controllers(plane: ControlPlane, names: Sequence[str]) -> None:
+    """Run some controllers; after the CRDs, else garbage collection learns of them half a minute
+    later."""
     (port,) = free_ports(1)
     config = plane.kubeconfig()
     plane.start(

@@ -15,6 +15,7 @@ from tests.operator.proxy import Proxy
 from tandem.operator.cluster import Cluster
 
 TAKEOVER_SECONDS = 20.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
@@ -60,6 +61,7 @@ def holder(harness: Harness) -> str:
     return "" if lease is None else lease["spec"].get("holderIdentity") or ""
 
 
+@pytest.mark.full
 def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, operators: Operators):
     """The leader is killed with -9 while rolling; the standby finishes it, nothing is doubled."""
     first = operators.start("first")
@@ -114,6 +116,7 @@ def test_state_is_right_again_although_watches_are_silent(
         assert proxy.swallowed > 0
 
 
+@pytest.mark.full
 def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators):
     """All pods get the new generation, then the old Secrets and public keys are gone."""
     operators.start("rotating", None, "--key-publish-seconds", "2")

@@ -120,8 +120,10 @@ class Reconciler:
         )
         for role in keys.missing:
             public, secret = (text.decode() for text in zmq.curve_keypair())
-            if self._cluster.create(secrets.keys(facts, role, public, secret)) is not None:
-                held[(role, keys.generation)] = public
+            if self._cluster.create(secrets.keys(facts, role, public, secret)) is None:
+                name = keys_secret(facts, role)
+                raise ClusterError(409, "AlreadyExists", f"Secret {name} is about to be collected")
+            held[(role, keys.generation)] = public
         if live.find("Secret", canary_secret(facts)) is None:
             self._cluster.create(secrets.canary_token(facts, randomness.token_urlsafe(32)))
         publics = {f"{role}.{number}": public for (role, number), public in held.items()}

@@ -126,10 +126,16 @@ def test_with_changes_one_setting(tmp_path):
     assert changed.scheduler == config.scheduler
 
 
-def test_gpus_get_larger_blocks(tmp_path):
-    """On a CUDA device the default block has 64 tokens; an explicit size is kept."""
+def test_gpus_get_defaults_of_their_own(tmp_path):
+    """On a CUDA device blocks have 64 tokens, steps 8,192 and overlap; what is given is kept."""
     assert config_of(tmp_path, device="cuda").cache.block_size == 64
     assert config_of(tmp_path, device="cuda", block_size=16).cache.block_size == 16
+    steps = config_of(tmp_path, device="cuda").scheduler
+    assert (steps.max_num_batched_tokens, steps.async_scheduling) == (8192, True)
+    given = config_of(
+        tmp_path, device="cuda", max_num_batched_tokens=512, async_scheduling=False
+    ).scheduler
+    assert (given.max_num_batched_tokens, given.async_scheduling) == (512, False)
 
 
 def test_device_is_detected(monkeypatch):

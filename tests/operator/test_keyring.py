@@ -98,3 +98,10 @@ def test_a_lost_status_finds_its_keys_again():
     """Secrets that are whole are used although the status forgot them."""
     made = plan(held(3), Keys(), in_use=[3])
     assert (made.generation, made.active, made.missing) == (3, 3, [])
+
+
+def test_first_keys_that_are_half_made_are_completed():
+    """A first generation that nobody uses yet is made whole, not skipped."""
+    made = plan({(Role.ROUTER, 1): "router1"}, Keys(), in_use=[])
+    assert (made.generation, made.active) == (1, 1)
+    assert made.missing == [Role.PREFILL, Role.DECODE]

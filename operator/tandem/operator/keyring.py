@@ -48,7 +48,7 @@ def plan_keys(
 
     ``publish_seconds`` is how long a changed ConfigMap may take to reach every pod.
     """
-    generation = _generation(held, status, rotation_id)
+    generation = _generation(held, status, rotation_id, in_use)
     missing = [role for role in Role if (role, generation) not in held]
     older = {number for _, number in held if number < generation} | {
         number for number in in_use if number < generation
@@ -75,12 +75,12 @@ def plan_keys(
     )
 
 
-def _generation(held: Held, status: Keys, rotation_id: str | None) -> int:
+def _generation(held: Held, status: Keys, rotation_id: str | None, in_use: Sequence[int]) -> int:
     newest = max([status.generation, *(number for _, number in held)], default=0)
     if newest == 0:
         return 1
-    if status.generation == 0:  # the status was lost, the Secrets were not
-        return newest if _complete(held, newest) else newest + 1
+    if status.generation == 0:  # half made and used by nobody yet; or the status was lost
+        return newest if _complete(held, newest) or newest not in in_use else newest + 1
     if rotation_id != status.rotation_id:
         return status.generation + 1
     if newest > status.generation or not _complete(held, newest):

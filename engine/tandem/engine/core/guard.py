@@ -8,6 +8,7 @@ anew when their folder changes, so a rotation needs no restart of those who only
 from __future__ import annotations
 
 import logging
+import time
 
 import zmq
 import zmq.auth
@@ -19,6 +20,8 @@ from tandem.protocol.keys import KeyRing
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 5.0
+
 
 class CurveGuard:
     """``start`` before the first socket is bound, ``stop`` after the last is closed."""
@@ -29,8 +32,19 @@ class CurveGuard:
         self._authenticator = ThreadAuthenticator(self.context)
 
     def start(self) -> None:
-        """Begin to answer ZMQ's questions about callers."""
-        self._authenticator.start()
+        """Begin to answer ZMQ's questions about callers. Raises zmq.ZMQError where another
+        guard of this process still does."""
+        ends = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._authenticator.start()
+            except zmq.ZMQError as error:
+                # A closed socket lets go of its address in its own time.
+                if error.errno != zmq.EADDRINUSE or time.monotonic() > ends:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
 
     def stop(self) -> None:
         """Stop answering."""

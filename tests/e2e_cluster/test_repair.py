@@ -77,10 +77,10 @@ def test_every_deleted_child_comes_back(service: Service) -> None:
 
 
 EDITS: dict[str, Json] = {
-    "deployments.apps": {"spec": {"replicas": 0}},
+    "deployment.apps": {"spec": {"replicas": 0}},
     "service": {"spec": {"selector": {"tandem.dev/stranger": "yes"}}},
-    "networkpolicies.networking.k8s.io": {"spec": {"ingress": [{}]}},
-    "roles.rbac.authorization.k8s.io": {
+    "networkpolicy.networking.k8s.io": {"spec": {"ingress": [{}]}},
+    "role.rbac.authorization.k8s.io": {
         "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]
     },
 }

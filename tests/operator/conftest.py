@@ -86,9 +86,9 @@ def router() -> Iterator[FakeRouter]:
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def operator(plane: ControlPlane, node: Node, router: FakeRouter) -> Iterator[OperatorProcess]:
-    """One operator with its own rights only."""
+    """One operator a module, with its own rights only: modules that start others have none."""
     config = plane.kubeconfig(token=OPERATOR_TOKEN)
     running = OperatorProcess(plane.home, "shared", config)
     yield running

@@ -50,8 +50,8 @@ class Snapshot(msgspec.Struct, frozen=True):
         return self.by_kind.get(kind, {}).get(name)
 
 
-def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, owner: Identity) -> Snapshot:
-    """All children of a service. Raises ClusterError.
+def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, owner: Identity, since: str) -> Snapshot:
+    """All children of a service that was made at ``since``. Raises ClusterError.
 
     What belongs to an earlier service of the same name, and is about to be collected, is left out.
     """
@@ -60,6 +60,8 @@ def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, owner: Identity) -> Sna
     by_kind = {}
     for kind, future in futures.items():
         items = [item for item in future.result() if not _is_anothers(item, owner.uid)]
+        if kind == "Pod":  # owned by ReplicaSets: their age tells
+            items = [item for item in items if item["metadata"]["creationTimestamp"] >= since]
         for item in items:  # lists leave these out
             item.setdefault("kind", kind)
         by_kind[kind] = {item["metadata"]["name"]: item for item in items}

@@ -76,7 +76,7 @@ class Reconciler:
         except msgspec.ValidationError as error:
             self._refuse(owner, resource, status, str(error))
             return None
-        live = snapshot(self._cluster, self._pool, owner)
+        live = snapshot(self._cluster, self._pool, owner, resource["metadata"]["creationTimestamp"])
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
         return self._bring(key, seen, live)
 

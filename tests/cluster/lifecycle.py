@@ -108,7 +108,7 @@ def revive_node(node: str) -> None:
     _wait(fleet, "containerd", lambda: nodes.runtime_ready(fleet, node))
     nodes.start_kubelet(fleet, node)
     condition = f"--for=condition=Ready=true node/{node}".split()
-    kubectl("wait", *condition, "--timeout=60s", seconds=70)
+    kubectl("wait", *condition, "--timeout=120s", seconds=130)
 
 
 def load(files: Iterable[Path]) -> None:
@@ -148,7 +148,7 @@ def _api_ready() -> bool:
 
 def _dns_ready() -> bool:
     where = ("deployment", "coredns", "-n", "kube-system")
-    return _ask("get", *where, "-o", "jsonpath={.status.readyReplicas}") == "1"
+    return _ask("get", *where, "-o", "jsonpath={.status.readyReplicas}") == "2"
 
 
 def _apply(*manifests: str) -> None:

@@ -11,6 +11,9 @@ COMMAND_SECONDS = 120.0
 
 Argument = str | Path
 
+_LASTING: list[subprocess.Popen[bytes]] = []
+"""What was spawned here: a collected Popen of a running process would warn that it still runs."""
+
 
 class ClusterError(Exception):
     """The cluster cannot be built, raised or used; the message says which step and why."""
@@ -52,7 +55,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """A process of its own session that outlives this one; both outputs go to ``log``."""
     with log.open("wb") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -60,6 +63,8 @@ def spawn(
             env=env,
             start_new_session=True,
         )
+    _LASTING.append(process)
+    return process
 
 
 def wait_until(

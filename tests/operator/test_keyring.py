@@ -7,7 +7,7 @@ import pytest
 from tandem.operator.api.status import Keys
 from tandem.operator.clock import time_text
 from tandem.operator.desired.naming import Role
-from tandem.operator.keyring import KeyPlan, plan_keys
+from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
 
 NOW = 1_800_000_000.0
 PUBLISH_SECONDS = 90.0
@@ -105,3 +105,14 @@ def test_first_keys_that_are_half_made_are_completed():
     made = plan({(Role.ROUTER, 1): "router1"}, Keys(), in_use=[])
     assert (made.generation, made.active) == (1, 1)
     assert made.missing == [Role.PREFILL, Role.DECODE]
+
+
+def test_a_lost_key_is_told_as_long_as_pods_have_it():
+    """A router that starts after the loss must reach the decode workers that still run."""
+    published = held(1)
+    left = {pair: key for pair, key in held(1).items() if pair[0] is not Role.DECODE}
+
+    told = may_speak(left, published, in_use=[1], retired=[])
+    assert told == published
+    assert may_speak(left, published, in_use=[], retired=[]) == left
+    assert may_speak(held(1, 2), published, in_use=[2], retired=[1]) == held(2)

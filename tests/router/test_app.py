@@ -19,6 +19,7 @@ from tests.router.http_server import ANSWER, Served, wait_for
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
+from tandem.router.discovery.static import StaticDiscovery
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -391,3 +392,25 @@ def test_time_to_first_token_counts_from_arrival(serve: Serve, decode: Make) -> 
     line = next(each for each in served.metrics().splitlines() if each.startswith(name))
 
     assert float(line.split()[-1]) >= 0.4
+
+
+def test_a_discovery_that_fails_begins_anew(
+    serve: Serve, decode: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged and counted, and workers are found all the same."""
+    tries = []
+
+    class Flaky(StaticDiscovery):
+        async def run(self, interval: float = 15.0) -> None:
+            tries.append(1)
+            if len(tries) == 1:
+                raise OSError("no such cluster")
+            await super().run(interval)
+
+    monkeypatch.setattr("tandem.router.app.StaticDiscovery", Flaky)
+    monkeypatch.setattr("tandem.router.app.FIND_AGAIN", 0.1)
+    served = serve(decode())
+
+    assert len(tries) == 2
+    assert "no such cluster" in caplog.text
+    assert "tandem:router_discovery_failures_total 1.0" in served.metrics()

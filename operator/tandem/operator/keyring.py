@@ -75,6 +75,15 @@ def plan_keys(
     )
 
 
+def may_speak(
+    held: Held, published: Held, *, in_use: Sequence[int], retired: Sequence[int]
+) -> dict[tuple[Role, int], str]:
+    """Public keys that pods are told: of the Secrets in ``held``, and of a lost one for as long as
+    running pods have it, else nobody new could reach them before they are replaced."""
+    lost = {pair: key for pair, key in published.items() if pair[1] in in_use}
+    return {pair: key for pair, key in {**lost, **held}.items() if pair[1] not in retired}
+
+
 def _generation(held: Held, status: Keys, rotation_id: str | None, in_use: Sequence[int]) -> int:
     newest = max([status.generation, *(number for _, number in held)], default=0)
     if newest == 0:

@@ -184,6 +184,16 @@ def templates(items: Iterable[Manifest]) -> dict[RevisionKey, Manifest]:
     }
 
 
+def published_keys(peers: Manifest | None) -> dict[tuple[Role, int], str]:
+    """Public keys that pods are told today, by role and generation."""
+    found = {}
+    for name, public in ((peers or {}).get("data") or {}).items():
+        role, _, number = name.removesuffix(".public").rpartition(".")
+        with contextlib.suppress(ValueError):
+            found[(Role(role), int(number))] = public
+    return found
+
+
 def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
     """Public keys of the Secrets that exist, by role and generation."""
     held = {}

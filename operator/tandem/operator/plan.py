@@ -49,6 +49,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     workloads: dict[RevisionKey, observe.WorkloadView]
     templates: dict[RevisionKey, Manifest]
     held: dict[tuple[Role, int], str]
+    """Public keys of the Secrets that exist."""
+    published: dict[tuple[Role, int], str]
+    """Public keys that pods are told today."""
     job: observe.JobView | None
     scalers: dict[Role, int]
 
@@ -74,6 +77,7 @@ def see(
         workloads=observe.workloads(live.of("Deployment")),
         templates=observe.templates(live.of("ControllerRevision")),
         held=observe.held_keys(live.of("Secret")),
+        published=observe.published_keys(live.find("ConfigMap", owner.child("peers"))),
         job=observe.job(job, job_pods),
         scalers=_scalers(live),
     )

@@ -36,7 +36,7 @@ from tandem.operator.desired.router import canary_secret, url
 from tandem.operator.desired.workload import deployment, rendered
 from tandem.operator.events import event, transitions
 from tandem.operator.gather import Snapshot, missing_reference, snapshot
-from tandem.operator.keyring import KeyPlan, plan_keys
+from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
 from tandem.operator.modelcheck import ModelVerdict, judge
 from tandem.operator.plan import Seen
 from tandem.operator.probing import Key, Probes
@@ -111,7 +111,7 @@ class Reconciler:
 
     def _facts(self, seen: Seen, live: Snapshot, keys: KeyPlan) -> Facts:
         """Facts, after making the keys that are missing."""
-        held = {pair: public for pair, public in seen.held.items() if pair[1] not in keys.retired}
+        known = may_speak(seen.held, seen.published, in_use=seen.in_use(), retired=keys.retired)
         facts = Facts(
             owner=seen.owner,
             spec=seen.spec,
@@ -123,10 +123,10 @@ class Reconciler:
             if self._cluster.create(secrets.keys(facts, role, public, secret)) is None:
                 name = keys_secret(facts, role)
                 raise ClusterError(409, "AlreadyExists", f"Secret {name} is about to be collected")
-            held[(role, keys.generation)] = public
+            known[(role, keys.generation)] = public
         if live.find("Secret", canary_secret(facts)) is None:
             self._cluster.create(secrets.canary_token(facts, randomness.token_urlsafe(32)))
-        publics = {f"{role}.{number}": public for (role, number), public in held.items()}
+        publics = {f"{role}.{number}": public for (role, number), public in known.items()}
         return msgspec.structs.replace(facts, key_generation=keys.active, publics=publics)
 
     def _accept(self, key: Key, seen: Seen, facts: Facts) -> Word:

@@ -44,6 +44,8 @@ from tandem.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+FIND_AGAIN = 5.0
+"""Seconds until a discovery that failed begins anew."""
 SLOW_READER = 60.0
 """Seconds beyond a request's deadline that its client may take to read the rest."""
 KEEP_ALIVE = 75
@@ -109,7 +111,7 @@ class Router:
         """Links up, deadlines watched; all let go of at the end."""
         self.pool.start(self.fleet)
         self.dispatcher.start()
-        finding = asyncio.create_task(self._discovery().run(), name="discovery")
+        finding = asyncio.create_task(self._find(), name="discovery")
         try:
             yield
         finally:
@@ -117,6 +119,16 @@ class Router:
             await asyncio.gather(finding, return_exceptions=True)
             await self.dispatcher.close()
             await self.pool.close()
+
+    async def _find(self) -> None:
+        """Discovery, begun again whenever it fails: without it no worker would ever be found."""
+        while True:
+            try:
+                await self._discovery().run()
+            except Exception:
+                logger.exception("discovery failed, again in %.0f s", FIND_AGAIN)
+                self.metrics.discovery_failed()
+            await asyncio.sleep(FIND_AGAIN)
 
     def _discovery(self) -> StaticDiscovery | KubernetesDiscovery:
         config = self.config

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,6 +145,19 @@ def test_decode_workers_reach_prefill_workers(rings: dict[str, KeyRing]) -> None
         consumer.service.close()
         producer.service.close()
         p_guard.stop()
+
+
+def test_a_successor_waits_for_its_predecessors_address(rings: dict[str, KeyRing]) -> None:
+    """One answers for a process at a time; the next begins when the first has let go."""
+    first, second = CurveGuard(rings["decode"]), CurveGuard(rings["decode"])
+    first.start()
+    leaving = threading.Timer(0.3, first.stop)
+    leaving.start()
+    started = time.monotonic()
+    second.start()
+    assert time.monotonic() - started >= 0.2
+    leaving.join()
+    second.stop()
 
 
 class _SharedContext(CurveGuard):

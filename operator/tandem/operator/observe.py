@@ -59,11 +59,14 @@ class WorkloadView(msgspec.Struct, frozen=True, kw_only=True):
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """The model's Job."""
 
+    name: str
     succeeded: bool
     failed: bool
     report: str | None
     """Termination message of its last pod that ended."""
     problem: Problem | None
+    waiting: tuple[str, float] | None = None
+    """Its last pod and when that was made, while no container of it has run."""
 
 
 def labelled(item: Manifest) -> RevisionKey | None:
@@ -209,21 +212,38 @@ def held_keys(items: Iterable[Manifest]) -> dict[tuple[Role, int], str]:
     return held
 
 
-def job(item: Manifest | None, its_pods: Iterable[Manifest]) -> JobView | None:
-    """The model's Job with what its pods said."""
+def job(item: Manifest | None, pods_of_all: Iterable[Manifest]) -> JobView | None:
+    """The model's Job with what its pods said; pods of an earlier Job are not its own."""
     if item is None:
         return None
-    status = item.get("status", {})
-    report, problem = None, None
-    for pod in sorted(its_pods, key=lambda each: each["metadata"]["creationTimestamp"]):
+    status, metadata = item.get("status", {}), item["metadata"]
+    report, problem, waiting = None, None, None
+    mine = [pod for pod in pods_of_all if _is_owned(pod, metadata["uid"])]
+    for pod in sorted(mine, key=lambda each: each["metadata"]["creationTimestamp"]):
         report = _termination_message(pod) or report
         problem = pod_problem(pod.get("status", {}))
+        waiting = _waiting_since(pod)
     return JobView(
+        name=metadata["name"],
+        waiting=waiting,
         succeeded=_condition(status, "Complete").get("status") == "True",
         failed=_condition(status, "Failed").get("status") == "True",
         report=report,
         problem=problem,
     )
+
+
+def _is_owned(item: Manifest, uid: str) -> bool:
+    owners = item["metadata"].get("ownerReferences") or ()
+    return any(each["uid"] == uid for each in owners)
+
+
+def _waiting_since(pod: Manifest) -> tuple[str, float] | None:
+    metadata = pod["metadata"]
+    for container in pod.get("status", {}).get("containerStatuses") or ():
+        if "waiting" not in container.get("state", {"waiting": {}}):
+            return None
+    return metadata["name"], parse_time(metadata["creationTimestamp"])
 
 
 def _termination_message(pod: Manifest) -> str | None:

@@ -19,7 +19,7 @@ from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.merge import TemplateConflict
 from tandem.operator.desired.model import job_name
-from tandem.operator.desired.naming import MODEL_COMPONENT, Identity, Manifest, Role
+from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
 from tandem.operator.desired.revision import source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
@@ -35,7 +35,6 @@ from tandem.operator.rollout import (
 )
 from tandem.operator.scaling import Wanted, wanted
 from tandem.operator.status import Word
-from tandem.protocol.names import LABEL_COMPONENT
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +65,6 @@ def see(
 ) -> Seen:
     """Values of a snapshot."""
     pods = list(live.of("Pod"))
-    job_pods = [pod for pod in pods if _component(pod) == MODEL_COMPONENT]
     job = live.find("Job", job_name(owner, source_digest(spec)))
     return Seen(
         owner=owner,
@@ -78,14 +76,9 @@ def see(
         templates=observe.templates(live.of("ControllerRevision")),
         held=observe.held_keys(live.of("Secret")),
         published=observe.published_keys(live.find("ConfigMap", owner.child("peers"))),
-        job=observe.job(job, job_pods),
+        job=observe.job(job, pods),
         scalers=_scalers(live),
     )
-
-
-def _component(item: Manifest) -> str | None:
-    labels: dict[str, str] = item["metadata"].get("labels") or {}
-    return labels.get(LABEL_COMPONENT)
 
 
 def _scalers(live: Snapshot) -> dict[Role, int]:
@@ -114,9 +107,16 @@ def replicas(seen: Seen) -> dict[Role, Wanted]:
 
 
 def decision(
-    seen: Seen, facts: Facts, *, may_move: bool, canary: Verdict | None, now: float
+    seen: Seen,
+    facts: Facts,
+    *,
+    may_move: bool,
+    canary: Verdict | None,
+    now: float,
+    hopeless: bool = False,
 ) -> Decision:
-    """Counts by role and revision. Without ``may_move`` the targets stay what they were."""
+    """Counts by role and revision. Without ``may_move`` the targets stay what they were; when
+    they are ``hopeless`` what was stable comes back."""
     memory = seen.status.rollout
     targets = target_revisions(facts)
     if not may_move:
@@ -137,6 +137,7 @@ def decision(
         memory=memory,
         now=now,
         suspended=bool(spec.suspend),
+        hopeless=hopeless,
         paused=bool(spec.rollout.paused),
         deadline=float(spec.rollout.progress_deadline_seconds or PROGRESS_DEADLINE),
     )

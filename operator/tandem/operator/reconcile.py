@@ -92,7 +92,8 @@ class Reconciler:
         )
         facts = self._facts(seen, live, keys)
         missing = missing_reference(self._cluster, key[0], seen.spec)
-        model = judge(seen.spec, seen.job, seen.status.model, missing)
+        patience = self._settings.unschedulable_seconds
+        model = judge(seen.spec, seen.job, seen.status.model, missing, now=now, patience=patience)
         facts = msgspec.structs.replace(facts, pinned=model.status.resolved_revision)
         self._applier.apply(base(facts), live)
         accepted = self._accept(key, seen, facts)
@@ -102,6 +103,7 @@ class Reconciler:
             may_move=accepted[0] == "True" and model.may_start,
             canary=self._probes.known(key).verdict,
             now=now,
+            hopeless=model.hopeless,
         )
         self._write(seen, facts, keys, decided, live)
         wait = self._question(key, seen, facts, decided, live)

@@ -11,8 +11,8 @@ served). While they differ:
    become ready: P:D stays what it was.
 4. When every role is new, the targets are stable.
 
-A target that is not servable by its deadline is taken back: its counts go to 0, the stable ones to
-what they were. Called by ``reconcile``.
+A target that is not servable by its deadline, or that is known never to be, is taken back: its
+counts go to 0, the stable ones to what they were. Called by ``reconcile``.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     """The canary was right on the targets."""
     suspended: bool = False
     paused: bool = False
+    hopeless: bool = False
+    """The targets cannot come up before a person changes something: no deadline is awaited."""
     surge: Surge = Surge.AUTO
     deadline: float = 1200.0
 
@@ -99,7 +101,7 @@ def decide(view: RolloutView) -> Decision:
     first = not memory.stable
     if view.suspended:
         return _decision(view, Phase.SUSPENDED, dict.fromkeys(_existing(view), 0))
-    if memory.failed == token and not first:
+    if (memory.failed == token or view.hopeless) and not first:
         return _decision(view, Phase.FAILED, _restored(view))
     if first or not _rolling(view):
         return _settled(view, first=first)
@@ -146,6 +148,10 @@ def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
         changes |= {"servable": token, "failed": None, "progressed_at": time_text(view.now)}
     if ready > memory.ready:
         changes |= {"ready": ready, "progressed_at": time_text(view.now)}
+    if view.hopeless:
+        changes["progressed_at"] = None  # its deadline begins anew when there is hope again
+    elif memory.progressed_at is None:
+        changes["progressed_at"] = time_text(view.now)
     memory = msgspec.structs.replace(memory, **changes)
     if _needs_place(view, memory):
         memory = msgspec.structs.replace(memory, in_place=True)
@@ -185,7 +191,8 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
         memory = msgspec.structs.replace(memory, in_place=False)
     phase = Phase.STABLE
     if first:
-        phase = Phase.FAILED if memory.failed == token else Phase.FIRST
+        given_up = memory.failed == token or view.hopeless
+        phase = Phase.FAILED if given_up else Phase.FIRST
     return _decision(msgspec.structs.replace(view, memory=memory), phase, counts)
 
 

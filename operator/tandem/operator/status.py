@@ -233,8 +233,20 @@ def _servable_word(picture: Picture) -> Word:
     return _truth(verdict.ok), verdict.reason, verdict.message
 
 
+def _blocked_word(picture: Picture) -> Word | None:
+    """What a person must change before the spec can be brought up."""
+    if picture.decision.phase is Phase.SUSPENDED:
+        return None
+    if picture.accepted[0] == "False":
+        return picture.accepted
+    model = picture.model
+    return ("False", model.reason, model.message) if model.hopeless else None
+
+
 def _progress_word(picture: Picture) -> Word:
-    decision = picture.decision
+    decision, blocked = picture.decision, _blocked_word(picture)
+    if blocked is not None:
+        return "False", blocked[1], f"nothing moves: {blocked[2]}"
     if picture.key_wait > 0:
         text = "new keys are published; pods roll when every pod has read them"
         return "True", Reason.WAITING_FOR_KEYS, text
@@ -244,6 +256,8 @@ def _progress_word(picture: Picture) -> Word:
         return "False", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
     if decision.phase in (Phase.STABLE, Phase.SUSPENDED):
         return "False", Reason.STABLE, "nothing is being rolled out"
+    if not (picture.model.may_start or decision.memory.targets):
+        return "True", picture.model.reason, picture.model.message
     steps = ", ".join(
         f"{role} {picture.ready(role, target)}/{picture.wanted[role].replicas}"
         for role, target in sorted(_targets(picture).items())
@@ -277,7 +291,10 @@ def _scaling_word(picture: Picture) -> Word:
 
 
 def _degraded_word(picture: Picture) -> Word:
-    decision = picture.decision
+    decision, blocked = picture.decision, _blocked_word(picture)
+    if blocked is not None:
+        kept = "; what was there before is kept" if decision.memory.stable else ""
+        return "True", blocked[1], f"the spec cannot be brought up: {blocked[2]}{kept}"
     if decision.phase is Phase.FAILED:
         return "True", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
     if decision.phase is Phase.STABLE:

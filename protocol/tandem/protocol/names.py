@@ -68,6 +68,9 @@ PATH_MODELS = "/models"
 PATH_CACHE = "/cache"
 PATH_NODE = "/run/tandem/node"
 
+EXIT_MODEL_REFUSED = 3
+"""Of ``tandem prepare``: the model is not there or cannot be served, and trying again is idle."""
+
 HEADER_CANARY = "Tandem-Canary"
 """The token: the request passes API keys, is left out of users' metrics and may say the next."""
 HEADER_SHAPE = "Tandem-Shape"

@@ -38,6 +38,7 @@ class Reason(StrEnum):
     FETCHING = "Fetching"
     FETCH_FAILED = "FetchFailed"
     CHECKING = "Checking"
+    JOB_STUCK = "JobStuck"
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_UNSUPPORTED = "ModelUnsupported"
     MODEL_MISMATCH = "ModelMismatch"
@@ -84,7 +85,8 @@ ADVICE: dict[Reason, str] = {
     Reason.FETCHING: "Wait: a Job fetches the model.",
     Reason.FETCH_FAILED: "Read the message and the Job's log; delete the Job to try again.",
     Reason.CHECKING: "Wait: the model's files are being read.",
-    Reason.MODEL_NOT_FOUND: "Correct the source: nothing that can be served is there.",
+    Reason.JOB_STUCK: "The pod of the model's Job does not begin; describe it.",
+    Reason.MODEL_NOT_FOUND: "Correct the source; or put the model there and delete the Job.",
     Reason.MODEL_UNSUPPORTED: "Choose a model of an architecture that the message lists.",
     Reason.MODEL_MISMATCH: "Change engine or parallelism so that it fits the model.",
     Reason.MODEL_READY: "The model's files are there and fit.",

@@ -5,10 +5,16 @@ from __future__ import annotations
 from tandem.operator.desired import model as models
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
-from tandem.operator.desired.pod import fetch_container, pod_security, scratch_volumes
+from tandem.operator.desired.pod import FETCH, fetch_container, pod_security, scratch_volumes
 from tandem.operator.desired.policy import is_restricted
+from tandem.protocol.names import EXIT_MODEL_REFUSED
 
 RETRIES = 3
+_NOT_AGAIN: Manifest = {
+    "action": "FailJob",
+    "onExitCodes": {"containerName": FETCH, "operator": "In", "values": [EXIT_MODEL_REFUSED]},
+}
+"""A model that is not there, or that cannot be served, is not asked for again."""
 
 
 def model_job(facts: Facts) -> Manifest | None:
@@ -35,6 +41,7 @@ def model_job(facts: Facts) -> Manifest | None:
         "spec": {
             "backoffLimit": RETRIES,
             "activeDeadlineSeconds": models.JOB_DEADLINE,
+            "podFailurePolicy": {"rules": [_NOT_AGAIN]},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }

@@ -20,6 +20,8 @@ from tandem.operator.desired.revision import source_digest
 from tandem.protocol import names
 
 USER = 65532
+FETCH = "fetch"
+"""Name of the container that fetches or reads the model."""
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
 _TEMPORARY = "tandem-tmp"
 _LEAVE_DEAD_NODE = 30
@@ -223,7 +225,7 @@ def fetch_container(facts: Facts) -> Manifest:
     env = [{"name": name, "value": value} for name, value in scratch_env().items()]
     fetching = where.source is not None
     return {
-        "name": "fetch",
+        "name": FETCH,
         "image": worker_image(spec, facts),
         "command": ["tandem"],
         "args": models.prepare_arguments(spec.model, where, facts.pinned),

@@ -248,14 +248,14 @@ def test_a_spec_that_may_not_move_keeps_its_targets():
     first = typed()
     facts = Facts(owner=OWNER, spec=first, settings=OperatorSettings())
     seen: Seen = see(OWNER, 1, first, LLMServiceStatus(), empty)
-    assert decision(seen, facts, may_move=False, canary=None, now=NOW).counts == {}
-    begun = decision(seen, facts, may_move=True, canary=None, now=NOW)
+    assert decision(seen, facts, may_move=False, servable=frozenset(), now=NOW).counts == {}
+    begun = decision(seen, facts, may_move=True, servable=frozenset(), now=NOW)
     assert begun.counts[(Role.DECODE, facts.revision(Role.DECODE))] == 1
     changed = typed(engine__maxNumSeqs=3, decode__replicas=2)
     status = LLMServiceStatus(rollout=begun.memory)
     later = Facts(owner=OWNER, spec=changed, settings=OperatorSettings())
     held = decision(
-        see(OWNER, 2, changed, status, empty), later, may_move=False, canary=None, now=NOW
+        see(OWNER, 2, changed, status, empty), later, may_move=False, servable=frozenset(), now=NOW
     )
     assert held.counts[(Role.DECODE, facts.revision(Role.DECODE))] == 2
     assert (Role.DECODE, later.revision(Role.DECODE)) not in held.counts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tandem.protocol.names import (
     WORKER_PORT,
 )
 from tandem.router.config import RouterConfig
+from tandem.router.discovery import kubernetes
 from tandem.router.discovery.kubernetes import KubernetesDiscovery
 from tandem.router.discovery.pods import PodBook, PodFacts, facts_of
 from tandem.router.workers.note import WorkerNote
@@ -177,3 +179,19 @@ async def test_only_admitted_revisions_serve_users(stack: Stack, decode: Make) -
 
     finder.apply(found(new, revision="r2"))
     assert tokens_of(await stack.run(make_request())) == ANSWER
+
+
+def test_the_api_server_is_asked_by_its_address(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In a pod the address that the kubelet gave counts: discovery goes on without the DNS."""
+    for name, text in (("TOKEN", "secret"), ("CERT", "authority")):
+        (tmp_path / name).write_text(text)
+        where = f"kubernetes.config.incluster_config.SERVICE_{name}_FILENAME"
+        monkeypatch.setattr(where, str(tmp_path / name))
+    missing = "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION"
+    monkeypatch.setattr(missing, str(tmp_path / "none"))
+    monkeypatch.setattr("kubernetes.config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    assert kubernetes._core_api().api_client.configuration.host == "https://10.96.0.1:443"

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -13,7 +13,6 @@ from tandem.operator import observe
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus
-from tandem.operator.canary import Verdict
 from tandem.operator.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
@@ -21,7 +20,7 @@ from tandem.operator.desired.merge import TemplateConflict
 from tandem.operator.desired.model import job_name
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
-from tandem.operator.desired.revision import source_digest
+from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
 from tandem.operator.gather import Snapshot
 from tandem.operator.rollout import (
@@ -31,6 +30,7 @@ from tandem.operator.rollout import (
     RoleView,
     RolloutView,
     decide,
+    token_name,
     token_of,
 )
 from tandem.operator.scaling import Wanted, wanted
@@ -111,12 +111,13 @@ def decision(
     facts: Facts,
     *,
     may_move: bool,
-    canary: Verdict | None,
+    servable: Set[str],
     now: float,
     hopeless: bool = False,
 ) -> Decision:
     """Counts by role and revision. Without ``may_move`` the targets stay what they were; when
-    they are ``hopeless`` what was stable comes back."""
+    they are ``hopeless`` what was stable comes back. ``servable`` names the revisions whose canary
+    was right."""
     memory = seen.status.rollout
     targets = target_revisions(facts)
     if not may_move:
@@ -143,8 +144,7 @@ def decision(
     )
     if spec.rollout.surge is not None:
         view = msgspec.structs.replace(view, surge=spec.rollout.surge)
-    right = canary is not None and canary.ok and canary.targets == token_of(view)
-    return decide(msgspec.structs.replace(view, canary_ok=right))
+    return decide(msgspec.structs.replace(view, canary_ok=token_of(view) in servable))
 
 
 def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str, RevisionView]:
@@ -175,6 +175,27 @@ def remembered(decided: Decision) -> set[RevisionKey]:
     memory = decided.memory
     pairs = [*memory.targets.items(), *memory.stable.items()]
     return {(Role(role), name) for role, name in pairs}
+
+
+def judged(decided: Decision) -> dict[str, dict[Role, str]]:
+    """Revisions that canaries ask, by their name: what serves, and what is to come."""
+    memory = decided.memory
+    given_up = decided.phase is Phase.FAILED and bool(memory.stable)
+    pairs = [memory.stable] if given_up else [memory.targets, memory.stable]
+    return {
+        service_revision(each): {Role(role): name for role, name in each.items()}
+        for each in pairs
+        if each
+    }
+
+
+def serving(decided: Decision) -> str:
+    """Name of the revisions that clients meet: the stable ones until the canary was right on the
+    targets."""
+    memory = decided.memory
+    targets = token_name(memory)
+    opened = memory.servable == targets and decided.phase is not Phase.FAILED
+    return targets if opened or not memory.stable else service_revision(memory.stable)
 
 
 def reachable_routers(decided: Decision) -> str | None:

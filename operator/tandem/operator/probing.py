@@ -1,15 +1,16 @@
 """Asks canaries and reads links beside the reconciliation, which must not wait for them.
 
-One question a service at a time, in threads of its own; an answer that changes something wakes the
-service up. Results live in memory only: another leader asks again. Called by ``reconcile``.
+While revisions change both the old and the new ones are asked, each by itself, in threads of its
+own; an answer that changes something wakes the service up. Results live in memory only: another
+leader asks again. Called by ``reconcile``.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 from tandem.operator.api.status import Links
@@ -21,15 +22,33 @@ _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0
 
 
 @dataclass(slots=True)
-class Known:
-    """What is known of a service."""
+class Asked:
+    """One set of revisions, and what the canary said of it last."""
 
     verdict: Verdict | None = None
-    links: Links | None = None
     busy: bool = False
     due: float = 0.0
     """When to ask again, by the monotonic clock."""
     retry: float = _FIRST_RETRY
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known of a service."""
+
+    links: Links | None = None
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """By the name of the revisions, as ``rollout`` names them."""
+
+    def verdict(self, targets: str) -> Verdict | None:
+        """The last one about these revisions."""
+        found = self.asked.get(targets)
+        return None if found is None else found.verdict
+
+    def servable(self) -> frozenset[str]:
+        """Names of the revisions whose last canary was right."""
+        asked = dict(self.asked).items()
+        return frozenset(name for name, each in asked if each.verdict and each.verdict.ok)
 
 
 class Probes:
@@ -52,29 +71,38 @@ class Probes:
         with self._lock:
             self._known.pop(key, None)
 
-    def poll(self, key: Key, question: Question, links: int) -> float:
-        """Ask if it is time, or if other revisions are meant than last time; seconds until the
-        next question. ``links`` pairs of workers are expected."""
-        known, now = self.known(key), time.monotonic()
+    def poll(
+        self, key: Key, questions: Iterable[Question], *, about: Set[str], links: int
+    ) -> float | None:
+        """Ask what it is time for; seconds until the next question, None without one. What is known
+        of revisions that are not in ``about`` is forgotten. ``links`` pairs of workers are
+        expected."""
+        known = self.known(key)
         with self._lock:
-            changed = known.verdict is None or known.verdict.targets != question.targets
-            if changed and known.verdict is not None:
-                known.verdict, known.due, known.retry = None, 0.0, _FIRST_RETRY
-            if known.busy or now < known.due:
-                return max(0.5, known.due - now)
-            known.busy = True
-        self._pool.submit(self._ask, key, known, question, links)
+            for name in known.asked.keys() - about:
+                del known.asked[name]
+        waits = [self._poll(key, known, question, links) for question in questions]
+        return min(waits, default=None)
+
+    def _poll(self, key: Key, known: Known, question: Question, links: int) -> float:
+        now = time.monotonic()
+        with self._lock:
+            asked = known.asked.setdefault(question.targets, Asked())
+            if asked.busy or now < asked.due:
+                return max(0.5, asked.due - now)
+            asked.busy = True
+        self._pool.submit(self._ask, key, known, asked, question, links)
         return self._interval
 
-    def _ask(self, key: Key, known: Known, question: Question, links: int) -> None:
+    def _ask(self, key: Key, known: Known, asked: Asked, question: Question, links: int) -> None:
         verdict = ask(question, time.time())
         seen = read_links(question.base_url, links)
         with self._lock:
-            changed = known.verdict is None or known.verdict.reason is not verdict.reason
+            changed = asked.verdict is None or asked.verdict.reason is not verdict.reason
             changed = changed or seen != known.links
-            known.verdict, known.links, known.busy = verdict, seen or known.links, False
-            known.retry = _FIRST_RETRY if verdict.ok else min(2 * known.retry, _LAST_RETRY)
-            known.due = time.monotonic() + (self._interval if verdict.ok else known.retry)
+            asked.verdict, known.links, asked.busy = verdict, seen or known.links, False
+            asked.retry = _FIRST_RETRY if verdict.ok else min(2 * asked.retry, _LAST_RETRY)
+            asked.due = time.monotonic() + (self._interval if verdict.ok else asked.retry)
         if changed or not verdict.ok:
             self._wake(key)
 

@@ -40,7 +40,7 @@ from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
 from tandem.operator.modelcheck import ModelVerdict, judge
 from tandem.operator.plan import Seen
 from tandem.operator.probing import Key, Probes
-from tandem.operator.rollout import Decision, Phase
+from tandem.operator.rollout import Decision, Phase, token_name
 from tandem.operator.settings import OperatorSettings
 from tandem.operator.status import Picture, Word, status_of
 from tandem.protocol import names
@@ -101,7 +101,7 @@ class Reconciler:
             seen,
             facts,
             may_move=accepted[0] == "True" and model.may_start,
-            canary=self._probes.known(key).verdict,
+            servable=self._probes.known(key).servable(),
             now=now,
             hopeless=model.hopeless,
         )
@@ -182,41 +182,40 @@ class Reconciler:
     def _question(
         self, key: Key, seen: Seen, facts: Facts, decided: Decision, live: Snapshot
     ) -> float | None:
-        """Ask a canary when there is somebody to ask; seconds until the next one."""
-        question = self._asked(seen, facts, decided, live)
-        if question is None:
+        """Ask canaries when there is somebody to ask; seconds until the next one."""
+        token = live.find("Secret", canary_secret(facts))
+        if decided.phase is Phase.SUSPENDED or token is None:
             return None
+        secret = base64.b64decode(token["data"][names.CANARY_TOKEN_FILE]).decode()
+        asked = plan.judged(decided)
+        questions = [
+            question
+            for revisions in asked.values()
+            if (question := self._asked(seen, revisions, secret)) is not None
+        ]
         pairs = 1
         for role in WORKERS:
             pairs *= sum(pod.ready and not pod.deleting for pod in seen.pods if pod.role is role)
-        return self._probes.poll(key, question, pairs)
+        return self._probes.poll(key, questions, about=asked.keys(), links=pairs)
 
-    def _asked(
-        self, seen: Seen, facts: Facts, decided: Decision, live: Snapshot
-    ) -> Question | None:
-        targets = {Role(role): name for role, name in decided.memory.targets.items()}
-        token = live.find("Secret", canary_secret(facts))
-        if decided.phase is Phase.SUSPENDED or token is None or not targets:
-            return None
-        if decided.phase is Phase.FAILED and decided.memory.stable:
-            targets = {Role(role): name for role, name in decided.memory.stable.items()}
+    def _asked(self, seen: Seen, revisions: dict[Role, str], token: str) -> Question | None:
+        """What to ask of these revisions; None as long as one of their roles has no ready pod."""
         prefill = plan.replicas(seen)[Role.PREFILL].replicas > 0
         needed = [Role.ROUTER, Role.DECODE, *([Role.PREFILL] if prefill else [])]
         ready = {
             (pod.role, pod.revision): pod.ip for pod in seen.pods if pod.ready and not pod.deleting
         }
-        if any((role, targets[role]) not in ready for role in needed):
+        if any((role, revisions.get(role, "")) not in ready for role in needed):
             return None
-        address = ready[(Role.ROUTER, targets[Role.ROUTER])]
+        address = ready[(Role.ROUTER, revisions[Role.ROUTER])]
         host = f"[{address}]" if address and ":" in address else address
-        data = token["data"][names.CANARY_TOKEN_FILE]
         return Question(
             base_url=f"http://{host}:{names.ROUTER_PORT}",
             model=(seen.spec.model.served_names or [seen.spec.model.name])[0],
-            token=base64.b64decode(data).decode(),
-            targets=service_revision({str(role): name for role, name in targets.items()}),
-            prefill_revision=targets[Role.PREFILL] if prefill else None,
-            decode_revision=targets[Role.DECODE],
+            token=token,
+            targets=service_revision({str(role): name for role, name in revisions.items()}),
+            prefill_revision=revisions[Role.PREFILL] if prefill else None,
+            decode_revision=revisions[Role.DECODE],
         )
 
     def _picture(
@@ -244,7 +243,8 @@ class Reconciler:
             workloads=seen.workloads,
             keys=keys.status,
             key_wait=keys.waits,
-            canary=known.verdict,
+            canary=known.verdict(plan.serving(decided)),
+            pilot=known.verdict(token_name(decided.memory)),
             links=known.links,
             now=now,
             unschedulable_seconds=self._settings.unschedulable_seconds,

@@ -204,6 +204,8 @@ def _rolled(view: RolloutView) -> Decision:
         new, old = _step(view, role)
         counts |= _shared(view, role, old)
         counts[(role, each.target)] = new
+        if role not in _rolling(view):
+            continue
         ready = each.of(each.target).ready if view.memory.servable == token_of(view) else 0
         gap = gap or (each.desired > 0 and old == 0 and ready == 0)
     if _is_done(view, counts):

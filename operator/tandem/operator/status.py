@@ -57,6 +57,9 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     keys: Keys
     key_wait: float
     canary: Verdict | None
+    """Of the revisions that serve."""
+    pilot: Verdict | None
+    """Of the revisions that are to serve."""
     links: Links | None
     now: float
     unschedulable_seconds: float
@@ -79,7 +82,7 @@ ROLE_CONDITIONS = {
 
 def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
     """The status to show."""
-    words = _words(picture)
+    words = _words(picture, before)
     fell_back = picture.canary is not None and (
         picture.canary.reason is Reason.CANARY_NOT_DISAGGREGATED
     )
@@ -154,7 +157,7 @@ def _roles(picture: Picture) -> list[RoleStatus]:
     return rows[:32]
 
 
-def _words(picture: Picture) -> dict[ConditionType, Word]:
+def _words(picture: Picture, before: LLMServiceStatus) -> dict[ConditionType, Word]:
     model = picture.model
     words: dict[ConditionType, Word] = {
         ConditionType.ACCEPTED: picture.accepted,
@@ -163,7 +166,7 @@ def _words(picture: Picture) -> dict[ConditionType, Word]:
     for role, condition in ROLE_CONDITIONS.items():
         words[condition] = _role_word(picture, role)
     words[ConditionType.KV_FABRIC_READY] = _fabric_word(picture)
-    words[ConditionType.SERVABLE] = _servable_word(picture)
+    words[ConditionType.SERVABLE] = _servable_word(picture, before)
     words[ConditionType.PROGRESSING] = _progress_word(picture)
     words[ConditionType.SCALING_ACTIVE] = _scaling_word(picture)
     words[ConditionType.DEGRADED] = _degraded_word(picture)
@@ -224,13 +227,16 @@ def _fabric_word(picture: Picture) -> Word:
     return "False", Reason.LINKS_DOWN, text + (f"; quarantined: {listed}" if listed else "")
 
 
-def _servable_word(picture: Picture) -> Word:
+def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
     verdict = picture.canary
     if picture.decision.phase is Phase.SUSPENDED:
         return "False", Reason.SUSPENDED, "the service is suspended"
-    if verdict is None:
-        return "Unknown", Reason.CANARY_PENDING, "no canary has been asked yet"
-    return _truth(verdict.ok), verdict.reason, verdict.message
+    if verdict is not None:
+        return _truth(verdict.ok), verdict.reason, verdict.message
+    for each in before.conditions:  # of another leader: it holds until this one has asked
+        if each.type == ConditionType.SERVABLE and picture.decision.memory.stable:
+            return each.status, Reason(each.reason), each.message or ""
+    return "Unknown", Reason.CANARY_PENDING, "no canary has been asked yet"
 
 
 def _blocked_word(picture: Picture) -> Word | None:
@@ -264,6 +270,8 @@ def _progress_word(picture: Picture) -> Word:
     )
     place = " in place" if decision.memory.in_place else ""
     text = f"{decision.phase}{place}: new revision has {steps}"
+    if picture.pilot is not None and not picture.pilot.ok and decision.phase is Phase.PILOT:
+        text += f"; its canary: {picture.pilot.message}"
     return "True", Reason.IN_PLACE_GAP if decision.gap else Reason.ROLLING_OUT, text
 
 
@@ -271,6 +279,8 @@ def _failed_text(picture: Picture) -> str:
     name = token_name(picture.decision.memory)
     why = [problem for role in Role if (problem := role_problem(picture, role)) is not None]
     text = f"revision {name} did not become servable in time"
+    if picture.pilot is not None and not picture.pilot.ok:
+        text += f" ({picture.pilot.message})"
     if why:
         text += f": {why[0].message}"
     if picture.decision.memory.stable:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import kopf
@@ -37,14 +39,35 @@ CHILDREN = (
 """Group, version and plural of every kind of child."""
 
 _STOP_SECONDS = 0.2
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 Wake = Callable[[tuple[str, str]], None]
 
 
 def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
     """As a pod's own account, else as a kubeconfig says; files only, before the client's way."""
-    found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+    found = service_account() or kopf.login_with_kubeconfig(**given)
     return found or kopf.login_via_client(**given)
+
+
+def service_account(
+    folder: Path = _ACCOUNT, environ: Mapping[str, str] = os.environ
+) -> kopf.ConnectionInfo | None:
+    """A pod's own account, or None outside of pods.
+
+    By the API server's address: kopf's own login asks for its name, and then nothing is watched
+    while the cluster's DNS is away. Called again when a token has expired.
+    """
+    try:
+        token = (folder / "token").read_text().strip()
+        host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
+    except (OSError, KeyError):
+        return None
+    return kopf.ConnectionInfo(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        ca_path=str(folder / "ca.crt"),
+        token=token,
+    )
 
 
 def registry_of(wake: Wake, metrics: OperatorMetrics) -> kopf.OperatorRegistry:

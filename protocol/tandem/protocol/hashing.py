@@ -16,6 +16,7 @@ import msgspec
 from tandem.protocol.ids import BlockHash
 
 DIGEST_BYTES = 16
+_ID_BYTES = 4
 
 
 def root_hash(
@@ -35,20 +36,22 @@ def root_hash(
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
     """Hash of one full block of ids (each under 2**32) after ``parent``."""
-    ids = array("I", token_ids)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return BlockHash(blake2b(parent + ids.tobytes(), digest_size=DIGEST_BYTES).digest())
+    return _after(parent, _as_bytes(token_ids))
 
 
 def extend_hashes(
     hashes: list[BlockHash], root: BlockHash, token_ids: Sequence[int], block_size: int
 ) -> None:
     """Append the hashes of all full blocks of ``token_ids`` that ``hashes`` lacks, in place."""
-    for index in range(len(hashes), len(token_ids) // block_size):
-        parent = hashes[-1] if hashes else root
-        start = index * block_size
-        hashes.append(block_hash(parent, token_ids[start : start + block_size]))
+    first, end = len(hashes), len(token_ids) // block_size
+    if first >= end:
+        return
+    data = _as_bytes(token_ids[first * block_size : end * block_size])
+    size = _ID_BYTES * block_size
+    parent = hashes[-1] if hashes else root
+    for start in range(0, len(data), size):
+        parent = _after(parent, data[start : start + size])
+        hashes.append(parent)
 
 
 def hash_blocks(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
@@ -56,3 +59,14 @@ def hash_blocks(root: BlockHash, token_ids: Sequence[int], block_size: int) -> l
     hashes: list[BlockHash] = []
     extend_hashes(hashes, root, token_ids, block_size)
     return hashes
+
+
+def _as_bytes(token_ids: Sequence[int]) -> bytes:
+    ids = array("I", token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def _after(parent: BlockHash, data: bytes) -> BlockHash:
+    return BlockHash(blake2b(parent + data, digest_size=DIGEST_BYTES).digest())

@@ -153,11 +153,11 @@ class InputProcessor:
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=special, param=param)
         else:
             ids = list(prompt.token_ids)
-            for token in ids:
-                if not 0 <= token < self.card.vocab_size:
-                    raise InvalidParameter(
-                        param, token, f"token ids from 0 to {self.card.vocab_size - 1}"
-                    )
+            if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
+                wrong = next(each for each in ids if not 0 <= each < self.card.vocab_size)
+                raise InvalidParameter(
+                    param, wrong, f"token ids from 0 to {self.card.vocab_size - 1}"
+                )
         if not ids:
             raise InvalidParameter(param, prompt.text or [], "a prompt of at least one token")
         return ids

@@ -73,7 +73,8 @@ def _parse_mapping(value: Mapping[object, object], param: str) -> Prompt:
 
 
 def _parse_ids(values: Sequence[object], param: str) -> tuple[int, ...]:
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidParameter(param, value, "token ids: whole numbers")
+    if set(map(type, values)) - {int}:  # in C: a prompt may have tens of thousands
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise InvalidParameter(param, value, "token ids: whole numbers")
     return tuple(values)  # type: ignore[arg-type]  # each was seen to be an int

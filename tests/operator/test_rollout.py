@@ -108,6 +108,7 @@ def test_the_pilot_comes_on_top():
     """With room to spare one new replica a role starts beside all old ones, unadmitted."""
     decision = decide(view({"old": seen(2)}, {"old": seen(2)}))
     assert decision.phase is Phase.PILOT
+    assert not decision.gap  # the router, which stays as it is, is no gap either
     assert counts(decision) == {"p:old": 2, "p:new": 1, "d:old": 2, "d:new": 1, "r:r": 1}
     assert decision.admitted == {(Role(role), name) for role, name in OLD.items()}
 

@@ -1,0 +1,184 @@
+"""Whom canaries ask while revisions change, and what a service says of itself meanwhile."""
+
+from __future__ import annotations
+
+import socket
+from queue import Queue
+from typing import Any
+
+import msgspec
+from tests.operator.builders import spec
+
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.status import (
+    Condition,
+    Keys,
+    LLMServiceStatus,
+    ModelStatus,
+    RolloutStatus,
+)
+from tandem.operator.canary import Question, Verdict
+from tandem.operator.clock import time_text
+from tandem.operator.desired.naming import Identity, Role
+from tandem.operator.desired.revision import service_revision
+from tandem.operator.modelcheck import ModelVerdict
+from tandem.operator.observe import PodView
+from tandem.operator.plan import judged, serving
+from tandem.operator.probing import Probes
+from tandem.operator.rollout import Decision, Phase
+from tandem.operator.scaling import Wanted
+from tandem.operator.status import Picture, status_of
+
+NOW = 1_800_000_000.0
+OLD = {"prefill": "p1", "decode": "d1", "router": "r"}
+NEW = {"prefill": "p2", "decode": "d2", "router": "r"}
+OLD_NAME, NEW_NAME = service_revision(OLD), service_revision(NEW)
+
+
+def decided(phase: Phase, **memory: Any) -> Decision:
+    """A decision on the way from OLD to NEW."""
+    remembered = RolloutStatus(**{"targets": NEW, "stable": OLD, **memory})
+    return Decision(phase=phase, counts={}, memory=remembered, admitted=set())
+
+
+def verdict(targets: str, reason: Reason, message: str) -> Verdict:
+    """What a canary said of some revisions."""
+    ok = reason is Reason.CANARY_OK
+    return Verdict(ok=ok, reason=reason, message=message, targets=targets, at=NOW)
+
+
+def test_old_and_new_revisions_are_asked_until_the_new_ones_are_given_up():
+    """In a rollout both are asked; what failed is left alone."""
+    assert set(judged(decided(Phase.PILOT))) == {OLD_NAME, NEW_NAME}
+    assert judged(decided(Phase.FAILED)) == {OLD_NAME: {Role(r): n for r, n in OLD.items()}}
+    assert set(judged(decided(Phase.FIRST, stable={}))) == {NEW_NAME}
+
+
+def test_clients_meet_the_old_revision_until_the_canary_was_right_on_the_new_one():
+    """What Servable speaks of changes with the canary's word, and not before."""
+    assert serving(decided(Phase.PILOT)) == OLD_NAME
+    assert serving(decided(Phase.ROLLING, servable=NEW_NAME)) == NEW_NAME
+    assert serving(decided(Phase.FAILED, servable=NEW_NAME)) == OLD_NAME
+    assert serving(decided(Phase.FIRST, stable={})) == NEW_NAME
+
+
+def test_each_set_of_revisions_has_a_verdict_of_its_own():
+    """Both are asked at once, and what is not asked about any more is forgotten."""
+    woken: Queue[tuple[str, str]] = Queue()
+    probes = Probes(60.0, woken.put)
+    key = ("ns", "demo")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]  # bound and not listening: refused at once
+        asked = [question(port, OLD_NAME), question(port, NEW_NAME)]
+        assert probes.poll(key, asked, about={OLD_NAME, NEW_NAME}, links=1) == 60.0
+        for _ in asked:
+            assert woken.get(timeout=20) == key
+    found = [probes.known(key).verdict(name) for name in (OLD_NAME, NEW_NAME)]
+    assert [(each.targets, each.reason) for each in found if each is not None] == [
+        (OLD_NAME, Reason.CANARY_FAILED),
+        (NEW_NAME, Reason.CANARY_FAILED),
+    ]
+    assert probes.known(key).servable() == frozenset()
+    assert probes.poll(key, [], about={OLD_NAME}, links=1) is None
+    assert probes.known(key).verdict(NEW_NAME) is None
+    assert probes.known(key).verdict(OLD_NAME) is not None
+    probes.close()
+
+
+def question(port: int, targets: str) -> Question:
+    """A question to a port of this machine."""
+    return Question(
+        base_url=f"http://127.0.0.1:{port}",
+        model="smollm2",
+        token="secret",
+        targets=targets,
+        prefill_revision="p",
+        decode_revision="d",
+    )
+
+
+def picture(decision: Decision, **more: Any) -> Picture:
+    """A service whose old pods are all up."""
+    pods = [
+        PodView(
+            name=f"{role}-0",
+            uid=role,
+            ip="10.0.0.1",
+            role=Role(role),
+            revision=name,
+            ready=True,
+            deleting=False,
+            created=NOW,
+            pending_since=None,
+            problem=None,
+            annotations={},
+            key_generation=1,
+        )
+        for role, name in OLD.items()
+    ]
+    whole = Picture(
+        owner=Identity("ns", "demo", "uid"),
+        spec=msgspec.convert(spec(), LLMServiceSpec),
+        generation=2,
+        url="http://demo",
+        accepted=("True", Reason.ACCEPTED, ""),
+        model=ModelVerdict(
+            ready=True,
+            reason=Reason.MODEL_READY,
+            message="there",
+            status=ModelStatus(),
+            may_start=True,
+        ),
+        decision=decision,
+        wanted={role: Wanted(replicas=1) for role in Role},
+        pods=pods,
+        workloads={},
+        keys=Keys(),
+        key_wait=0.0,
+        canary=None,
+        pilot=None,
+        links=None,
+        now=NOW,
+        unschedulable_seconds=60.0,
+    )
+    return msgspec.structs.replace(whole, **more)
+
+
+def words(status: LLMServiceStatus) -> dict[str, Condition]:
+    """Conditions by type."""
+    return {each.type: each for each in status.conditions}
+
+
+def test_a_pilot_that_fails_leaves_the_service_ready():
+    """What serves is Ready; the new revision's trouble is told by Progressing."""
+    good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
+    bad = verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503: no worker")
+    found = words(status_of(picture(decided(Phase.PILOT), canary=good, pilot=bad), memory()))
+    assert found[ConditionType.READY].status == "True"
+    assert found[ConditionType.SERVABLE].status == "True"
+    progressing = found[ConditionType.PROGRESSING]
+    assert (progressing.status, progressing.reason) == ("True", Reason.ROLLING_OUT)
+    assert "no worker" in (progressing.message or "")
+
+
+def test_another_leader_does_not_make_a_service_unready():
+    """As long as a new leader has not asked, the last canary's word holds."""
+    said = Condition(
+        type=ConditionType.SERVABLE,
+        status="True",
+        reason=Reason.CANARY_OK,
+        message="came back",
+        last_transition_time=time_text(NOW - 100),
+    )
+    stable = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
+    found = words(status_of(picture(stable), memory(conditions=[said])))
+    assert found[ConditionType.READY].status == "True"
+    fresh = words(status_of(picture(stable), memory()))
+    assert fresh[ConditionType.SERVABLE].reason == Reason.CANARY_PENDING
+
+
+def memory(**more: Any) -> LLMServiceStatus:
+    """A status that was written before."""
+    return LLMServiceStatus(**more)

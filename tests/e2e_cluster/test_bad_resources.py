@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.e2e_cluster.install import Installed
@@ -96,21 +95,26 @@ SHOWN: dict[str, tuple[Json, str, str, float]] = {
 }
 
 
-@pytest.fixture
-def bad(kube: Kube, setup: Setup) -> Iterator[Service]:
-    """A service of its own, gone afterwards."""
-    served = Service(kube, setup, "bad")
-    yield served
-    served.delete()
+@pytest.fixture(scope="module")
+def shown(kube: Kube, setup: Setup, operator: Installed) -> Iterator[dict[str, Service]]:
+    """All of them at once, since most of the time goes by in waiting; gone afterwards."""
+    made = {what: Service(kube, setup, f"bad-{number}") for number, what in enumerate(SHOWN)}
+    for what, served in made.items():
+        served.apply(**SHOWN[what][0])
+    yield made
+    for served in made.values():
+        kube.delete(KIND, served.name, "--wait=false")
+    for served in made.values():
+        served.delete()
 
 
 @pytest.mark.parametrize("what", SHOWN)
-def test_a_condition_tells(bad: Service, setup: Setup, operator: Installed, what: str) -> None:
+def test_a_condition_tells(shown: dict[str, Service], setup: Setup, what: str) -> None:
     """What only time can tell is a condition with its reason, and `kubectl describe` shows it."""
     changes, kind, reason, seconds = SHOWN[what]
     if "model" in changes and not setup.models:
         pytest.skip("needs the model in a folder of the nodes")
-    bad.apply(**changes)
+    bad = shown[what]
     found = bad.wait_condition(kind, "False", reason, seconds)
     assert found["message"], "a reason without a word for a person"
     described = bad.kube.run("describe", KIND, bad.name)
@@ -127,10 +131,9 @@ def test_a_person_reads_the_manual(kube: Kube, operator: Installed) -> None:
     assert "power of two" in one
 
 
-def test_a_person_sees_the_state_in_a_list(bad: Service, operator: Installed) -> None:
+def test_a_person_sees_the_state_in_a_list(shown: dict[str, Service]) -> None:
     """`kubectl get llm` has the columns that a person looks for."""
-    changes: dict[str, Any] = {"decode": {"resources": HUGE}}
-    bad.apply(**changes)
+    bad = shown["pods that never fit"]
     bad.wait_condition("DecodeReady", "False", "Unschedulable", 90)
     header, row = bad.kube.run("get", "llm", bad.name).splitlines()[:2]
     for column in ("READY", "REASON", "MODE", "P", "D", "LINKS", "MODEL", "AGE"):

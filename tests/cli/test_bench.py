@@ -69,6 +69,25 @@ def test_failed_requests_are_counted_by_reason(
     assert "temperature" in out
 
 
+def test_processes_share_a_load(serve: Serve, decode: Make, tmp_path: Path) -> None:
+    """All requests are sent once, on one clock, with as many at once as one process would have."""
+    served = serve(decode(step=0.005))
+    result = tmp_path / "r.json"
+    status = bench.run(
+        [
+            *("serve", "--base-url", served.url, "--num-prompts", "7", "--max-concurrency", "3"),
+            *("--random-input-len", "20", "--random-output-len", "5", "--random-vocab", "1200"),
+            *("--client-processes", "2", "--result", str(result), "--save-detailed"),
+        ]
+    )
+
+    assert status == 0
+    saved = json.loads(result.read_text())
+    assert (saved["completed"], saved["total_output_tokens"]) == (7, 35)
+    assert 1 <= saved["max_concurrency_seen"] <= 3
+    assert all(0 <= each["sent_at"] < saved["duration"] for each in saved["requests"])
+
+
 def test_an_open_loop_keeps_its_rate() -> None:
     """Whatever the gaps, the run as a whole; bursts have wider ones."""
     load = LoadConfig(num_prompts=400, request_rate=20.0)

@@ -108,15 +108,22 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started
 
 
 async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) -> None:
-    async for line in answer.content:
-        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-            continue
+    """Events as they come off the socket: one await and one time for all that came together."""
+    rest = b""
+    async for data in answer.content.iter_any():
         now = time.perf_counter() - started
-        chunk = _decoder.decode(line[6:])
-        if chunk.error is not None:
-            record.error = f"in the stream: {chunk.error}"[:300]
+        *events, rest = (rest + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: ") and event != b"data: [DONE]":
+                _note(record, _decoder.decode(event[6:]), now)
+        if record.error is not None:
             return
-        if chunk.usage is not None:
-            record.num_tokens = chunk.usage.completion_tokens
-        if any(choice.text or choice.delta for choice in chunk.choices):
-            record.times.append(now)
+
+
+def _note(record: Record, chunk: _Chunk, now: float) -> None:
+    if chunk.error is not None:
+        record.error = f"in the stream: {chunk.error}"[:300]
+    if chunk.usage is not None:
+        record.num_tokens = chunk.usage.completion_tokens
+    if any(choice.text or choice.delta for choice in chunk.choices):
+        record.times.append(now)

@@ -1,41 +1,121 @@
-"""Sends a load: an open loop at its times of arrival, or a closed one with so many at once."""
+"""Sends a load: an open loop at its times of arrival, or a closed one with so many at once.
+
+One process reads some thousand pieces a second; above that ``--client-processes`` share the load,
+so that what is measured is the server.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from threading import Barrier
 
 import aiohttp
 
 from tandem.cli.bench.client import Record, Target, send
 from tandem.cli.bench.load import Ask
 
+_RUN_UP = 0.3
+"""Seconds from when all processes run until they begin together."""
+_UP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What holds for all requests of a load."""
+
+    max_concurrency: int | None
+    timeout: float
+    """Seconds, of one request."""
+
 
 async def drive(
     target: Target,
     load: Sequence[Ask],
+    bounds: Bounds,
     *,
-    max_concurrency: int | None,
-    timeout: float,
     done: Callable[[Record], None],
+    started: float | None = None,
 ) -> tuple[list[Record], float]:
-    """All records in the order of arrival, and the seconds that it took."""
-    gate = asyncio.Semaphore(max_concurrency or max(1, len(load)))
+    """All records in the order of arrival, and the seconds that it took.
+
+    ``started`` is when to begin (of ``time.perf_counter``), and the zero of all times; now, if
+    not given.
+    """
+    gate = asyncio.Semaphore(bounds.max_concurrency or max(1, len(load)))
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
-    limits = aiohttp.ClientTimeout(total=timeout)
+    limits = aiohttp.ClientTimeout(total=bounds.timeout)
     async with aiohttp.ClientSession(
         connector=connector, timeout=limits, read_bufsize=1 << 20
     ) as session:
-        started = time.perf_counter()
+        zero = time.perf_counter() if started is None else started
+        await asyncio.sleep(max(0.0, zero - time.perf_counter()))
 
         async def one(ask: Ask) -> Record:
             if ask.at is not None:
-                await asyncio.sleep(max(0.0, started + ask.at - time.perf_counter()))
+                await asyncio.sleep(max(0.0, zero + ask.at - time.perf_counter()))
             async with gate:
-                record = await send(session, target, ask, started)
+                record = await send(session, target, ask, zero)
             done(record)
             return record
 
         records = await asyncio.gather(*(one(ask) for ask in load))
-        return list(records), time.perf_counter() - started
+        return list(records), time.perf_counter() - zero
+
+
+def drive_in_processes(
+    target: Target,
+    load: Sequence[Ask],
+    bounds: Bounds,
+    *,
+    processes: int,
+    done: Callable[[Record], None],
+) -> tuple[list[Record], float]:
+    """The same from several processes: every n-th request is one's, places are shared evenly."""
+    count = min(processes, len(load), bounds.max_concurrency or len(load))
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, ProcessPoolExecutor(count, mp_context=spawn) as pool:
+        start = _Start(manager.Barrier(count), manager.dict())
+        parts = [
+            pool.submit(_part, target, load[n::count], _share(bounds, n, count), start)
+            for n in range(count)
+        ]
+        for part in as_completed(parts):
+            for record in part.result()[0]:
+                done(record)
+    seconds = max(part.result()[1] for part in parts)
+    records = [record for part in parts for record in part.result()[0]]
+    return sorted(records, key=lambda record: record.sent_at), seconds
+
+
+def _share(bounds: Bounds, number: int, count: int) -> Bounds:
+    """The places of one process."""
+    whole = bounds.max_concurrency
+    places = None if whole is None else whole // count + (number < whole % count)
+    return Bounds(max_concurrency=places, timeout=bounds.timeout)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Lets processes begin at one time of ``time.perf_counter``, a clock that they share."""
+
+    gate: Barrier
+    said: MutableMapping[str, float]
+
+    def agree(self) -> float:
+        """Wait until all are here; when to begin."""
+        if self.gate.wait(_UP_SECONDS) == 0:
+            self.said["start"] = time.perf_counter() + _RUN_UP
+        self.gate.wait(_UP_SECONDS)
+        return self.said["start"]
+
+
+def _part(
+    target: Target, load: Sequence[Ask], bounds: Bounds, start: _Start
+) -> tuple[list[Record], float]:
+    """One process's share."""
+    return asyncio.run(drive(target, load, bounds, done=lambda _: None, started=start.agree()))

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from tandem.cli.bench.client import Record, Target
-from tandem.cli.bench.drive import drive
-from tandem.cli.bench.load import Ask, LoadConfig, asks
+from tandem.cli.bench.drive import Bounds, drive, drive_in_processes
+from tandem.cli.bench.load import LoadConfig, asks
 from tandem.cli.bench.report import plot, save, show
 from tandem.cli.bench.summary import parse_goodput, summarize
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_optional_integer, check_positive, setting
+from tandem.protocol.settings import (
+    check_integer,
+    check_optional_integer,
+    check_positive,
+    setting,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,9 @@ class ServeConfig:
     model: str | None = setting(None, "Model to ask for; the server's first, if not given.")
     api_key: str | None = setting(None, "Bearer token.")
     max_concurrency: int | None = setting(None, "Requests at once, at most.", unit="requests")
+    client_processes: int = setting(
+        1, "Processes that send and read; one reads some thousand tokens a second."
+    )
     num_warmups: int = setting(1, "Requests before the measured ones.", unit="requests")
     ignore_eos: bool = setting(True, "Ask for answers of exactly the wanted length.")
     temperature: float = setting(0.0, "Sampling temperature.")
@@ -44,6 +52,8 @@ class ServeConfig:
 
     def __post_init__(self) -> None:
         check_optional_integer("max_concurrency", self.max_concurrency, 1)
+        check_integer("client_processes", self.client_processes, 1, 64)
+        check_integer("num_warmups", self.num_warmups, 0)
         check_positive("timeout", self.timeout)
         parse_goodput(self.goodput)
         self.ranks()
@@ -66,7 +76,7 @@ def run(argv: list[str]) -> int:
     given: dict[type, dict[str, Any]] = parse("bench serve", __doc__ or "", sections, argv)
     config, load = ServeConfig(**given[ServeConfig]), LoadConfig(**given[LoadConfig])
     target = _target(config)
-    result, records = asyncio.run(measure(config, load, target))
+    result, records = measure(config, load, target)
     show(result)
     if config.result:
         save(Path(config.result), result, records, detailed=config.save_detailed)
@@ -75,16 +85,22 @@ def run(argv: list[str]) -> int:
     return 1 if result["failed"] else 0
 
 
-async def measure(
+def measure(
     config: ServeConfig, load: LoadConfig, target: Target
 ) -> tuple[dict[str, Any], list[Record]]:
     """Warm up, send the load, and sum it up."""
+    bounds = Bounds(max_concurrency=config.max_concurrency, timeout=config.timeout)
+    if config.num_warmups:
+        warm = asks(_warming(load, config.num_warmups))
+        asyncio.run(drive(target, warm, bounds, done=lambda _: None))
     todo = asks(load)
-    warm = [Ask(ask.prompt, ask.max_tokens) for ask in todo[: config.num_warmups]]
-    bounds = {"max_concurrency": config.max_concurrency, "timeout": config.timeout}
-    await drive(target, warm, done=lambda _: None, **bounds)  # type: ignore[arg-type]
     with _Progress(len(todo)) as progress:
-        records, seconds = await drive(target, todo, done=progress.step, **bounds)  # type: ignore[arg-type]
+        if config.client_processes > 1:
+            records, seconds = drive_in_processes(
+                target, todo, bounds, processes=config.client_processes, done=progress.step
+            )
+        else:
+            records, seconds = asyncio.run(drive(target, todo, bounds, done=progress.step))
     result = summarize(
         records,
         seconds,
@@ -93,6 +109,12 @@ async def measure(
     )
     result["settings"] = {**asdict(load), **_public(config), "model": target.model}
     return result, records
+
+
+def _warming(load: LoadConfig, count: int) -> LoadConfig:
+    """Prompts of the same lengths that are none of the load's: a cache must not know those."""
+    seed = load.seed + (1 << 32)
+    return replace(load, num_prompts=count, seed=seed, request_rate=0.0, dataset_name="random")
 
 
 def _public(config: ServeConfig) -> dict[str, Any]:

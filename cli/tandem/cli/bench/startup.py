@@ -57,7 +57,7 @@ def start(config: StartupConfig) -> dict[str, float]:
     port = free_ports(1)[0]
     command = [sys.executable, "-m", "tandem.cli", "serve", "--port", str(port)]
     command += ["--model", config.model] if config.model else []
-    command += [f"--worker-flags={flag}" for flag in config.worker_flags]
+    command += [f"--worker-flags={' '.join(config.worker_flags)}"] if config.worker_flags else []
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://{LOOPBACK}:{port}"

@@ -8,7 +8,7 @@ from tests.engine_plan.handoff import ConsumerSide, ProducerSide
 from tests.engine_plan.pair import consume, produce
 
 from tandem.engine.cache.block_pool import IntegrityError
-from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.engine_core import QUIET_S, EngineCore
 from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
@@ -243,6 +243,19 @@ def test_a_leak_ends_the_engine_when_it_is_idle():
 
     with pytest.raises(IntegrityError):
         harness.run()
+
+
+def test_every_block_is_looked_at_once_it_is_quiet():
+    """A block in the wrong list, of which the count alone says nothing, ends the engine later."""
+    harness = Harness()
+    harness.add(request_of("a"))
+    harness.run()
+    harness.core.manager.pool._references[3] += 1
+    harness.core.step()
+
+    harness.clock.now += 2 * QUIET_S
+    with pytest.raises(IntegrityError):
+        harness.core.step()
 
 
 def test_errors_of_the_executor_reach_the_shell():

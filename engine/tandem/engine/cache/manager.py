@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tandem.engine.cache.block_pool import BlockPool
+from tandem.engine.cache.block_pool import BlockPool, IntegrityError
 from tandem.engine.cache.events import BlockEventLog
 from tandem.protocol.layout import blocks_for
 
@@ -171,6 +171,12 @@ class KVCacheManager:
         holders = Counter(block for table in tables for block in table)
         holders.update(self._copies.values())
         self.pool.check(holders)
+
+    def check_count(self, num_held: int) -> None:
+        """Raise IntegrityError unless all blocks but ``num_held`` are free, when nothing runs."""
+        expected = self.pool.num_blocks - num_held
+        if self.num_free != expected and not self._copies:
+            raise IntegrityError(f"{self.num_free} blocks are free where {expected} should be")
 
     def _release(self, blocks: Sequence[int]) -> None:
         for block in blocks:

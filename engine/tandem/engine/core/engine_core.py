@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 STEP_DEADLINE_S = 600.0
 """A step that takes longer has hung; the engine ends with it."""
+QUIET_S = 0.5
+"""Nothing has run for this long: time for a look at every block."""
 _RATE_WEIGHT = 0.2
 """Share of the newest step in the measured prefill rate."""
 
@@ -116,6 +118,7 @@ class EngineCore:
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._was_busy = False
+        self._unchecked_since: float | None = None
         self._steps = 0
         self._prefill_rate = 0.0
         self._settled_at = 0.0
@@ -298,9 +301,16 @@ class EngineCore:
             self._metrics.observe(stats, self.scheduler)
 
     def _check_when_idle(self) -> None:
-        """Once at each end of work: whatever leaked would never come back."""
+        """At each end of work count the blocks: whatever leaked would never come back. Look at
+        every one of them when it has been quiet for a while: it would hold the next request up."""
         busy = bool(self._in_flight or self.scheduler.roster.groups)
-        if self._was_busy and not busy:
+        if busy:
+            self._unchecked_since = None
+        elif self._was_busy:
+            self.scheduler.check_count()
+            self._unchecked_since = self._clock()
+        elif self._unchecked_since is not None and self._clock() - self._unchecked_since >= QUIET_S:
+            self._unchecked_since = None
             self.check_integrity()
         self._was_busy = busy
 

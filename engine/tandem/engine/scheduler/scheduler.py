@@ -157,6 +157,13 @@ class Scheduler:
         tables = [request.block_ids for request in roster.by_seq.values()]
         self.manager.check([*tables, *roster.held.values()])
 
+    def check_count(self) -> None:
+        """The same by number alone, where no request lives: cheap enough for every end of work."""
+        roster = self.roster
+        assert not roster.by_seq, "blocks are counted when nothing runs"
+        held = {block for blocks in roster.held.values() for block in blocks}
+        self.manager.check_count(len(held))
+
     def _refusal(self, source: EngineCoreRequest) -> Refusal | None:
         roster, config = self.roster, self.config
         if source.key in roster.groups or source.key in roster.held:

@@ -91,7 +91,7 @@ def cases(scale: int = 1) -> list[Case]:
 
     def case(name: str, streams: int, rounds: int, tokens: tuple[int, int], **more: Any) -> Case:
         few = max(1, streams // scale)
-        long, out = (max(2, each // scale) for each in tokens)
+        long, out = (max(1, each // scale) for each in tokens)
         return Case(
             name=name,
             streams=few,
@@ -106,9 +106,9 @@ def cases(scale: int = 1) -> list[Case]:
     found = [case("decode 1 at 512", 1, 3, (512, 256), figures=alone)]
     for length in (512, 2048, 8192, 30000):
         rounds = 7 if length < 30000 else 4
-        found.append(case(f"prompt of {length}", 1, rounds, (length, 2), figures={"TTFT": TTFT}))
+        found.append(case(f"prompt of {length}", 1, rounds, (length, 1), figures={"TTFT": TTFT}))
     rate = {"prompt tok/s": prompt_rate}
-    found.append(case("prompts of 4096 in a row", 16, 4, (4096, 2), figures=rate))
+    found.append(case("prompts of 4096 in a row", 16, 4, (4096, 1), figures=rate))
     found.append(case("streams, 32", 32, 4, (1024, 256), figures=CLOSED))
     found.append(case("streams, 64", 64, 4, (1024, 256), figures=CLOSED))
     found.append(case("streams, 256", 256, 3, (1024, 256), figures=CLOSED))

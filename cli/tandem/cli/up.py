@@ -92,7 +92,9 @@ class Supervisor:
     def _prepare(self) -> tuple[str, str]:
         from tandem.hub import prepare
 
-        prepared = prepare(self.config.model, revision=self.config.revision)
+        config = self.config
+        flags = f"{config.worker_flags} {config.decode_flags}".replace("=", " ").split()
+        prepared = prepare(config.model, revision=config.revision, weights="dummy" not in flags)
         self._say(f"model {prepared.source}: {prepared.path}")
         return str(prepared.path), self.config.served_model_name or served_name(prepared.source)
 

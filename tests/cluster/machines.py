@@ -83,9 +83,7 @@ class Machines:
             os.kill(self.holders[name], signal.SIGKILL)
         process = Path(f"/proc/{self.holders[name]}")
         wait_until(f"the end of {name}", lambda: not process.exists(), seconds=END_SECONDS)
-        link = Path("/sys/class/net") / (layout.LINK + name)
-        if link.exists():
-            run("ip", "link", "del", link.name)
+        remove_link(layout.LINK + name)
 
     def _enter(self, name: str) -> list[str]:
         if name not in self.holders:
@@ -142,5 +140,14 @@ def end_all() -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     for link in Path("/sys/class/net").glob(layout.LINK + "*"):
-        with contextlib.suppress(ClusterError):  # its peer's namespace may have taken it along
-            run("ip", "link", "del", link.name)
+        remove_link(link.name)
+
+
+def remove_link(name: str) -> None:
+    """Remove a network link; the end of its peer's namespace may do so at the same moment."""
+    link = Path("/sys/class/net") / name
+    try:
+        run("ip", "link", "del", name)
+    except ClusterError:
+        if link.exists():
+            raise

@@ -179,7 +179,7 @@ def test_closing_twice_and_without_starting_is_fine(workers):
 def test_without_nixl_auto_is_tcp_and_says_so(workers, monkeypatch, caplog):
     """A warning in the log and a metric, and the KV moves all the same."""
 
-    def cannot(*_):
+    def cannot(*_, **__):
         raise TransportError("nixl: cannot load: not on this machine")
 
     monkeypatch.setattr(choose, "NixlTransport", cannot)

@@ -6,9 +6,6 @@ import logging
 import time
 from collections import deque
 
-import torch
-
-from tandem.kernels.blocks import unpack
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.control.peers import PeerBook
@@ -26,7 +23,7 @@ from tandem.kvtransfer.mover.header import (
     key_digest,
     read_header,
 )
-from tandem.kvtransfer.mover.memory import SlotMemory, slot_bytes_for
+from tandem.kvtransfer.mover.memory import make_slots, slot_bytes_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
@@ -49,7 +46,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         super().__init__(parts)
         config, block_bytes = parts.config, parts.layout.block_bytes
         slot_bytes = slot_bytes_for(config.kv_slot_bytes, block_bytes)
-        self.memory = SlotMemory(config.kv_receive_slots, slot_bytes)
+        traits = [each.traits for each in parts.transports.values()]
+        self.memory = make_slots(config.kv_receive_slots, slot_bytes, parts.slab, traits)
         policy = ConsumerPolicy(
             block_size=parts.layout.block_size,
             blocks_per_part=(slot_bytes - HEADER_BYTES) // block_bytes,
@@ -208,9 +206,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         started = time.perf_counter()
         fault = self._verify(item)
         if fault is None:
-            count, block_bytes = len(item.block_ids), self.parts.layout.block_bytes
-            ids = torch.tensor(item.block_ids, dtype=torch.int64)
-            unpack(self.memory.payload(item.slot, count, block_bytes), ids, self.parts.slab)
+            self.memory.unpack(item.slot, item.block_ids, self.parts.slab)
             self.metrics.phase.labels("unpack").observe(time.perf_counter() - started)
         self.parts.board.transfers += 1
         self.active()
@@ -223,7 +219,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def _verify(self, item: Unpack) -> tuple[FailCause, str] | None:
         """What is wrong with a slot's content, if anything."""
         try:
-            header = read_header(self.memory.view(item.slot, HEADER_BYTES))
+            header = read_header(self.memory.read(item.slot, HEADER_BYTES))
         except WireError as error:
             return FailCause.IDENTITY, str(error)
         wanted = Header(

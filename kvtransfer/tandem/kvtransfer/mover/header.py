@@ -61,11 +61,10 @@ def fingerprint_digest(fingerprint: str) -> bytes:
     return blake2b(fingerprint.encode(), digest_size=16, person=b"tandem-slot").digest()
 
 
-def write_header(into: memoryview, header: Header) -> None:
-    """Write at the start of a slot."""
+def header_bytes(header: Header) -> bytes:
+    """What stands at the start of a slot."""
     fields = _FIELDS.pack(_MAGIC, HANDOFF_VERSION, *header)
-    whole = fields + blake2b(fields, digest_size=_SUM_BYTES).digest()
-    into[: len(whole)] = whole
+    return fields + blake2b(fields, digest_size=_SUM_BYTES).digest()
 
 
 def read_header(data: bytes | memoryview) -> Header:

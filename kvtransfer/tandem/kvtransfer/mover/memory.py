@@ -1,14 +1,23 @@
-"""The memory of send or receive slots: one tensor, a row per slot, header first."""
+"""The memory of send or receive slots: one tensor, a row per slot, header first.
+
+In host memory here; ``device_slots`` has the same in a GPU's. ``make_slots`` chooses: on the GPU
+where the slab is and every transport can reach it, so that KV never passes through the host.
+"""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from tandem.kernels.blocks import digest
+from tandem.kernels.blocks import digest, pack, unpack
 from tandem.kvtransfer.mover.header import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from tandem.kvtransfer.transports.base import Traits
 
 PAGE = mmap.PAGESIZE
 
@@ -24,27 +33,67 @@ class SlotMemory:
     def __init__(self, count: int, slot_bytes: int) -> None:
         self.count = count
         self.slot_bytes = slot_bytes
+        self.rows = self._allocate(count, slot_bytes)
+        self.digest(0, slot_bytes)  # the first one makes its tables: not at a request's expense
+
+    def _allocate(self, count: int, slot_bytes: int) -> Tensor:
         raw = torch.empty(count * slot_bytes + PAGE, dtype=torch.uint8)
         skip = -raw.data_ptr() % PAGE
-        self.rows: Tensor = raw[skip : skip + count * slot_bytes].view(count, slot_bytes)
-        self._bytes: memoryview = self.rows.numpy().data.cast("B")
-        self.digest(0, slot_bytes)  # the first one makes its tables: not at a request's expense
+        rows = raw[skip : skip + count * slot_bytes].view(count, slot_bytes)
+        self._bytes: memoryview = rows.numpy().data.cast("B")
+        return rows
 
     @property
     def address(self) -> int:
         """Of slot 0."""
         return self.rows.data_ptr()
 
-    def payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:
-        """uint8 [num_blocks, block_bytes] behind the slot's header."""
-        stop = HEADER_BYTES + num_blocks * block_bytes
-        return self.rows[slot, HEADER_BYTES:stop].view(num_blocks, block_bytes)
+    @property
+    def gpu(self) -> int | None:
+        """Number of the GPU that holds the slots; None is the host."""
+        return None
 
     def view(self, slot: int, nbytes: int) -> memoryview:
-        """The first ``nbytes`` of a slot, writable."""
+        """The first ``nbytes`` of a slot, writable; of host memory alone."""
         start = slot * self.slot_bytes
         return self._bytes[start : start + nbytes]
+
+    def read(self, slot: int, nbytes: int) -> bytes:
+        """A copy of the first ``nbytes`` of a slot."""
+        return bytes(self.view(slot, nbytes))
+
+    def write(self, slot: int, data: bytes) -> None:
+        """Overwrite the start of a slot."""
+        self.view(slot, len(data))[:] = data
+
+    def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
+        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, and
+        return its digest; done when this returns."""
+        payload = self._payload(slot, len(block_ids), slab.shape[1])
+        pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
+        return digest(payload)
+
+    def unpack(self, slot: int, block_ids: Sequence[int], slab: Tensor) -> None:
+        """Scatter a slot's payload into blocks of ``slab``; done when this returns."""
+        payload = self._payload(slot, len(block_ids), slab.shape[1])
+        unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
 
     def digest(self, slot: int, nbytes: int) -> int:
         """Digest of the payload of a slot that holds ``nbytes`` in all."""
         return digest(self.rows[slot, HEADER_BYTES:nbytes])
+
+    def _payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:
+        """uint8 [num_blocks, block_bytes] behind the slot's header."""
+        stop = HEADER_BYTES + num_blocks * block_bytes
+        return self.rows[slot, HEADER_BYTES:stop].view(num_blocks, block_bytes)
+
+
+def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Iterable[Traits]) -> SlotMemory:
+    """Slots for the blocks of ``slab`` that all these transports can move."""
+    if slab.is_cuda:
+        from tandem.kvtransfer.mover import device_slots
+
+        if all(each.moves_gpu_memory for each in traits):
+            return device_slots.DeviceSlots(count, slot_bytes, slab)
+        return device_slots.HostSlotsOfDevice(count, slot_bytes, slab)
+    return SlotMemory(count, slot_bytes)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
@@ -153,6 +154,8 @@ class Mover(Generic[Item, Event]):
 
     def _run(self) -> None:
         try:
+            if self.parts.slab.is_cuda:  # UCX, too, asks the thread for its device
+                torch.cuda.set_device(self.parts.slab.device)
             while self._turn():
                 pass
         except Exception as error:

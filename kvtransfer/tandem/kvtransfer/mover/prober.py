@@ -126,5 +126,4 @@ class Prober:
         mover.start_read(read, now)
 
     def _is_right(self, read: Read) -> bool:
-        got = self._mover.memory.view(read.slot, read.nbytes)
-        return bytes(got) == pattern(read.peer, read.nbytes)
+        return self._mover.memory.read(read.slot, read.nbytes) == pattern(read.peer, read.nbytes)

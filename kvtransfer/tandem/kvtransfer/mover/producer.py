@@ -6,9 +6,6 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-import torch
-
-from tandem.kernels.blocks import pack
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.events import Fence, ProducerEvent, Revoked
@@ -22,10 +19,10 @@ from tandem.kvtransfer.mover.header import (
     HEADER_BYTES,
     Header,
     fingerprint_digest,
+    header_bytes,
     key_digest,
-    write_header,
 )
-from tandem.kvtransfer.mover.memory import SlotMemory, slot_bytes_for
+from tandem.kvtransfer.mover.memory import make_slots, slot_bytes_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -68,7 +65,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         config, block_bytes = parts.config, parts.layout.block_bytes
         slot_bytes = slot_bytes_for(config.kv_slot_bytes, block_bytes)
         count = config.kv_send_slots
-        self.memory = SlotMemory(count + 1, slot_bytes)
+        traits = [each.traits for each in parts.transports.values()]
+        self.memory = make_slots(count + 1, slot_bytes, parts.slab, traits)
         self._write_pattern(count)
         policy = ProducerPolicy(
             block_size=parts.layout.block_size,
@@ -114,8 +112,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     def _write_pattern(self, slot: int) -> None:
         self._pattern_bytes = min(self.config.kv_probe_bytes, self.memory.slot_bytes)
-        known = pattern(self.parts.incarnation, self._pattern_bytes)
-        self.memory.view(slot, self._pattern_bytes)[:] = known
+        self.memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
 
     def take(self, item: ProducerItem, now: Millis) -> list[Action]:
         """Engine, peers and links, in the order in which they came."""
@@ -208,10 +205,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     def _pack(self, item: Pack, now: Millis) -> list[Action]:
         started = time.perf_counter()
-        block_bytes = self.parts.layout.block_bytes
-        nbytes = HEADER_BYTES + len(item.block_ids) * block_bytes
-        ids = torch.tensor(item.block_ids, dtype=torch.int64)
-        pack(self.parts.slab, ids, self.memory.payload(item.slot, len(ids), block_bytes))
+        nbytes = HEADER_BYTES + len(item.block_ids) * self.parts.layout.block_bytes
         header = Header(
             key=key_digest(item.key),
             fingerprint=self._fingerprint,
@@ -221,9 +215,9 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             stop=item.stop,
             generation=item.generation,
             nbytes=nbytes,
-            digest=self.memory.digest(item.slot, nbytes),
+            digest=self.memory.pack(self.parts.slab, item.block_ids, item.slot),
         )
-        write_header(self.memory.view(item.slot, HEADER_BYTES), header)
+        self.memory.write(item.slot, header_bytes(header))
         self.parts.board.transfers += 1
         self.metrics.phase.labels("pack").observe(time.perf_counter() - started)
         self.metrics.bytes.labels("producer").inc(nbytes)

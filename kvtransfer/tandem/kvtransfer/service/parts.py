@@ -58,7 +58,9 @@ def make_parts(
         def count_garbage() -> None:
             metrics.garbage.labels("data").inc()
 
-        transports = make_transports(config, incarnation, role, on_garbage=count_garbage)
+        transports = make_transports(
+            config, incarnation, role, on_gpu=slab.is_cuda, on_garbage=count_garbage
+        )
     preferred = next(iter(transports))
     fallback = config.kv_connector == "auto" and preferred != "nixl"
     metrics.transport.labels(role, preferred, str(int(fallback))).set(1)

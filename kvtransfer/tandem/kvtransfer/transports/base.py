@@ -33,6 +33,8 @@ class Traits:
     """P's transfer thread must call ``advance`` for D's reads to move."""
     fenced: bool
     """Closing a link is terminal for its reads."""
+    moves_gpu_memory: bool = False
+    """Slots may lie in a GPU's memory at both ends."""
 
 
 class Transport(Protocol):

@@ -21,13 +21,15 @@ def make_transports(
     incarnation: Incarnation,
     role: str,
     *,
+    on_gpu: bool = False,
     on_garbage: Callable[[], None] = lambda: None,
 ) -> dict[str, Transport]:
     """What ``kv_connector`` asks for, by name, in order of preference.
 
     ``auto`` is nixl with tcp behind it, so that ends of which only one can load nixl still meet;
     without nixl a warning is logged. A connector asked for by name that cannot load raises
-    TransportError.
+    TransportError. With ``on_gpu``, the slab is in a GPU's memory: nixl reaches slots there, and
+    tcp, which needs them on the host, only stands in where nixl cannot load.
     """
 
     def tcp() -> Transport:
@@ -44,9 +46,10 @@ def make_transports(
     if config.kv_connector == "tcp":
         return {"tcp": tcp()}
     if config.kv_connector == "nixl":
-        return {"nixl": NixlTransport(incarnation, role)}
+        return {"nixl": NixlTransport(incarnation, role, on_gpu=on_gpu)}
     try:
-        return {"nixl": NixlTransport(incarnation, role), "tcp": tcp()}
+        nixl = NixlTransport(incarnation, role, on_gpu=on_gpu)
+        return {"nixl": nixl} if on_gpu else {"nixl": nixl, "tcp": tcp()}
     except TransportError as error:
         logger.warning("KV goes over plain TCP, which is slower: %s", error)
         return {"tcp": tcp()}

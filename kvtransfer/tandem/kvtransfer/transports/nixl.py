@@ -1,4 +1,4 @@
-"""KV over NIXL (UCX backend) between host memories, one READ a part.
+"""KV over NIXL (UCX backend) between host memories or those of GPUs, one READ a part.
 
 What the library does, measured with 1.5.1: without its progress thread (which spins on a core) a
 READ moves only while both processes call into it, so the transfer thread of either end does, with
@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import logging
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -33,7 +34,8 @@ UCX_SETTINGS = {
     "UCX_TCP_SNDBUF": "4m",
     "UCX_TCP_RCVBUF": "4m",
 }
-"""Set before UCX is loaded, unless the environment has them."""
+"""Set before UCX is loaded, unless the environment has them: for slots in host memory. Between
+GPUs UCX chooses by itself among NVLink, InfiniBand and the host."""
 
 
 class NixlCard(msgspec.Struct, frozen=True, array_like=True):
@@ -43,6 +45,8 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     address: Annotated[int, Meta(ge=0)]
     slot_bytes: Annotated[int, Meta(ge=1)]
     count: Annotated[int, Meta(ge=1)]
+    gpu: Annotated[int, Meta(ge=0)] | None = None
+    """P's number of the GPU that holds them; None is the host."""
 
 
 class _Link:
@@ -58,10 +62,10 @@ class _Link:
 class NixlTransport:
     """Both ends; one agent a service."""
 
-    traits = Traits(name="nixl", needs_advance=True, fenced=False)
+    traits = Traits(name="nixl", needs_advance=True, fenced=False, moves_gpu_memory=True)
 
-    def __init__(self, incarnation: Incarnation, role: str) -> None:
-        api = _load()
+    def __init__(self, incarnation: Incarnation, role: str, *, on_gpu: bool = False) -> None:
+        api = _load({} if on_gpu else UCX_SETTINGS)
         self._disconnected: tuple[type[Exception], ...] = _disconnect_errors()
         try:
             config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
@@ -80,7 +84,7 @@ class NixlTransport:
         """Register the slots and describe them."""
         self._register(memory)
         metadata: bytes = self._agent.get_agent_metadata()
-        card = NixlCard(metadata, memory.address, memory.slot_bytes, memory.count)
+        card = NixlCard(metadata, memory.address, memory.slot_bytes, memory.count, memory.gpu)
         return msgspec.msgpack.encode(card)
 
     def receive(self, memory: SlotMemory) -> None:
@@ -89,9 +93,9 @@ class NixlTransport:
 
     def _register(self, memory: SlotMemory) -> None:
         self._memory = memory
-        region = [(memory.address, memory.count * memory.slot_bytes, 0, "")]
+        region = [(memory.address, memory.count * memory.slot_bytes, memory.gpu or 0, "")]
         try:
-            self._registered = self._agent.register_memory(region, "DRAM")
+            self._registered = self._agent.register_memory(region, _kind(memory.gpu))
         except Exception as error:
             raise TransportError(f"nixl: cannot register {region}: {error}") from error
 
@@ -120,8 +124,9 @@ class NixlTransport:
         agent = self._agent
         handle = None
         try:
-            local = agent.get_xfer_descs([(here, nbytes, 0)], "DRAM")
-            remote = agent.get_xfer_descs([(there, nbytes, 0)], "DRAM")
+            mine, theirs = self._memory.gpu, link.card.gpu
+            local = agent.get_xfer_descs([(here, nbytes, mine or 0)], _kind(mine))
+            remote = agent.get_xfer_descs([(there, nbytes, theirs or 0)], _kind(theirs))
             handle = agent.initialize_xfer("READ", local, remote, link.agent)
             state = agent.transfer(handle)
         except self._disconnected:
@@ -191,8 +196,12 @@ class NixlTransport:
         self._agent = None
 
 
-def _load() -> Any:
-    for name, value in UCX_SETTINGS.items():
+def _kind(gpu: int | None) -> str:
+    return "DRAM" if gpu is None else "VRAM"
+
+
+def _load(settings: Mapping[str, str]) -> Any:
+    for name, value in settings.items():
         os.environ.setdefault(name, value)
     raises = logging.raiseExceptions
     try:

@@ -60,7 +60,7 @@ def poll(what: Callable[[], Any], seconds: float) -> float | None:
     while time.monotonic() - started < seconds:
         if what():
             return time.monotonic() - started
-        time.sleep(0.1)
+        time.sleep(0.02)
     return None
 
 

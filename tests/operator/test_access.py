@@ -59,7 +59,8 @@ def test_watches_need_no_dns(
     woken: list[tuple[str, str]] = []
     stop = threading.Event()
     settings = OperatorSettings(namespaces=(namespace,))
-    arguments = (settings, woken.append, OperatorMetrics(), stop)
+    heard = watch.Heard(woken.append, lambda *_, **__: None, OperatorMetrics())
+    arguments = (settings, heard, stop)
     watching = threading.Thread(target=watch.run, args=arguments)
     watching.start()
     try:

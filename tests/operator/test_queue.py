@@ -84,3 +84,18 @@ def test_a_stopped_queue_gives_nothing():
     work.add(A)
     work.stop()
     assert work.take(0) is None
+
+
+def test_a_service_rests_as_long_as_a_look_takes():
+    """What was asked for during a look waits for the rest; what comes later does not."""
+    work, clock = queue()
+    work.add(A)
+    assert work.take(0) == A
+    work.add(A)
+    work.done(A, rest=2)
+    assert work.take(0) is None
+    clock.now = 2
+    assert work.take(0) == A
+    work.done(A, rest=2)
+    work.add(A)
+    assert work.take(0) == A

@@ -32,7 +32,7 @@ _OURS = {"Service": ("f:ports", "f:selector", "f:type")}
 
 
 class Applier:
-    """Writes, remembering what it wrote. One per operator; a key's calls are serial."""
+    """Writes, remembering what it wrote. One per operator; thread-safe."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -51,12 +51,19 @@ class Applier:
             if self._written.get((kind, uid)) == (version, content):
                 return False
         if there is not None and is_tampered(there):
-            self._cluster.replace(untampered(manifest, there))
+            self._replace(untampered(manifest, there))
         result = self._cluster.apply(manifest)["metadata"]
         if len(self._written) > _REMEMBERED:
             self._written.clear()
         self._written[(kind, result["uid"])] = (result["resourceVersion"], content)
         return True
+
+    def _replace(self, manifest: Manifest) -> None:
+        try:
+            self._cluster.replace(manifest)
+        except ClusterError as error:
+            if error.status not in (404, 409):  # changed again: its event says so
+                raise
 
     def create(self, wanted: Iterable[Manifest], live: Snapshot) -> int:
         """Make what is absent; how many objects were made. Raises ClusterError."""
@@ -102,14 +109,16 @@ class Applier:
         return None
 
 
-def is_tampered(live: Manifest) -> bool:
+def is_tampered(live: Manifest, *, by_scaling: bool = False) -> bool:
     """Whether somebody else wrote to what is ours alone.
 
-    Server-side apply takes fields back but leaves what others added to lists and maps.
+    Server-side apply takes fields back but leaves what others added to lists and maps. So it is
+    enough against scaling, which counts only on demand.
     """
+    harmless = {"status"} if by_scaling else {"status", "scale"}
     ours = _OURS.get(live["kind"], ("f:data", "f:rules", "f:spec", "f:subjects"))
     for entry in live["metadata"].get("managedFields") or ():
-        if entry["manager"] == MANAGER or entry.get("subresource"):
+        if entry["manager"] == MANAGER or entry.get("subresource") in harmless:
             continue
         fields = entry.get("fieldsV1") or {}
         if live["kind"] == "Service":

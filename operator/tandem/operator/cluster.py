@@ -106,7 +106,7 @@ class Cluster:
 
     def replace(self, manifest: Manifest) -> Manifest:
         """Write an object back; refused with 409 when it changed since it was read."""
-        return self._call("PUT", _path_of(manifest), {}, manifest, _JSON)
+        return self._call("PUT", _path_of(manifest), {"fieldManager": MANAGER}, manifest, _JSON)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
         """Merge patch; None when the object is gone."""

@@ -35,6 +35,12 @@ class OperatorMetrics:
         self.lists = Counter(
             f"{prefix}lists", "Periodic lists, by outcome.", ["outcome"], registry=registry
         )
+        self.repairs = Counter(
+            f"{prefix}repairs",
+            "Deleted or edited children that were put right at once, by kind.",
+            ["kind"],
+            registry=registry,
+        )
         self.services = Gauge(f"{prefix}services", "LLMServices last listed.", registry=registry)
 
     def text(self) -> bytes:

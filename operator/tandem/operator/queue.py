@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
+LONGEST_REST = 2.0
+"""A service rests between two looks for as long as a look takes, up to this: where everything is
+slow, looks that a storm of events asks for leave half of the time to watches and repairs."""
 
 
 class WorkQueue:
@@ -84,11 +87,15 @@ class WorkQueue:
         later = [due for due, key in self._heap if due > now]
         return found, max(0.01, min(later) - now) if later else 60.0
 
-    def done(self, key: Key, *, again: float | None = None) -> None:
-        """``key`` was looked at; look again after a while if asked to."""
+    def done(self, key: Key, *, again: float | None = None, rest: float = 0.0) -> None:
+        """``key`` was looked at; look again after a while if asked to, and not before ``rest``
+        seconds are over if a look was asked for meanwhile."""
         with self._changed:
             self._busy.discard(key)
             self._failures.pop(key, None)
+            if rest > 0 and key in self._due:
+                self._due[key] = max(self._due[key], self._clock() + rest)
+                heapq.heappush(self._heap, (self._due[key], key))
             self._changed.notify()
         if again is not None:
             self.add(key, again)
@@ -126,6 +133,6 @@ def work(
             metrics.errors.labels("bug").inc()
             logger.exception("%s/%s: unexpected; again in %.0f s", *key, queue.failed(key))
         else:
-            queue.done(key, again=again)
+            queue.done(key, again=again, rest=min(time.perf_counter() - started, LONGEST_REST))
             metrics.last_success.set_to_current_time()
         metrics.duration.observe(time.perf_counter() - started)

@@ -40,6 +40,7 @@ from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
 from tandem.operator.modelcheck import ModelVerdict, judge
 from tandem.operator.plan import Seen
 from tandem.operator.probing import Key, Probes
+from tandem.operator.repair import Repairs
 from tandem.operator.rollout import Decision, Phase, token_name
 from tandem.operator.settings import OperatorSettings
 from tandem.operator.status import Picture, Word, status_of
@@ -54,11 +55,19 @@ SOON = 5.0
 class Reconciler:
     """Brings services to what they shall be. Calls for one key must not overlap."""
 
-    def __init__(self, cluster: Cluster, settings: OperatorSettings, probes: Probes) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: OperatorSettings,
+        probes: Probes,
+        applier: Applier,
+        repairs: Repairs,
+    ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._probes = probes
-        self._applier = Applier(cluster)
+        self._applier = applier
+        self._repairs = repairs
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="lists")
         self._accepted: dict[Key, tuple[str, Word]] = {}
 
@@ -67,6 +76,7 @@ class Reconciler:
         resource = self._cluster.get("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._probes.forget(key)
+            self._repairs.forget(key)
             self._accepted.pop(key, None)
             return None
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
@@ -163,6 +173,7 @@ class Reconciler:
         counts = {key: count for key, count in decided.counts.items() if key in keep}
         routers = plan.reachable_routers(decided)
         objects = desired(facts, counts, seen.templates, routers=routers)
+        self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, objects)
         self._applier.create(objects.created, live)
         self._applier.apply(objects.applied, live)
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}

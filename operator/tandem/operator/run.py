@@ -15,12 +15,14 @@ from pathlib import Path
 
 from tandem.operator import queue as queues
 from tandem.operator import watch
+from tandem.operator.apply import Applier
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.leader import Leader
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.probing import Probes
 from tandem.operator.queue import WorkQueue
 from tandem.operator.reconcile import Reconciler
+from tandem.operator.repair import Repairs
 from tandem.operator.resync import Resync
 from tandem.operator.server import Server
 from tandem.operator.settings import OperatorSettings
@@ -70,13 +72,16 @@ class Operator:
         self._metrics.leader.set(1)
         self._await_crds()
         probes = Probes(self._settings.canary_seconds, self._queue.add)
-        reconciler = Reconciler(self._cluster, self._settings, probes)
+        applier = Applier(self._cluster)
+        repairs = Repairs(self._cluster, applier, self._queue.add, self._metrics)
+        reconciler = Reconciler(self._cluster, self._settings, probes, applier, repairs)
         working = [
             _thread(queues.work, self._queue, reconciler, self._metrics)
             for _ in range(self._settings.workers)
         ]
         working.append(_thread(self._resync.run, self._stop))
-        watching = _thread(watch.run, self._settings, self._queue.add, self._metrics, self._stop)
+        heard = watch.Heard(self._queue.add, repairs.heard, self._metrics)
+        watching = _thread(watch.run, self._settings, heard, self._stop)
         try:
             while not self._stop.wait(0.2):
                 if not watching.is_alive():
@@ -89,6 +94,7 @@ class Operator:
             for thread in working:  # a look in progress ends before the Lease is given back
                 thread.join(timeout=FINISH_SECONDS)
             probes.close()
+            repairs.close()
             reconciler.close()
 
     def _await_crds(self) -> None:

@@ -1,4 +1,4 @@
-"""kopf, for what it is good at: watch streams that come back. Every event becomes a key.
+"""kopf, for what it is good at: watch streams that come back. Every event is passed on.
 
 Only ``on.event``: no finalizer, no annotation, no state of kopf's on anybody's object. What kopf
 may miss, the periodic list finds. Called by ``run`` while this replica leads.
@@ -11,12 +11,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import kopf
 
 from tandem.operator.api.values import GROUP, VERSION
+from tandem.operator.cluster import KINDS
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.names import LABEL_SERVICE
@@ -37,11 +39,23 @@ CHILDREN = (
     (GROUP, VERSION, "llmrolescalers"),
 )
 """Group, version and plural of every kind of child."""
+_KINDS = {plural: kind for kind, (_, plural) in KINDS.items()}
 
 _STOP_SECONDS = 0.2
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
-Wake = Callable[[tuple[str, str]], None]
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Whom events are told."""
+
+    service: Callable[[Key], None]
+    """A service changed."""
+    child: Callable[..., None]
+    """A child of a service changed: its key, the object, ``deleted``."""
+    metrics: OperatorMetrics
 
 
 def _log_in(**given: Any) -> kopf.ConnectionInfo | None:
@@ -70,19 +84,19 @@ def service_account(
     )
 
 
-def registry_of(wake: Wake, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
-    """Handlers that turn events into keys."""
+def registry_of(heard: Heard) -> kopf.OperatorRegistry:
+    """Handlers that pass events on."""
     registry = kopf.OperatorRegistry()
     kopf.on.login(registry=registry, id="login")(_log_in)
 
     async def on_service(namespace: str | None, name: str | None, **_: Any) -> None:
-        metrics.events.labels("llmservices").inc()
+        heard.metrics.events.labels("llmservices").inc()
         if namespace and name:
-            wake((namespace, name))
+            heard.service((namespace, name))
 
     kopf.on.event(GROUP, VERSION, "llmservices", registry=registry, id="service")(on_service)
     for group, version, plural in CHILDREN:
-        handler = _child_handler(plural, wake, metrics)
+        handler = _child_handler(plural, heard)
         kopf.on.event(
             group,
             version,
@@ -94,12 +108,13 @@ def registry_of(wake: Wake, metrics: OperatorMetrics) -> kopf.OperatorRegistry:
     return registry
 
 
-def _child_handler(plural: str, wake: Wake, metrics: OperatorMetrics) -> Any:
-    async def on_child(namespace: str | None, labels: Any, **_: Any) -> None:
-        metrics.events.labels(plural).inc()
+def _child_handler(plural: str, heard: Heard) -> Any:
+    async def on_child(namespace: str | None, labels: Any, event: Any, **_: Any) -> None:
+        heard.metrics.events.labels(plural).inc()
         service = labels.get(LABEL_SERVICE)
         if namespace and service:
-            wake((namespace, service))
+            key, gone = (namespace, service), event["type"] == "DELETED"
+            heard.child(key, {"kind": _KINDS[plural], **event["object"]}, deleted=gone)
 
     return on_child
 
@@ -118,24 +133,20 @@ def settings_of() -> kopf.OperatorSettings:
     return settings
 
 
-def run(
-    settings: OperatorSettings, wake: Wake, metrics: OperatorMetrics, stop: threading.Event
-) -> None:
+def run(settings: OperatorSettings, heard: Heard, stop: threading.Event) -> None:
     """Watch until ``stop`` or a signal. Raises what kopf raises when it cannot go on."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line an event
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
-    asyncio.run(_run(settings, wake, metrics, stop))
+    asyncio.run(_run(settings, heard, stop))
 
 
-async def _run(
-    settings: OperatorSettings, wake: Wake, metrics: OperatorMetrics, stop: threading.Event
-) -> None:
+async def _run(settings: OperatorSettings, heard: Heard, stop: threading.Event) -> None:
     # kopf waits for a thread's event in a thread, which would outlive a failure: ask here instead.
     flag = asyncio.Event()
     asking = asyncio.create_task(_forward(stop, flag))
     try:
         await kopf.operator(
-            registry=registry_of(wake, metrics),
+            registry=registry_of(heard),
             settings=settings_of(),
             standalone=True,
             clusterwide=not settings.namespaces,

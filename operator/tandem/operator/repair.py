@@ -1,0 +1,123 @@
+"""Puts a deleted or edited child right at once, beside the looks at its service.
+
+A look reads everything and may be at work already; on a busy node that is seconds. What the last
+look wanted is still right when a watch tells that one child is not so, and takes two requests. The
+service is looked at afterwards all the same. Fed by ``watch`` and ``reconcile``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+
+import msgspec
+
+from tandem.operator.apply import Applier, is_tampered
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.desired.compose import Objects
+from tandem.operator.desired.naming import Manifest
+from tandem.operator.gather import Snapshot
+from tandem.operator.metrics import OperatorMetrics
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+Wake = Callable[[Key], None]
+_THREADS = 2
+
+
+class _Wanted(msgspec.Struct, frozen=True):
+    """Children of one service as the last look wanted them, by kind and name."""
+
+    uid: str
+    applied: dict[tuple[str, str], Manifest]
+    created: dict[tuple[str, str], Manifest]
+
+
+class Repairs:
+    """What shall be, by service. Thread-safe."""
+
+    def __init__(
+        self, cluster: Cluster, applier: Applier, wake: Wake, metrics: OperatorMetrics
+    ) -> None:
+        self._cluster = cluster
+        self._applier = applier
+        self._wake = wake
+        self._metrics = metrics
+        self._wanted: dict[Key, _Wanted] = {}
+        self._lock = Lock()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="repairs")
+
+    def want(self, key: Key, uid: str, objects: Objects) -> None:
+        """Remember what shall be from now on; to be told before anything else is deleted."""
+        wanted = _Wanted(uid, _by_name(objects.applied), _by_name(objects.created))
+        with self._lock:
+            self._wanted[key] = wanted
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        with self._lock:
+            self._wanted.pop(key, None)
+
+    def heard(self, key: Key, child: Manifest, *, deleted: bool) -> None:
+        """A child changed: put it right where that is known to be wrong, then wake its service."""
+        manifest = self._wrong(key, child, deleted=deleted)
+        if manifest is None:
+            self._wake(key)
+            return
+        try:
+            self._pool.submit(self._repair, key, manifest, None if deleted else child)
+        except RuntimeError:  # closed: this replica leads no more
+            self._wake(key)
+
+    def _wrong(self, key: Key, child: Manifest, *, deleted: bool) -> Manifest | None:
+        """What the child shall be, if it is not."""
+        with self._lock:
+            wanted = self._wanted.get(key)
+        if wanted is None:
+            return None
+        name = (child["kind"], child["metadata"]["name"])
+        if deleted:
+            return wanted.applied.get(name) or wanted.created.get(name)
+        return wanted.applied.get(name) if is_tampered(child, by_scaling=True) else None
+
+    def _repair(self, key: Key, manifest: Manifest, live: Manifest | None) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            if self._is_over(key):
+                return
+            there = Snapshot({} if live is None else {kind: {name: live}})
+            with self._lock:
+                wanted = self._wanted.get(key)
+            if wanted is None:
+                return
+            if (kind, name) in wanted.applied:
+                self._applier.apply([wanted.applied[(kind, name)]], there)
+            elif (kind, name) in wanted.created:
+                self._applier.create([wanted.created[(kind, name)]], there)
+            self._metrics.repairs.labels(kind).inc()
+            logger.info("%s/%s: %s %s was put right", *key, kind, name)
+        except ClusterError as error:  # the look that follows tries again
+            logger.warning("%s/%s: %s %s: %s", *key, kind, name, error)
+        finally:
+            self._wake(key)
+
+    def _is_over(self, key: Key) -> bool:
+        """Whether the children go because their service does."""
+        resource = self._cluster.get("LLMService", *key)
+        with self._lock:
+            wanted = self._wanted.get(key)
+        if resource is None or wanted is None:
+            return True
+        metadata = resource["metadata"]
+        return metadata["uid"] != wanted.uid or "deletionTimestamp" in metadata
+
+    def close(self) -> None:
+        """Repair nothing any more."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _by_name(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    return {(each["kind"], each["metadata"]["name"]): each for each in manifests}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import select
 import socket
 import ssl
 import threading
@@ -73,33 +74,33 @@ class Proxy:
         raw = socket.create_connection(("127.0.0.1", self._plane.port))
         with client, context.wrap_socket(raw) as server:
             self._open |= {client, server}
-            watching = threading.Event()
-            up = threading.Thread(target=self._up, args=(client, server, watching), daemon=True)
-            up.start()
-            self._down(server, client, watching)
-            for each in (client, server):
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-            up.join(timeout=10)
+            with contextlib.suppress(OSError):
+                self._pass_on(client, server)
             self._open -= {client, server}
 
-    def _up(self, client: socket.socket, server: socket.socket, watching: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := client.recv(65536):
-                if b"watch=true" in data.split(b"\r\n", 1)[0]:
-                    watching.set()
+    def _pass_on(self, client: socket.socket, server: ssl.SSLSocket) -> None:
+        """Until either side ends. In one thread: TLS may not be read and written at once."""
+        watching = False
+        while True:
+            readable: list[socket.socket] = [server]
+            if not server.pending():
+                readable, _, _ = select.select([client, server], [], [])
+            if client in readable:
+                if not (data := client.recv(65536)):
+                    return
+                watching = watching or b"watch=true" in data.split(b"\r\n", 1)[0]
                 server.sendall(data)
+            if server in readable:
+                with contextlib.suppress(ssl.SSLWantReadError):  # a session's ticket, no data
+                    server.settimeout(0)
+                    if not (data := server.recv(65536)):
+                        return
+                    client.sendall(self._let_through(data, watching=watching))
+                server.settimeout(None)
 
-    def _down(
-        self, server: socket.socket, client: socket.socket, watching: threading.Event
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while data := server.recv(65536):
-                client.sendall(self._let_through(data, watching))
-
-    def _let_through(self, data: bytes, watching: threading.Event) -> bytes:
+    def _let_through(self, data: bytes, *, watching: bool) -> bytes:
         """All of it; of a watch only the head of the answer."""
-        if not (self._swallow and watching.is_set()):
+        if not (self._swallow and watching):
             return data
         head, found, rest = data.partition(b"\r\n\r\n")
         if data.startswith(b"HTTP/") and found:

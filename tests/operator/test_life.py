@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from tests.operator.harness import Harness
 from tests.operator.node import FakeRouter
+
+from tandem.protocol import names
 
 REPAIR_SECONDS = 5.0
 CHILDREN = (
@@ -31,8 +34,11 @@ def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
     router.asked.clear()
     harness.create()
     harness.ready()
-    shapes = [asked["tandem-shape"] for asked in router.asked[:2]]
-    assert shapes == ["aggregated", "disaggregated"]
+    secret = harness.cluster.get("Secret", harness.namespace, "demo-canary")
+    assert secret is not None
+    token = base64.b64decode(secret["data"][names.CANARY_TOKEN_FILE]).decode()
+    ours = [asked for asked in router.asked if asked["tandem-canary"] == token]
+    assert [asked["tandem-shape"] for asked in ours[:2]] == ["aggregated", "disaggregated"]
     assert harness.condition("Servable")[1] == "CanaryOK"
     harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp", 10)
     shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()

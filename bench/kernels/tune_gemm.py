@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.gemm.gluon import ring_fits
 from tandem.kernels.gemm.table import ROW_CLASSES, Form, Kind
-from tandem.kernels.gemm.triton import fits, launch
+from tandem.kernels.gemm.triton import MOST_ROWS, fits, launch
 
 MODELS: dict[str, dict[str, tuple[int, int, int]]] = {
     "qwen3-8b": {
@@ -60,6 +61,10 @@ def forms(rows: int) -> Iterator[Form]:
         for outputs, inner, warps in itertools.product((1, 2, 4, 8), (1024, 2048, 4096), (4, 8)):
             if 2048 <= outputs * inner <= 16384:
                 yield Form(outputs, inner, warps=warps)
+        yield from streams(rows)
+        return
+    yield from streams(rows)
+    if rows > MOST_ROWS:
         return
     tiles = ((16, 128), (16, 256), (32, 64), (32, 128), (32, 256), (64, 64), (64, 128), (64, 256))
     for (outputs, inner), split, stages in itertools.product(
@@ -70,11 +75,21 @@ def forms(rows: int) -> Iterator[Form]:
             yield Form(outputs, inner, split, stages, warps=2 if outputs == 16 else 4)
 
 
+def streams(rows: int) -> Iterator[Form]:
+    """Forms of the kernel for Hopper, with as long a ring as fits."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        return
+    tiles = ((64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
+    for (outputs, inner), split in itertools.product(tiles, (1, 2, 4)):
+        rings = (Form(outputs, inner, split, stages, stream=True) for stages in range(12, 2, -1))
+        yield from itertools.islice((form for form in rings if ring_fits(form, rows)), 1)
+
+
 def worth(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
     """Whether a form fits a shape and puts enough but not too many programs to work."""
     programs = outputs // form.outputs * form.split
-    most = 10**6 if rows == 1 else 2400
-    return fits(form, kind, outputs, inner, rows) and 96 <= programs <= most
+    most = 400 if form.stream and form.split > 1 else 10**6 if rows == 1 else 2400
+    return fits(form, kind, outputs, inner, rows) and 64 <= programs <= most
 
 
 def compile_one(case: tuple[int, Kind, Form]) -> None:
@@ -153,7 +168,7 @@ def measure_all(pool: Tensor, model: str, rows: int, entries: dict[Any, Any]) ->
     total, cublas = 0.0, 0.0
     for name, (outputs, inner, count) in MODELS[model].items():
         plain: Multiply = linear
-        for kind in Kind if name == GATED and rows > 1 else (Kind.PLAIN,):
+        for kind in Kind if name == GATED else (Kind.PLAIN,):
             key = (kind, outputs, inner, rows)
             if key not in entries:
                 entries[key] = measure(pool, *key, plain)

@@ -5,7 +5,7 @@ Kept cheap: an op of a decode step costs a few microseconds on a CPU, and its ch
 
 from __future__ import annotations
 
-from torch import Tensor, dtype
+from torch import Tensor, dtype, float32
 
 from .errors import BadTensor
 
@@ -34,6 +34,14 @@ def same(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
     if tensor.dtype != other.dtype:
         raise BadTensor(f"{name} is {tensor.dtype}, but {other_name} is {other.dtype}")
     if tensor.device != other.device:
+        raise BadTensor(f"{name} is on {tensor.device}, but {other_name} is on {other.device}")
+
+
+def stream(name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """`tensor` is a residual stream beside `other`: of its dtype, or of float32."""
+    if tensor.dtype != float32:
+        same(name, tensor, other_name, other)
+    elif tensor.device != other.device:
         raise BadTensor(f"{name} is on {tensor.device}, but {other_name} is on {other.device}")
 
 

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, NEEDS, size
+from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, HOPPER, NEEDS, size
 from torch.nn.functional import silu
 
 from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear, table, triton
 from tandem.kernels.gemm.table import Form
+from tandem.kernels.norm import rms_norm
 
 pytestmark = NEEDS
 ERROR = {torch.bfloat16: 4e-3, torch.float16: 6e-4, torch.float32: 1e-6}
@@ -66,6 +67,62 @@ def test_products_in_any_form_agree_with_float64(rows, form, chunks, dtype):
     if form.split == 1 and rows > 1:
         gate, up = want.chunk(2, -1)
         assert near(triton.launch(x, weight, form, gated=True), silu(gate) * up, dtype)
+
+
+STREAMS = [
+    (1, Form(64, 256, stages=4, stream=True), 3),
+    (5, Form(64, 128, 2, stages=6, stream=True), 5),
+    (16, Form(128, 64, 4, stages=3, stream=True), 2),
+    (33, Form(128, 128, stages=4, stream=True), 9),
+    (64, Form(64, 128, 2, stages=6, stream=True), 1),
+    (100, Form(128, 64, stages=4, stream=True), 7),
+]
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("outputs", [256, 128 * 300])
+@pytest.mark.parametrize(("rows", "form", "length"), STREAMS)
+def test_streamed_products_agree_with_float64(rows, form, length, outputs, dtype):
+    """Pieces of any length, fewer and more of them than programs, all that folds in."""
+    inner = form.inner * form.split * length
+    x, weight, bias, residual, _ = operands(rows, outputs, inner, dtype)
+    want = x.double() @ weight.double().t()
+    first = triton.launch(x, weight, form)
+    assert near(first, want, dtype)
+    for _ in range(3):  # the counters of split sums are zero again, and their order is fixed
+        assert torch.equal(triton.launch(x, weight, form), first)
+    assert near(triton.launch(x, weight, form, bias=bias), want + bias.double(), dtype)
+    assert near(triton.launch(x, weight, form, out_dtype=torch.float32), want, torch.float32, 100)
+    stream = residual.float()
+    triton.launch(x, weight, form, residual=residual)
+    assert near(residual, stream.double() + want, dtype)
+    total = stream.double() + want
+    triton.launch(x, weight, form, residual=stream)
+    assert near(stream, total, torch.float32, 100)
+    gate, up = want.chunk(2, -1)
+    assert near(triton.launch(x, weight, form, gated=True), silu(gate) * up, dtype)
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+def test_a_product_waits_for_the_norm_before_it():
+    """Norm and products after each other, each launched early, give what they give apart."""
+    torch.manual_seed(2)
+    form = Form(64, 256, stages=4, stream=True)
+    weights = [torch.randn(4096, 4096, device="cuda").to(torch.bfloat16) / 64 for _ in range(8)]
+    gain = torch.ones(4096, dtype=torch.bfloat16, device="cuda")
+    start = torch.randn(16, 4096, dtype=torch.bfloat16, device="cuda")
+
+    def run(between):
+        x = start
+        for weight in weights:
+            x = triton.launch(rms_norm(x, gain, 1e-6), weight, form)
+            between()
+        return x
+
+    want = run(torch.cuda.synchronize)
+    for _ in range(20):
+        assert torch.equal(run(lambda: None), want)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

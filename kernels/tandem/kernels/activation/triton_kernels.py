@@ -5,21 +5,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.launch.triton_kernels import follow
+from tandem.kernels.launch.triton_kernels import let_go
 
 
 @triton.jit
 def silu_and_mul_rows(gate_up, out, row_stride, dim, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """out[r] = silu(gate_up[r, :dim]) * gate_up[r, dim:]. Grid: (cdiv(dim, BLOCK), rows).
 
-    gate_up [rows, 2 * dim] with a row stride; out [rows, dim] dense. silu is rounded to the type
-    before the product, as torch's is.
+    gate_up [rows, 2 * dim] with a row stride; out [rows, dim] dense. Rounded once.
     """
-    follow(PDL)
+    let_go(PDL)
     row = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     keep = col < dim
     gate = tl.load(gate_up + row * row_stride + col, mask=keep, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * row_stride + dim + col, mask=keep, other=0.0)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty)
-    tl.store(out + row * dim + col, silu * up, mask=keep)
+    up = tl.load(gate_up + row * row_stride + dim + col, mask=keep, other=0.0).to(tl.float32)
+    value = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + row * dim + col, value.to(out.dtype.element_ty), mask=keep)

@@ -62,10 +62,10 @@ def linear(
 def linear_add(
     x: Tensor, weight: Tensor, residual: Tensor, *, backend: Backend | None = None
 ) -> Tensor:
-    """residual += x @ weight.T in place; returns residual [rows, out], of x's dtype."""
+    """residual += x @ weight.T in place; returns residual [rows, out], of x's dtype or float32."""
     _check(x, weight, None)
     checks.shape("residual", residual, x.shape[0], weight.shape[0])
-    checks.same("residual", residual, "x", x)
+    checks.stream("residual", residual, "x", x)
     checks.dense_last("residual", residual)
     return LINEAR_ADD.on(x.device, backend)(x, weight, residual)
 
@@ -79,9 +79,9 @@ def norm_linear(
     *,
     backend: Backend | None = None,
 ) -> Tensor:
-    """linear(rms_norm(x, gain, eps), weight, bias); gain [in], the rest as in `linear`."""
-    _check(x, weight, bias)
-    _check_gain(gain, x)
+    """linear(rms_norm(x, gain, eps), weight, bias); gain [in], x may be a float32 stream."""
+    _check_shapes(x, weight, bias)
+    _check_gain(gain, x, weight)
     return NORM_LINEAR.on(x.device, backend)(x, gain, eps, weight, bias)
 
 
@@ -91,7 +91,7 @@ def norm_gated(
     """silu_and_mul(linear(rms_norm(x, gain, eps), weight)).
 
     Args:
-        x: [rows, in].
+        x: [rows, in], which may be a float32 stream.
         gain: [in].
         eps: of the norm.
         weight: [2 * dim, in], the gate's rows first.
@@ -100,22 +100,27 @@ def norm_gated(
     Returns:
         [rows, dim], dense.
     """
-    _check(x, weight, None)
-    _check_gain(gain, x)
+    _check_shapes(x, weight, None)
+    _check_gain(gain, x, weight)
     if weight.shape[0] % 2:
         raise BadTensor(f"weight has {weight.shape[0]} rows, expected an even number")
     return NORM_GATED.on(x.device, backend)(x, gain, eps, weight)
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    _check_shapes(x, weight, bias)
+    checks.same("weight", weight, "x", x)
+
+
+def _check_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     checks.shape("x", x, None, None)
     checks.shape("weight", weight, None, x.shape[1])
-    checks.same("weight", weight, "x", x)
     checks.dense_last("weight", weight)
     if bias is not None:
         checks.shape("bias", bias, weight.shape[0])
 
 
-def _check_gain(gain: Tensor, x: Tensor) -> None:
+def _check_gain(gain: Tensor, x: Tensor, weight: Tensor) -> None:
     checks.shape("gain", gain, x.shape[1])
-    checks.same("gain", gain, "x", x)
+    checks.same("weight", weight, "gain", gain)
+    checks.stream("x", x, "weight", weight)

@@ -26,6 +26,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtyp
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     """See the wrapper."""
+    if residual.dtype != x.dtype:
+        return residual.add_(linear(x, weight, None, residual.dtype))
     return residual.addmm_(x, weight.t())
 
 

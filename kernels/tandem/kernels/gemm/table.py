@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-ROW_CLASSES = (1, 16, 32, 64)
+ROW_CLASSES = (1, 16, 32, 64, 128)
 """Most rows of each class of sizes that the tables know."""
 
 
@@ -42,6 +42,8 @@ class Form:
     """Programs that share the inner dimension."""
     stages: int = 3
     warps: int = 4
+    stream: bool = False
+    """Whether it is the kernel for Hopper (gluon.py); `warps` then says nothing."""
 
 
 Key = tuple[Kind, int, int, int]

@@ -23,6 +23,8 @@ from .triton_kernels import multiply_few, multiply_one
 PARTIAL_BYTES = 32 << 20
 """Room for the parts of split sums."""
 _COUNTERS = 1 << 14
+MOST_ROWS = 64
+"""Of the plain kernels; forms for Hopper take more."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
@@ -43,7 +45,7 @@ def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
 
 def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
     """See the wrapper."""
-    return linear(rms_norm(x, gain, eps), weight, bias, x.dtype)
+    return linear(rms_norm(x, gain, eps), weight, bias, weight.dtype)
 
 
 def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ def norm_gated(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
     normed = rms_norm(x, gain, eps)
     form = _form(normed, weight, Kind.GATED)
     if form is None:
-        return silu_and_mul(linear(normed, weight, None, x.dtype))
+        return silu_and_mul(linear(normed, weight, None, weight.dtype))
     return launch(normed, weight, form, gated=True)
 
 
@@ -70,7 +72,11 @@ def launch(
     out = residual
     if out is None:
         out = torch.empty(rows, outputs, dtype=out_dtype or x.dtype, device=x.device)
-    if rows == 1:
+    if form.stream:
+        from . import gluon  # needs Triton's Gluon, which only these forms do
+
+        gluon.launch(x, weight, form, out, bias, residual, _room(x.device), gated=gated)
+    elif rows == 1:
         assert not gated, "the activation is not folded into a product of one row"
         _launch_one(x, weight, form, out, bias, residual)
     else:
@@ -141,7 +147,15 @@ def _launch_few(
 
 def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
     """Whether a form divides a shape, its parts have room, and it can fold the kind in."""
+    if form.stream:
+        from . import gluon
+
+        whole = inner % (form.inner * form.split) == 0 and outputs % form.outputs == 0
+        room = form.split == 1 or form.split * gluon.narrow(rows) * outputs * 4 <= PARTIAL_BYTES
+        return whole and room and gluon.ring_fits(form, rows)
     if kind is Kind.GATED and (rows == 1 or form.split > 1 or form.outputs < 32):
+        return False
+    if rows > MOST_ROWS:
         return False
     if outputs % form.outputs or inner % (form.inner * form.split):
         return False
@@ -159,7 +173,15 @@ def _form(x: Tensor, weight: Tensor, kind: Kind = Kind.PLAIN) -> Form | None:
         return None
     outputs, inner = weight.shape
     form = form_for(x.device, kind, outputs, inner, rows)
-    return form if form is not None and fits(form, kind, outputs, inner, rows) else None
+    if form is None or not fits(form, kind, outputs, inner, rows):
+        return None
+    return form if not form.stream or _streams(x, weight) else None
+
+
+def _streams(x: Tensor, weight: Tensor) -> bool:
+    from . import gluon
+
+    return gluon.takes(x, weight)
 
 
 @cache

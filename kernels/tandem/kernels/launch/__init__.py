@@ -18,6 +18,13 @@ def dependent(device: torch.device) -> dict[str, bool]:
     return _YES if device.type == "cuda" and _has_it(device) else _NO
 
 
+def sm_count(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; a handful where Triton's interpreter stands in for one."""
+    if device.type != "cuda":
+        return 3
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 @cache
 def _has_it(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9

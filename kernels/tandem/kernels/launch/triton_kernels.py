@@ -31,6 +31,17 @@ def follow(PDL: tl.constexpr):
 
 
 @triton.jit
+def let_go(PDL: tl.constexpr):
+    """As `follow`, but the kernel after this one may start at once, beside the one before.
+
+    For small kernels between two products: the second then fetches weights through the end of the
+    first. Whoever starts so early may touch before its own wait what no step writes, and no more.
+    """
+    release(PDL)
+    wait(PDL)
+
+
+@triton.jit
 def prefetch(address):
     """Ask for the 128-byte line at each int64 address to come to L2; nothing waits for it."""
     tl.inline_asm_elementwise(

@@ -32,16 +32,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, backend: Backend | None =
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich, 2019).
 
     Args:
-        x: [..., dim], the last dimension dense.
-        weight: [dim], x's dtype.
+        x: [..., dim], the last dimension dense; a stream may be float32 beside narrower weights.
+        weight: [dim].
         eps: added to the mean square.
         backend: an explicit choice; by device otherwise.
 
     Returns:
-        x's shape and dtype; the mean is taken in float32.
+        x's shape, the weight's dtype; the mean is taken in float32.
     """
     checks.shape("weight", weight, x.shape[-1])
-    checks.same("weight", weight, "x", x)
+    checks.stream("x", x, "weight", weight)
     checks.dense_last("x", x)
     return RMS_NORM.on(x.device, backend)(x, weight, eps)
 
@@ -53,7 +53,7 @@ def add_rms_norm(
 
     Args:
         x: [tokens, dim], what the last layer added.
-        residual: [tokens, dim], the stream; overwritten with the sum.
+        residual: [tokens, dim], the stream, x's dtype or float32; overwritten with the sum.
         weight: [dim].
         eps: added to the mean square.
         backend: an explicit choice; by device otherwise.
@@ -62,7 +62,7 @@ def add_rms_norm(
         [tokens, dim], the normed sum.
     """
     checks.shape("residual", residual, *x.shape)
-    checks.same("residual", residual, "x", x)
+    checks.stream("residual", residual, "x", x)
     checks.shape("weight", weight, x.shape[-1])
     checks.same("weight", weight, "x", x)
     checks.dense_last("x", x)

@@ -8,10 +8,11 @@ from torch.nn.functional import rms_norm as torch_rms_norm
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See the wrapper."""
+    if x.dtype != weight.dtype:
+        return torch_rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
     return torch_rms_norm(x, weight.shape, weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See the wrapper."""
-    residual.add_(x)
-    return torch_rms_norm(residual, weight.shape, weight, eps)
+    return rms_norm(residual.add_(x), weight, eps)

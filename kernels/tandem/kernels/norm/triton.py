@@ -24,7 +24,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
 def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     rows, dim = x.shape
-    out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, dim, dtype=weight.dtype, device=x.device)
     width = triton.next_power_of_2(dim)
     if rows:
         norm_rows[(rows,)](

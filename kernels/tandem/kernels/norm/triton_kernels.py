@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.launch.triton_kernels import follow
+from tandem.kernels.launch.triton_kernels import let_go
 
 
 @triton.jit
@@ -23,7 +23,7 @@ def norm_rows(
     col = tl.arange(0, WIDTH)
     keep = col < dim
     gain = tl.load(weight + col, mask=keep, other=0.0).to(tl.float32)
-    follow(PDL)
+    let_go(PDL)
     value = tl.load(x + row * x_row + col, mask=keep, other=0.0).to(tl.float32)
     if ADD:
         stream = residual + row * residual_row + col

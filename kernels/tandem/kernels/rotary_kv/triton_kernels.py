@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tandem.kernels.launch.triton_kernels import follow
+from tandem.kernels.launch.triton_kernels import let_go
 
 
 @triton.jit
@@ -48,7 +48,7 @@ def rotate_heads(
     if NORM:
         low_gain = _gain(q_weight, k_weight, col, is_q, in_half)
         high_gain = _gain(q_weight, k_weight, col + half, is_q, in_half)
-    follow(PDL)
+    let_go(PDL)
     real = (head < ALL)[:, None] & in_half[None, :]
     at = qkv + (token * ALL + head)[:, None] * D + col[None, :]
     low_raw = tl.load(at, mask=real, other=0.0)

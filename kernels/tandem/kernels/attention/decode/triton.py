@@ -21,7 +21,7 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.attention.batch import PagedBatch
-from tandem.kernels.launch import dependent
+from tandem.kernels.launch import dependent, sm_count
 
 from . import reference
 from .triton_kernels import COUNTER_STRIDE, PLAN_FIELDS, decode_shares, plan_shares
@@ -143,6 +143,7 @@ def launch(
         HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         AHEAD=pdl["PDL"] and planned,
+        RELEASE=dependent(q.device)["PDL"],
         num_warps=tuning.warps,
         **pdl,
     )
@@ -197,13 +198,6 @@ def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -
         **dependent(device),
     )
     return shares
-
-
-def sm_count(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; a handful where Triton's interpreter stands in for one."""
-    if device.type != "cuda":
-        return 3
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 DEFAULT = Tuning()

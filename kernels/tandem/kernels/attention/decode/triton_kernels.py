@@ -196,6 +196,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
+    RELEASE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One share of the line of units. Grid: (num_shares,).
@@ -206,7 +207,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
     scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
     kernel before last has ended with the plan, the first page is fetched before the wait.
-    The kernel after this one may come once the first keys are done.
+    With RELEASE the kernel after this one may come once the first keys are done.
     """
     HEADS: tl.constexpr = KV_HEADS * GROUP
     me = tl.program_id(0)
@@ -265,7 +266,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             top = new
             # The next tile's block, an iteration before its address is needed.
             block = tl.load(table + tl.minimum(j + 1, tiles - 1) * TILE // PAGE)
-        release(PDL)
+        release(RELEASE)
         if take == tiles:
             h = head * GROUP + rows % GROUP
             _write(out, lse, acc, top, total, q_first + token, h, valid, HEADS, D, HAS_LSE)

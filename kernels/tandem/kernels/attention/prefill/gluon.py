@@ -20,6 +20,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tandem.kernels.attention.batch import PagedBatch
 from tandem.kernels.attention.decode import triton as decode_triton
+from tandem.kernels.launch import sm_count
 
 from . import triton as plain
 from .gluon_kernels import prefill_tiles
@@ -81,7 +82,7 @@ def launch(
     block_rows, two_rows, head_rows = (kv.stride(d) // dim for d in (0, 1, 2))
     last = (kv.shape[0] - 1) * block_rows + two_rows + (kv_heads - 1) * head_rows + page
     kv_desc = TensorDescriptor(kv, [last, dim], [dim, 1], [page, dim], layout)
-    grid = min(tiles.most * heads, decode_triton.sm_count(q.device))
+    grid = min(tiles.most * heads, sm_count(q.device))
     prefill_tiles[(grid,)](
         q_desc,
         kv_desc,

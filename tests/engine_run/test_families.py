@@ -50,13 +50,14 @@ def test_logits_equal_transformers(name):
 
 
 def test_bfloat16_stays_near_float32():
-    """The half type runs through every op, and its logits are those of float32 to its precision."""
-    driver = Driver(folder_of("llama"), dtype="bfloat16")
-    prompt = prompts()[3]
-    driver.generate([driver.add(prompt)], 1)
-    want = judged("llama", prompt, 1)[1]
-    gap = (driver.ear.heard[0] - want).abs().max() / want.abs().max()
-    assert gap < 0.05
+    """The half type runs through every op, and its logits are those that float32 gives over the
+    same rounded weights, to its precision."""
+    for prompt in prompts():
+        driver = Driver(folder_of("llama"), dtype="bfloat16")
+        driver.generate([driver.add(prompt)], 1)
+        want = judged("llama", prompt, 1, torch.bfloat16)[1]
+        gap = (driver.ear.heard[0] - want).norm() / want.norm()
+        assert gap < 0.05
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-linear", "llama-dynamic", "llama3", "qwen2-yarn"])

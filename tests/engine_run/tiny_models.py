@@ -95,16 +95,18 @@ def folder_of(name: str, *, wide: bool = False) -> Path:
 
 
 @cache
-def judge_of(name: str, *, wide: bool = False):
-    """transformers' model of the same folder, in float32."""
+def judge_of(name: str, *, wide: bool = False, held: torch.dtype = torch.float32):
+    """transformers' model of the same folder, in float32, over weights as ``held`` holds them."""
     model_class, _, _ = MODELS[name]
     folder = folder_of(name, wide=wide)
-    return model_class.from_pretrained(folder, dtype=torch.float32).eval()
+    return model_class.from_pretrained(folder, dtype=held).float().eval()
 
 
-def judged(name: str, prompt: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+def judged(
+    name: str, prompt: list[int], count: int, held: torch.dtype = torch.float32
+) -> tuple[list[int], torch.Tensor]:
     """transformers' greedy tokens, and its logits [count, vocabulary] at each of them."""
-    model, tokens, logits = judge_of(name), list(prompt), []
+    model, tokens, logits = judge_of(name, held=held), list(prompt), []
     with torch.inference_mode():
         for _ in range(count):
             logits.append(model(torch.tensor([tokens])).logits[0, -1])

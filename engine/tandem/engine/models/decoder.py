@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from tandem.engine.config import ModelFacts
@@ -71,10 +72,12 @@ class Decoder:
     norm: RMSNorm
     head: Logits
     rotary: Rotary
+    stream_dtype: torch.dtype
+    """Of the residual stream: that of the weights, or float32."""
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """See CausalModel. The last layer works on the wanted rows alone once KV is written."""
-        stream = self.embedding(token_ids)
+        stream = self.embedding(token_ids).to(self.stream_dtype)
         last = self.layers[-1]
         for layer in self.layers:
             attended = layer.attention(stream, layer.input_norm, step)

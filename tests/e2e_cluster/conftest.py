@@ -65,6 +65,12 @@ def operator(cluster: Kube, setup: Setup) -> Installed:
     return install(cluster)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def restarts_before(operator: Installed) -> int:
+    """How often the operators' containers had ended when the module began."""
+    return operator.restarts()
+
+
 @pytest.fixture(scope="module")
 def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
     """A served model of the module's own: one prefill, one decode worker, one router, NIXL."""

@@ -13,7 +13,7 @@ from tandem.operator import observe
 from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Condition, LLMServiceStatus, ModelStatus
-from tandem.operator.apply import is_tampered, marks
+from tandem.operator.apply import marks
 from tandem.operator.capability import unsupported
 from tandem.operator.clock import time_text
 from tandem.operator.desired.facts import Facts
@@ -27,6 +27,7 @@ from tandem.operator.observe import JobView, PodView, WorkloadView
 from tandem.operator.plan import Seen, decision, see
 from tandem.operator.scaling import wanted
 from tandem.operator.settings import OperatorSettings
+from tandem.operator.tamper import RESTARTED_AT, is_tampered, untampered
 from tandem.protocol import names
 
 NOW = 1_800_000_000.0
@@ -212,6 +213,21 @@ def test_foreign_writers_are_noticed_where_nobody_else_writes():
     assert not is_tampered(owned("x", {"f:spec": {}}, subresource="status"))
     assert not is_tampered(owned("cloud", {"f:spec": {"f:loadBalancerClass": {}}}, "Service"))
     assert is_tampered(owned("kubectl", {"f:spec": {"f:ports": {}}}, "Service"))
+
+
+def test_a_restart_by_hand_is_left_alone():
+    """What `kubectl rollout restart` writes stays, also where an edit beside it is taken back."""
+    pods: dict[str, Any] = {"f:metadata": {"f:annotations": {".": {}, f"f:{RESTARTED_AT}": {}}}}
+    assert not is_tampered(owned("kubectl-rollout", {"f:spec": {"f:template": pods}}))
+    more = {"f:template": pods, "f:replicas": {}}
+    assert is_tampered(owned("kubectl-rollout", {"f:spec": more}))
+    template: dict[str, Any] = {"metadata": {"labels": {}}}
+    wanted = {"metadata": {"name": "d"}, "spec": {"template": template}}
+    annotated = {"metadata": {"annotations": {RESTARTED_AT: "today", "stranger": "x"}}}
+    live = {"metadata": {"name": "d", "resourceVersion": "7"}, "spec": {"template": annotated}}
+    put = untampered(wanted, live)
+    assert put["spec"]["template"]["metadata"]["annotations"] == {RESTARTED_AT: "today"}
+    assert "annotations" not in template["metadata"]
 
 
 def test_links_are_counted_from_the_routers_words():

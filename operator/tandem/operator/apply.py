@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.desired.naming import MANAGER, Manifest, Role
+from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.revision import digest
 from tandem.operator.desired.workload import RevisionKey
 from tandem.operator.gather import Snapshot
 from tandem.operator.observe import PodView, WorkloadView
+from tandem.operator.tamper import is_tampered, untampered
 from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
 
 _COST = "controller.kubernetes.io/pod-deletion-cost"
@@ -25,10 +26,6 @@ _REMEMBERED = 50_000
 """Objects; forgetting one costs an apply that changes nothing."""
 PRUNED = ("ControllerRevision", "Deployment", "Job", "LLMRoleScaler", "NetworkPolicy", "Secret")
 """Kinds of which children can become superfluous while the service lives."""
-
-
-_OURS = {"Service": ("f:ports", "f:selector", "f:type")}
-"""Fields that nobody else writes; cloud controllers set some of a Service's others."""
 
 
 class Applier:
@@ -107,36 +104,6 @@ class Applier:
                 return error.message
             raise
         return None
-
-
-def is_tampered(live: Manifest, *, by_scaling: bool = False) -> bool:
-    """Whether somebody else wrote to what is ours alone.
-
-    Server-side apply takes fields back but leaves what others added to lists and maps. So it is
-    enough against scaling, which counts only on demand.
-    """
-    harmless = {"status"} if by_scaling else {"status", "scale"}
-    ours = _OURS.get(live["kind"], ("f:data", "f:rules", "f:spec", "f:subjects"))
-    for entry in live["metadata"].get("managedFields") or ():
-        if entry["manager"] == MANAGER or entry.get("subresource") in harmless:
-            continue
-        fields = entry.get("fieldsV1") or {}
-        if live["kind"] == "Service":
-            fields = fields.get("f:spec") or {}
-        if set(fields) & set(ours):
-            return True
-    return False
-
-
-def untampered(manifest: Manifest, live: Manifest) -> Manifest:
-    """``manifest`` as a replacement of ``live``; others' labels and annotations stay."""
-    metadata = {**live["metadata"], **manifest["metadata"]}
-    metadata.pop("managedFields", None)
-    for field in ("labels", "annotations"):
-        both = (live["metadata"].get(field) or {}) | (manifest["metadata"].get(field) or {})
-        if both:
-            metadata[field] = both
-    return {**manifest, "metadata": metadata}
 
 
 class Mark(msgspec.Struct, frozen=True):

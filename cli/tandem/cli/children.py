@@ -42,6 +42,8 @@ class Child:
     name: str
     arguments: list[str]
     ready_url: str
+    environment: dict[str, str] = field(default_factory=dict)
+    """Beside what the parent has."""
     process: subprocess.Popen[str] | None = None
     started: float = 0.0
     ready: bool = False
@@ -51,6 +53,7 @@ class Child:
     def start(self, log: TextIO) -> None:
         """Start the process; its output goes to ``log``, each line under its name."""
         environment = {**os.environ, ENV_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        environment |= self.environment
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", *self.arguments],
             stdin=subprocess.DEVNULL,

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from tandem.cli.children import Child, stop_all
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
+from tandem.cli.gpus import environment_of, visible_gpus
 from tandem.cli.stack import Ports, free_ports, router_child, worker_child
 from tandem.hub.source import DEFAULT_MODEL
 from tandem.protocol.errors import InvalidParameter
@@ -101,7 +102,9 @@ class Supervisor:
     def _plan(self, path: str, name: str) -> list[Child]:
         config = self.config
         numbers = iter(free_ports(4 * (config.prefill + config.decode)))
-        children, workers = [], []
+        children: list[Child] = []
+        workers: list[int] = []
+        gpus = visible_gpus()
         shared = ["--served-model-name", name, "--log-level", config.log_level]
         shared += config.worker_flags.split()
         roles = [("prefill", config.prefill, config.prefill_flags)]
@@ -110,7 +113,9 @@ class Supervisor:
             for index in range(count):
                 ports = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
                 workers.append(ports.worker)
-                children.append(worker_child(role, index, path, ports, [*shared, *flags.split()]))
+                child = worker_child(role, index, path, ports, [*shared, *flags.split()])
+                child.environment = environment_of(len(children), gpus)
+                children.append(child)
         flags_of_router = ["--served-model-name", name, "--log-level", config.log_level]
         flags_of_router += ["--ready-prefill", str(config.prefill)]
         flags_of_router += ["--ready-decode", str(config.decode), *config.router_flags.split()]

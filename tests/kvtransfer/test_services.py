@@ -23,6 +23,7 @@ def test_every_transport_delivers_the_right_bytes(workers, connector):
     config = make_config(kv_connector=connector)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
+    assert [each.transport for each in consumer.service.peer_health()] == [connector]
     rng = random.Random(3)
     sizes = [1, 3, 4, 5, 8, 9, 31, 32]
     homes = rng.sample(range(64), 36)

@@ -153,7 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         peers = {"aa": True}
-        self._json({"workers": [{"peers": peers}], "quarantined": []}, {})
+        fleet = {"workers": [{"peers": peers}], "quarantined": [], "transport": "tcp"}
+        self._json(fleet, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -41,6 +41,7 @@ def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
     assert [asked["tandem-shape"] for asked in ours[:2]] == ["aggregated", "disaggregated"]
     assert harness.condition("Servable")[1] == "CanaryOK"
     harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp", 10)
+    assert harness.service()["status"]["links"]["transport"] == "tcp"
     shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()
     assert shown[:7] == ["demo", "True", "Ready", "Disaggregated", "1/1", "1/1", "1/1"]
     assert harness.service()["metadata"].get("finalizers") is None

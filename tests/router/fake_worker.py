@@ -333,7 +333,8 @@ class FakeWorker:
                 self._turns.append((now + wait, turn, steps))
 
     def _beat(self) -> None:
-        peers = tuple(PeerHealth(peer, self.links_up) for peer in self.peers.values())
+        up, mover = self.links_up, "tcp" if self.links_up else ""
+        peers = tuple(PeerHealth(peer, up, transport=mover) for peer in self.peers.values())
         for router in list(self._routers.values()):
             beat = WorkerBeat(Beat(has_work=self.has_work), self.load, peers)
             self.send(router.link.peer, beat)

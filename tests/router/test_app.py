@@ -48,8 +48,10 @@ def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) ->
     assert served.get("/health") == {"status": "ok"}
     p = prefill()
     loop_add(served, p)
+    assert served.get("/debug/fleet")["transport"] is None
     d.links_up = True
     wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: served.get("/debug/fleet")["transport"] == "tcp")
     p.stop()
     wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
     assert httpx.get(served.url + "/ready").status_code == 200

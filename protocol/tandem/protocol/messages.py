@@ -74,6 +74,8 @@ class PeerHealth(msgspec.Struct, frozen=True):
     peer: Incarnation
     up: bool
     reason: str = ""
+    transport: str = ""
+    """What moves KV from there; empty while the link is down."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

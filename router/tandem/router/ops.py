@@ -71,6 +71,7 @@ async def debug_fleet(request: Request) -> Response:
             "router": fleet.pool.me.hex(),
             "links": dict(fleet.pool.links().items()),
             "workers": [_worker(worker) for worker in fleet.pool.workers.values()],
+            "transport": _transport(fleet),
             "quarantined": [
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in fleet.links.quarantined().items()
@@ -86,6 +87,12 @@ async def reset_prefix_cache(request: Request) -> Response:
     reply = await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE)
     content = {"ok": reply.ok, "message": reply.message}
     return _json(content, status=200 if reply.ok else 503)
+
+
+def _transport(fleet: Fleet) -> str | None:
+    """What moves KV over the links that are up; more than one where ends differ."""
+    links = (state for worker in fleet.pool.workers.values() for state in worker.peers.values())
+    return ", ".join(sorted({each.transport for each in links if each.up} - {""})) or None
 
 
 def _worker(worker: Worker) -> dict[str, Any]:

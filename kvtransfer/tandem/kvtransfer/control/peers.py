@@ -45,10 +45,10 @@ class PeerBook:
         """Links that may be used."""
         return sum(each.up for each in self.snapshot())
 
-    def mark(self, peer: Incarnation, *, up: bool, reason: str = "") -> None:
+    def mark(self, peer: Incarnation, *, up: bool, reason: str = "", transport: str = "") -> None:
         """The transfer thread's word."""
         with self._lock:
-            self._peers[peer] = PeerHealth(peer, up, reason)
+            self._peers[peer] = PeerHealth(peer, up, reason, transport)
             down = [each for each, health in self._peers.items() if not health.up]
             for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
                 del self._peers[old]

@@ -84,7 +84,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def usable(self, peer: Incarnation) -> None:
         """The probe passed: hand-offs may start."""
         self.table.link_up(peer)
-        self.book.mark(peer, up=True)
+        self.book.mark(peer, up=True, transport=self._welcomes[peer].connector)
         self.observe()
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:

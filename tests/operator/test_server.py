@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -38,6 +39,22 @@ def test_probes_say_what_is_wrong():
             'tandem_operator:reconcile_errors_total{status="500"} 1.0' in ask(server, "/metrics")[1]
         )
         assert ask(server, "/nothing")[0] == 404
+    finally:
+        server.stop()
+
+
+def test_a_taken_port_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch):
+    """The port is named; nobody asks the DNS for a name on the way."""
+
+    def ask_dns(*_: object) -> str:
+        raise AssertionError("the DNS was asked")
+
+    monkeypatch.setattr(socket, "getfqdn", ask_dns)
+    server = Server(0, OperatorMetrics(), alive=lambda: None, ready=lambda: None)
+    server.start()
+    try:
+        with pytest.raises(OSError, match=f"cannot listen on port {server.port}"):
+            Server(server.port, OperatorMetrics(), alive=lambda: None, ready=lambda: None)
     finally:
         server.stop()
 

@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.desired.naming import MANAGER, Manifest
+from tandem.protocol.errors import TandemError
 
 CONNECT_SECONDS, READ_SECONDS = 4.0, 10.0
 _JSON = "application/json"
@@ -46,7 +47,7 @@ KINDS = {
 """Path and plural of every kind that the operator touches."""
 
 
-class ClusterError(Exception):
+class ClusterError(TandemError):
     """The API server refused, or could not be reached (status 0)."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
@@ -137,8 +138,8 @@ class Cluster:
     ) -> Manifest:
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         headers: dict[str, Any] = {"Accept": _JSON, "Content-Type": content_type}
-        self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
-        try:
+        try:  # the token is a file that is read again
+            self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
             answer = self._api.rest_client.pool_manager.request(
                 method,
                 url,
@@ -147,13 +148,16 @@ class Cluster:
                 timeout=self._timeout,
                 retries=False,
             )
-        except (ApiException, HTTPError, OSError) as error:
+        except (ApiException, HTTPError, OSError, config.ConfigException) as error:
             raise ClusterError(0, type(error).__name__, str(error)) from error
         return _content(answer.status, answer.data)
 
 
 def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> None:
-    """As a pod's own account; else as the given kubeconfig, or $KUBECONFIG, says."""
+    """As a pod's own account; else as the given kubeconfig, or $KUBECONFIG, says.
+
+    Raises ClusterError.
+    """
     given = None if kubeconfig is None else str(kubeconfig)
     try:
         if given is None:
@@ -161,7 +165,11 @@ def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> No
             return
     except config.ConfigException:
         pass
-    config.load_kube_config(given, client_configuration=settings)  # type: ignore[no-untyped-call]
+    try:
+        config.load_kube_config(given, client_configuration=settings)  # type: ignore[no-untyped-call]
+    except config.ConfigException as error:
+        text = f"neither a pod's account nor a kubeconfig: {error}"
+        raise ClusterError(0, "NoAccess", text) from error
 
 
 def _content(status: int, data: bytes) -> Manifest:

@@ -57,16 +57,16 @@ class Leader:
             return
         try:
             lease = self._read()
-            if lease is not None and lease["spec"].get("holderIdentity") == self.identity:
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                self._cluster.replace(lease)
+            if lease is not None and _spec_of(lease).get("holderIdentity") == self.identity:
+                free = {"holderIdentity": "", "leaseDurationSeconds": 1}
+                self._cluster.replace({**lease, "spec": _spec_of(lease) | free})
         except ClusterError as error:
             logger.warning("the Lease was not given back: %s", error)
 
     def _run(self) -> None:
         renewed = time.monotonic()
         while not self._stop.is_set():
-            if self._try():
+            if self._try_safely():
                 renewed = time.monotonic()
                 if not self.acquired.is_set():
                     logger.info("leading as %s", self.identity)
@@ -78,6 +78,18 @@ class Leader:
                 self._lost()
                 return
             self._stop.wait(self._settings.retry_seconds)
+
+    def alive(self) -> bool:
+        """Whether the election goes on."""
+        return self._thread.is_alive()
+
+    def _try_safely(self) -> bool:
+        """Whatever goes wrong costs one try: a leader whose thread died would lead for ever."""
+        try:
+            return self._try()
+        except Exception:
+            logger.exception("the Lease: unexpected")
+            return False
 
     def _try(self) -> bool:
         """Take or renew; whether we hold the Lease now."""
@@ -99,7 +111,7 @@ class Leader:
 
     def _is_free(self, lease: Manifest) -> bool:
         """Ours, given back, or unchanged for as long as it lasts."""
-        holder = lease["spec"].get("holderIdentity") or ""
+        holder = _spec_of(lease).get("holderIdentity") or ""
         if self.acquired.is_set() and holder != self.identity:
             return False  # somebody took it: never take it back while still working
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
@@ -107,7 +119,7 @@ class Leader:
             self._seen = (version, now)
         if holder in ("", self.identity):
             return True
-        lasts = lease["spec"].get("leaseDurationSeconds") or self._settings.lease_seconds
+        lasts = _spec_of(lease).get("leaseDurationSeconds") or self._settings.lease_seconds
         return now - self._seen[1] > lasts
 
     def _made(self) -> Manifest:
@@ -123,7 +135,7 @@ class Leader:
 
     def _taken(self, lease: Manifest) -> Manifest:
         return {**lease, "apiVersion": "coordination.k8s.io/v1", "kind": "Lease"} | {
-            "spec": self._spec(lease["spec"])
+            "spec": self._spec(_spec_of(lease))
         }
 
     def _spec(self, before: Manifest) -> Manifest:
@@ -137,3 +149,9 @@ class Leader:
             "renewTime": now,
             "leaseTransitions": changes if ours or not before else changes + 1,
         }
+
+
+def _spec_of(lease: Manifest) -> Manifest:
+    """Empty in a Lease that somebody else made."""
+    spec: Manifest = lease.get("spec") or {}
+    return spec

@@ -33,14 +33,16 @@ class Resync:
         self._settings = settings
         self._wake = wake
         self._metrics = metrics
-        self._good = time.monotonic()
+        self._good: float | None = None
 
     def age(self) -> float:
-        """Seconds since the last list that went well."""
-        return time.monotonic() - self._good
+        """Seconds since the last list that went well, or since ``run`` began; 0 before that: a
+        standby lists nothing, however long it waits."""
+        return 0.0 if self._good is None else time.monotonic() - self._good
 
     def run(self, stop: threading.Event) -> None:
         """List until ``stop``."""
+        self._good = time.monotonic()
         while not stop.is_set():
             stop.wait(self._settings.resync_seconds if self._once() else _RETRY)
 

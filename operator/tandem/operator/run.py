@@ -109,6 +109,8 @@ class Operator:
                 self._stop.wait(CRD_WAIT)
 
     def _alive(self) -> str | None:
+        if not self._leader.alive() and not self._stop.is_set():
+            return "the election has ended"
         if not self._leader.acquired.is_set():
             return None
         age = self._resync.age()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST
 
@@ -18,14 +19,25 @@ Check = Callable[[], str | None]
 """None while all is well, else what is wrong."""
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def server_bind(self) -> None:
+        """Bind without asking the DNS for this machine's name, which may take its time."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = "", self.server_address[1]
+
+
 class Server:
-    """Binds at once, serves from ``start`` to ``stop``."""
+    """Binds at once, so that a taken port is an error at the start; serves from ``start`` on."""
 
     def __init__(self, port: int, metrics: OperatorMetrics, alive: Check, ready: Check) -> None:
         checks = {"/livez": alive, "/readyz": ready}
         handler = type("Handler", (_Handler,), {"checks": checks, "metrics": metrics})
-        self._server = ThreadingHTTPServer(("", port), handler)
-        self._server.daemon_threads = True
+        try:
+            self._server = _Listener(("", port), handler)
+        except OSError as error:
+            raise OSError(f"cannot listen on port {port}: {error}") from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="probes", daemon=True
         )

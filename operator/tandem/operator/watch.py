@@ -128,6 +128,7 @@ def settings_of() -> kopf.OperatorSettings:
     settings.watching.client_timeout = 150
     settings.watching.inactivity_timeout = 70
     settings.networking.request_timeout = 10
+    settings.networking.connect_timeout = 4
     for kind in CHILDREN:
         settings.watching.label_selectors[kind] = LABEL_SERVICE
     return settings

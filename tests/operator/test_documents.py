@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.e2e_cluster.manual import NOT_RUN, RUN, sections
+from tests.e2e_cluster.test_documents import ORDER
 
 from tandem.operator.api.conditions import ADVICE, ConditionType, Reason
 from tandem.protocol import names
@@ -37,3 +39,11 @@ def test_every_condition_is_documented(kind: ConditionType):
 def test_every_name_that_pods_share_is_documented(name: str):
     """The contract between images names each variable, header and annotation."""
     assert name in CONTRACT
+
+
+def test_every_command_of_the_manual_is_run_or_marked():
+    """A block of docs/install.md is run by the cluster's suite, or says that it is not."""
+    blocks = sections()
+    assert {kind for each in blocks.values() for kind, _ in each} == {RUN, NOT_RUN}
+    run = {title for title, each in blocks.items() if RUN in {kind for kind, _ in each}}
+    assert run == set(ORDER)

@@ -1,0 +1,76 @@
+"""The commands of docs/install.md as they stand there, in the order in which a person needs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e_cluster.install import NAMESPACE, RELEASE, Installed, helm, install
+from tests.e2e_cluster.kube import Kube, wait_for
+from tests.e2e_cluster.manual import RUN, sections
+from tests.e2e_cluster.service import KIND, NAME, prepare_namespace, sample
+from tests.e2e_cluster.setup import Setup
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400), pytest.mark.usefixtures("own_cluster")]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODELS = Path("/srv/models")
+ORDER = ("With Helm", "The CPU demo", "Upgrade", "Uninstall", "Without Helm")
+SAID = {"The CPU demo": "Paris"}
+
+
+@pytest.fixture(scope="module")
+def bare(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Kube]:
+    """The cluster without an operator; afterwards it is there again, as other tests know it."""
+    helm(cluster, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait")
+    assert not MODELS.exists(), f"{MODELS} is in use on this machine"
+    if setup.mounted:
+        prepare_namespace(cluster, Setup(**{**vars(setup), "models": None}))
+    yield cluster
+    shutil.rmtree(MODELS, ignore_errors=True)
+    run(cluster, "kubectl delete -k manifests --ignore-not-found --wait=false")
+    gone = ("get", "deployment", "tandem", "--namespace", NAMESPACE, "--ignore-not-found")
+    wait_for("the operator to go", lambda: not cluster.run(*gone).strip(), seconds=60)
+    run(cluster, "kubectl delete namespace tandem-system --ignore-not-found")
+    install(cluster)
+
+
+def run(cluster: Kube, script: str) -> str:
+    """What a shell in the checkout says to a block of commands."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=REPOSITORY,
+        env={**os.environ, "KUBECONFIG": cluster.kubeconfig, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{script}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def fit(cluster: Kube, setup: Setup) -> None:
+    """Give the demo's pods what a thin worker image lacks; a whole one needs nothing."""
+    if setup.mounted:
+        spec = sample(setup)["spec"]
+        roles = {role: {"podTemplate": spec[role]["podTemplate"]} for role in ("prefill", "decode")}
+        cluster.patch(KIND, NAME, {"spec": roles})
+
+
+@pytest.mark.parametrize("title", ORDER)
+def test_what_a_person_types(bare: Kube, setup: Setup, title: str) -> None:
+    """Every command that is not marked as not run does what the text says."""
+    said = []
+    for kind, script in sections()[title]:
+        assert kind == RUN
+        said.append(run(bare, script))
+        if "cpu-demo.yaml" in script:
+            fit(bare, setup)
+    assert SAID.get(title, "") in "".join(said)

@@ -1,12 +1,26 @@
-"""`tandem COMMAND`: finds the command's module and runs it; imports nothing of the others."""
+"""`tandem COMMAND`: finds the command's module and runs it; imports nothing of the others.
+
+As the first process of a container it ends at SIGTERM from its first line on, until the command has
+a handler of its own: the kernel drops signals without a handler for that process, and a pod deleted
+in its first seconds would live on for its whole grace period.
+"""
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
-import sys
-from importlib.metadata import version
+
+
+def heed_sigterm() -> None:
+    """End at SIGTERM while a command is still being loaded, if this is the first process."""
+    if os.getpid() == 1:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
+
+
+heed_sigterm()  # before anything else is imported
+
+import importlib  # noqa: E402
+import sys  # noqa: E402
 
 COMMANDS = {
     "up": "Run a whole stack on this machine: router, prefill and decode workers.",
@@ -33,19 +47,8 @@ def usage() -> str:
     )
 
 
-def heed_sigterm() -> None:
-    """End at SIGTERM while a command is still being loaded.
-
-    The kernel drops signals without a handler for the first process of a container: a pod deleted
-    in its first seconds would live on for its whole grace period. Commands set their own later.
-    """
-    if os.getpid() == 1:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status is its own, 2 for a wrong command or setting."""
-    heed_sigterm()
     from tandem.cli.children import end_with_parent
     from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -55,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if arguments else 2
     name = arguments[0]
     if name in ("-V", "--version"):
+        from importlib.metadata import version
+
         print(f"tandem {version('tandem')}")
         return 0
     if name not in COMMANDS:

@@ -1,4 +1,4 @@
-"""The commands of docs/install.md as they stand there, in the order in which a person needs them."""
+"""The commands of docs/install.md as they stand there, in the order in which one needs them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.e2e_cluster.install import NAMESPACE, RELEASE, Installed, helm, install
-from tests.e2e_cluster.kube import Kube, wait_for
+from tests.e2e_cluster.kube import Kube
 from tests.e2e_cluster.manual import RUN, sections
 from tests.e2e_cluster.service import KIND, NAME, prepare_namespace, sample
 from tests.e2e_cluster.setup import Setup
+from tests.e2e_cluster.volumes import remove_volumes
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400), pytest.mark.usefixtures("own_cluster")]
 
@@ -32,11 +33,10 @@ def bare(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Kube]:
     if setup.mounted:
         prepare_namespace(cluster, Setup(**{**vars(setup), "models": None}))
     yield cluster
+    run(cluster, "kubectl delete -k manifests --ignore-not-found")
+    run(cluster, "kubectl delete -f manifests/samples/models-folder.yaml --ignore-not-found")
+    remove_volumes(cluster)
     shutil.rmtree(MODELS, ignore_errors=True)
-    run(cluster, "kubectl delete -k manifests --ignore-not-found --wait=false")
-    gone = ("get", "deployment", "tandem", "--namespace", NAMESPACE, "--ignore-not-found")
-    wait_for("the operator to go", lambda: not cluster.run(*gone).strip(), seconds=60)
-    run(cluster, "kubectl delete namespace tandem-system --ignore-not-found")
     install(cluster)
 
 

@@ -16,18 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 from cases import ASKED, Case, cases
+from server import TANDEM, Server, serving
 
 HERE = Path(__file__).parent
-TANDEM = [sys.executable, "-m", "tandem.cli"]
-STOP_SECONDS = 30.0
 
 
 def arguments() -> argparse.Namespace:
@@ -43,50 +38,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--weights", type=Path, help="measure starts from weights in this folder")
     parser.add_argument("--port", type=int, default=8123)
     return parser.parse_args()
-
-
-class Server:
-    """A server's processes: who they are and what CPU time they took."""
-
-    def __init__(self, url: str, process: subprocess.Popen[bytes] | None) -> None:
-        self.url = url
-        self._children: dict[str, psutil.Process] = {}
-        for child in psutil.Process(process.pid).children() if process else []:
-            role = next(word for word in child.cmdline() if word in ("router", "decode", "prefill"))
-            self._children[role] = child
-
-    def cpu_seconds(self) -> dict[str, float]:
-        """User and system time by role, so far."""
-        times = {role: child.cpu_times() for role, child in self._children.items()}
-        return {role: each.user + each.system for role, each in times.items()}
-
-
-@contextmanager
-def serving(args: argparse.Namespace, folder: str, flags: str, log: Path) -> Iterator[Server]:
-    """``tandem serve`` until the block ends."""
-    command = [*TANDEM, "serve", "--model", folder, "--port", str(args.port)]
-    command += [f"--worker-flags={flags} {args.worker_flags}", "--log-level", "info"]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    url = f"http://127.0.0.1:{args.port}"
-    try:
-        _until_ready(url, process, log)
-        yield Server(url, process)
-    finally:
-        process.terminate()
-        process.wait(STOP_SECONDS)
-
-
-def _until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 300
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-        if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit("the server did not start:\n" + log.read_text()[-4000:])
 
 
 def measure(case: Case, server: Server, seed: int) -> dict[str, Any]:
@@ -169,11 +120,14 @@ def main() -> None:
 
             folder, flags = str(model.write(Path(place) / "qwen3-8b")), "--load-format dummy"
         if args.url:
-            measure_all(args, Server(args.url, None), found)
+            measure_all(args, Server(args.url), found)
             return
         args.out.mkdir(parents=True, exist_ok=True)
-        with serving(args, folder, flags, args.out / "server.log") as server:
+        command = ["serve", "--model", folder, f"--worker-flags={flags} {args.worker_flags}"]
+        with serving(command, args.port, args.out / "server.log") as server:
             measure_all(args, server, found)
+            found["memory_mib"] = server.memory_mib()
+            write(args.out, found)
 
 
 if __name__ == "__main__":

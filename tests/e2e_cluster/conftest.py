@@ -55,7 +55,7 @@ def kube(cluster: Kube, setup: Setup, request: pytest.FixtureRequest) -> Iterato
     try:
         yield kube
     finally:
-        cluster.delete("namespace", name, seconds=180)
+        cluster.delete("namespace", name, "--wait=false")
         remove_volumes(kube)
 
 
@@ -78,4 +78,4 @@ def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
     served.apply()
     served.wait_ready()
     yield served
-    served.delete()
+    served.leave()

@@ -196,6 +196,10 @@ class Service:
         chosen = ("pods", self.selector)
         wait_for("its pods to go", lambda: not self.kube.items(*chosen), seconds=seconds)
 
+    def leave(self) -> None:
+        """Remove it, and do not wait for its pods: the next test has a namespace of its own."""
+        self.kube.delete(KIND, self.name, "--wait=false")
+
     def explain(self) -> str:
         """Conditions, pods and last events, for a failing test."""
         found = self.get()

@@ -103,9 +103,7 @@ def shown(kube: Kube, setup: Setup, operator: Installed) -> Iterator[dict[str, S
         served.apply(**SHOWN[what][0])
     yield made
     for served in made.values():
-        kube.delete(KIND, served.name, "--wait=false")
-    for served in made.values():
-        served.delete()
+        served.leave()
 
 
 @pytest.mark.parametrize("what", SHOWN)

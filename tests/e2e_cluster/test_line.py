@@ -27,7 +27,7 @@ def url(kube: Kube, setup: Setup) -> Iterator[str]:
     kube.apply(*line.rights(kube), *made)
     kube.run("wait", "--for=condition=Ready", "--timeout=120s", "pod", "--all", seconds=130)
     yield access.open_port(kube, setup, "line", {LABEL_INSTANCE: line.NAME, **router_labels()})
-    kube.run("delete", "pod", "--all", "--timeout=60s", seconds=70)
+    kube.run("delete", "pod", "--all", "--wait=false")
 
 
 def router_labels() -> dict[str, str]:

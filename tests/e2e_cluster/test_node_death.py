@@ -30,7 +30,7 @@ def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
     served.apply()
     served.wait_ready()
     yield served
-    served.delete(300)
+    served.leave()
 
 
 def elsewhere(service: Service, node: str) -> bool:

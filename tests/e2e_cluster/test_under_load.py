@@ -32,7 +32,7 @@ def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
     served.apply()
     served.wait_ready()
     yield served
-    served.delete()
+    served.leave()
 
 
 @pytest.fixture

@@ -141,7 +141,8 @@ def test_moved_row_is_the_same_row():
         choices=[(0,)] * 8,
     )
     assert out.token_ids.tolist() == drawn
-    assert all(at > 7 for at in (*batch.random, *batch.filtered, *batch.rules, *batch.logprobs))
+    assert not batch.kinds[:8].any()
+    assert all(at > 7 for at in (*batch.rules, *batch.logprobs))
 
 
 def test_reused_row_forgets():
@@ -165,7 +166,8 @@ def test_reused_row_forgets():
     for at in range(8):
         batch.remove(at)
         batch.remove(at)
-    assert [*batch.random, *batch.filtered, *batch.rules, *batch.logprobs] == []
+    assert not batch.kinds.any()
+    assert [*batch.rules, *batch.logprobs] == []
 
 
 def test_padding_of_the_vocabulary_is_never_drawn():
@@ -205,7 +207,7 @@ def test_drawing_without_a_seed_is_refused():
     with pytest.raises(InvalidParameter, match="seed"):
         batch.add(0, SamplingParams(), token_ids=[], num_prompt=0)
     batch.add(0, SamplingParams(temperature=0), token_ids=[], num_prompt=0)
-    assert not batch.random
+    assert not batch.kinds.any()
 
 
 def test_empty_step_draws_nothing():

@@ -8,11 +8,13 @@ from tests.kernels.gpu.where import DEVICE, GPU, NEEDS, size
 
 from tandem.kernels import Backend
 from tandem.kernels.sampling import (
+    Columns,
     Filters,
     Penalties,
     Purpose,
     best,
     draw,
+    gather,
     penalize,
     row_keys,
     score_tokens,
@@ -47,6 +49,28 @@ def test_the_best_token_is_the_first_of_equals(vocab, dtype):
     logits[3] = -math.inf
     assert torch.equal(best(logits.to(DEVICE), backend=TRITON).cpu(), best(logits))
     assert best(logits[:0].to(DEVICE), backend=TRITON).shape == (0,)
+
+
+@pytest.mark.parametrize(("rows", "draws"), [(0, 0), (1, 1), (5, 9), (130, 300)])
+def test_parameters_of_a_step_are_the_columns_at_its_rows(rows, draws):
+    """Temperatures and filters of each row and the key of each draw, as plain torch has them."""
+    torch.manual_seed(rows)
+    columns = Columns(
+        seeds=torch.randint(-(2**62), 2**62, (64,)),
+        top_k=torch.randint(0, 90, (64,)),
+        temperature=torch.rand(64),
+        min_p=torch.rand(64),
+        top_p=torch.rand(64),
+    )
+    places = torch.randint(0, 64, (rows,))
+    wanted = torch.stack([torch.randint(0, most, (draws,)) for most in (64, 8, 9000)])
+    want = gather(columns, places, wanted)
+    there = Columns(*(each.to(DEVICE) for each in columns))
+    got = gather(there, places.to(DEVICE), wanted.to(DEVICE), backend=TRITON)
+    assert torch.equal(got.keys.cpu(), want.keys)
+    assert torch.equal(got.temperature.cpu(), want.temperature)
+    for a, b in zip(got.filters, want.filters, strict=True):
+        assert torch.equal(a.cpu(), b)
 
 
 @pytest.mark.parametrize("dtype", KINDS)

@@ -7,40 +7,53 @@ row beside the columns, so that a batch in which nobody asks is seen to be empty
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from enum import IntEnum
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from tandem.engine.sample.rules import RowRules, rules_of
+from tandem.engine.sample.transfer import on_device
+from tandem.kernels.sampling import Columns
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
+_DRAWING_BYTES = 2 * 8 + 3 * 4
+"""Of a row, in the columns that draws take."""
+
+
+class Kind(IntEnum):
+    """How a row's token is chosen."""
+
+    GREEDY = 0
+    DRAWN = 1
+    FILTERED = 2
+    """Drawn under min-p, top-k or top-p."""
+
 
 class SamplingBatch:
-    """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row."""
+    """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row; what a
+    draw asks for is also kept on the device, and copied there when a sequence has come."""
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.seeds = torch.zeros(max_rows, dtype=torch.int64)
-        self.temperature = torch.ones(max_rows)
-        self.min_p = torch.zeros(max_rows)
-        self.top_k = torch.zeros(max_rows, dtype=torch.int64)
-        """0 is off."""
-        self.top_p = torch.ones(max_rows)
+        self._memory = torch.zeros(max_rows * _DRAWING_BYTES, dtype=torch.uint8)
+        self.drawing = _columns(self._memory, max_rows)
+        """What a draw asks for; filters that are off are 0, 0 and 1."""
+        self._there: tuple[torch.device, Columns] | None = None
+        """The same on a device, until a row changes."""
         self.repetition = torch.ones(max_rows)
         self.frequency = torch.zeros(max_rows)
         self.presence = torch.zeros(max_rows)
-        self.random: set[int] = set()
-        """Rows that draw; the others take the best token."""
-        self.filtered: set[int] = set()
-        """Rows that draw under min-p, top-k or top-p."""
+        self.kinds: NDArray[np.int8] = np.zeros(max_rows, dtype=np.int8)
+        """A ``Kind`` by row."""
         self.rules: dict[int, RowRules] = {}
         """Rows whose logits are changed before the choice."""
         self.logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and of how many best tokens."""
-        self._columns = (
-            *(self.seeds, self.temperature, self.min_p, self.top_k, self.top_p),
-            *(self.repetition, self.frequency, self.presence),
-        )
+        self._columns = (*self.drawing, self.repetition, self.frequency, self.presence)
 
     def add(
         self,
@@ -80,8 +93,7 @@ class SamplingBatch:
 
     def remove(self, row: int) -> None:
         """Forget the row. A free row may be removed again."""
-        self.random.discard(row)
-        self.filtered.discard(row)
+        self.kinds[row] = Kind.GREEDY
         self.rules.pop(row, None)
         self.logprobs.pop(row, None)
 
@@ -92,9 +104,8 @@ class SamplingBatch:
         self.remove(target)
         for column in self._columns:
             column[target] = column[source]
-        for rows in (self.random, self.filtered):
-            if source in rows:
-                rows.add(target)
+        self._there = None
+        self.kinds[target] = self.kinds[source]
         if source in self.rules:
             self.rules[target] = self.rules[source]
         if source in self.logprobs:
@@ -114,12 +125,21 @@ class SamplingBatch:
         rules = self.rules.get(row)
         return rules if rules is not None and rules.applies(position) else None
 
+    def drawing_on(self, device: torch.device) -> Columns:
+        """``drawing`` on ``device``: one copy after rows have changed, none otherwise."""
+        if device.type == "cpu":
+            return self.drawing
+        if self._there is None or self._there[0] != device:
+            self._there = device, _columns(on_device(self._memory, device), self.max_rows)
+        return self._there[1]
+
     def _fill(self, row: int, params: SamplingParams) -> None:
-        self.seeds[row] = params.seed or 0
-        self.temperature[row] = params.temperature
-        self.min_p[row] = params.min_p
-        self.top_k[row] = max(params.top_k, 0)
-        self.top_p[row] = params.top_p
+        self._there = None
+        self.drawing.seeds[row] = params.seed or 0
+        self.drawing.temperature[row] = params.temperature
+        self.drawing.min_p[row] = params.min_p
+        self.drawing.top_k[row] = max(params.top_k, 0)
+        self.drawing.top_p[row] = params.top_p
         self.repetition[row] = params.repetition_penalty
         self.frequency[row] = params.frequency_penalty
         self.presence[row] = params.presence_penalty
@@ -128,6 +148,12 @@ class SamplingBatch:
         """A single candidate (top-k 1) is no draw, so equals go to the lowest id there too."""
         if params.seed is None:
             raise InvalidParameter("seed", None, "an integer: whoever admits a request gives one")
-        self.random.add(row)
-        if params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0:
-            self.filtered.add(row)
+        filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+        self.kinds[row] = Kind.FILTERED if filtered else Kind.DRAWN
+
+
+def _columns(memory: Tensor, rows: int) -> Columns:
+    """Views of ``rows`` rows of bytes, the wide columns first."""
+    wide = memory[: rows * 16].view(torch.int64).view(2, rows)
+    narrow = memory[rows * 16 :].view(torch.float32).view(3, rows)
+    return Columns(*wide, *narrow)

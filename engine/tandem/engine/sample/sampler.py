@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.sample.batch import SamplingBatch
+from tandem.engine.sample.batch import Kind, SamplingBatch
 from tandem.engine.sample.draws import Draws
 from tandem.engine.sample.edits import edit
-from tandem.engine.sample.filters import floors_of
 from tandem.engine.sample.logprobs import LogprobTensors, score
-from tandem.engine.sample.transfer import index_on, on_device
-from tandem.kernels.sampling import Purpose, best, draw, row_keys
+from tandem.engine.sample.transfer import counting, index_on
+from tandem.kernels.sampling import best, draw, gather, thresholds
+
+Numbers = NDArray[np.int64]
 
 PART = {"cpu": 32, "cuda": 256}
 """Rows that go through the stages at a time, by device: bounds their float32 copies."""
@@ -37,13 +40,13 @@ class SamplerOutput(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What the stages need to know of one step. Sequences are parallel to the rows of logits."""
+    """What the stages need to know of one step. Arrays are parallel to the rows of logits."""
 
     logits: Tensor
     batch: SamplingBatch
-    rows: Sequence[int]
+    rows: Numbers
     """Row of the batch."""
-    positions: Sequence[int]
+    positions: Numbers
     draws: Draws
 
 
@@ -59,8 +62,8 @@ class Sampler:
         logits: Tensor,
         batch: SamplingBatch,
         *,
-        rows: Sequence[int],
-        positions: Sequence[int],
+        rows: Sequence[int] | Numbers,
+        positions: Sequence[int] | Numbers,
         choices: Sequence[Sequence[int]],
     ) -> SamplerOutput:
         """Draw for each choice of each row. ``logits`` are not written to.
@@ -73,56 +76,66 @@ class Sampler:
             positions: output position (from 0) that each row of logits is drawn for.
             choices: choices to draw from each row of logits; usually one.
         """
-        step = _Step(logits[:, : self.vocab_size], batch, rows, positions, Draws.of(choices))
+        step = _Step(
+            logits[:, : self.vocab_size],
+            batch,
+            np.asarray(rows, dtype=np.int64),
+            np.asarray(positions, dtype=np.int64),
+            Draws.of(choices),
+        )
         token_ids = _choose(step)
         return SamplerOutput(token_ids, _score(step, token_ids))
 
 
 def _choose(step: _Step) -> Tensor:
-    greedy, drawn, filtered = _sort(step)
-    every = len(greedy) + len(drawn) + len(filtered) == len(step.rows)
-    if every and step.rows:
+    greedy, *drawn = _sort(step)
+    alike = step.draws.one_a_row and any(_whole(step, each) for each in drawn)
+    if alike and len(step.rows) <= PART[step.logits.device.type]:
+        return _draw(step, np.arange(len(step.rows)), keep_all=len(drawn[0]) > 0)
+    every = len(greedy) + sum(map(len, drawn)) == len(step.rows)
+    if every and len(step.rows):
         token_ids = torch.empty(len(step.draws.rows), dtype=torch.int64, device=step.logits.device)
     else:
         token_ids = best(step.logits)
-        if not step.draws.one_a_row(len(step.rows)):
+        if not step.draws.one_a_row:
             token_ids = token_ids[_index(step.draws.rows, token_ids)]
     for part in _parts(greedy, step.logits):
         at, local = step.draws.within(part)
         token_ids[_index(at, token_ids)] = best(_edited(step, part))[_index(local, token_ids)]
-    for group, keep_all in ((drawn, True), (filtered, False)):
+    for group, keep_all in zip(drawn, (True, False), strict=True):
         for part in _parts(group, step.logits):
             at, _ = step.draws.within(part)
             token_ids[_index(at, token_ids)] = _draw(step, part, keep_all=keep_all)
     return token_ids
 
 
-def _sort(step: _Step) -> tuple[list[int], list[int], list[int]]:
+def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
     """Rows of logits that need more than an argmax: greedy with rules, drawn, drawn and filtered.
 
     How a row is treated depends on the row alone, never on its neighbours.
     """
-    greedy: list[int] = []
-    drawn: list[int] = []
-    filtered: list[int] = []
-    batch = step.batch
-    if batch.random or batch.rules:
-        for at, row in enumerate(step.rows):
-            if row in batch.filtered:
-                filtered.append(at)
-            elif row in batch.random:
-                drawn.append(at)
-            elif batch.rules_at(row, step.positions[at]) is not None:
-                greedy.append(at)
-    return greedy, drawn, filtered
+    batch, kinds = step.batch, step.batch.kinds[step.rows]
+    ruled = [
+        at
+        for at in (np.flatnonzero(kinds == Kind.GREEDY) if batch.rules else ())
+        if batch.rules_at(int(step.rows[at]), int(step.positions[at])) is not None
+    ]
+    greedy = np.array(ruled, dtype=np.int64)
+    return greedy, np.flatnonzero(kinds == Kind.DRAWN), np.flatnonzero(kinds == Kind.FILTERED)
 
 
-def _edited(step: _Step, part: Sequence[int]) -> Tensor:
+def _whole(step: _Step, part: Numbers) -> bool:
+    """Whether ``part`` is every row of logits; parts ascend."""
+    return len(part) == len(step.rows) > 0
+
+
+def _edited(step: _Step, part: Numbers) -> Tensor:
     """Some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies."""
-    rows = [step.rows[at] for at in part]
-    positions = [step.positions[at] for at in part]
-    whole = list(part) == list(range(step.logits.shape[0]))
+    whole = _whole(step, part)
     logits = step.logits if whole else step.logits.index_select(0, _index(part, step.logits))
+    if not step.batch.rules:
+        return logits
+    rows, positions = step.rows[part].tolist(), step.positions[part].tolist()
     rules = [step.batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
     if any(each is not None for each in rules):
         logits = logits.float() if logits.dtype != torch.float32 or not whole else logits.clone()
@@ -130,25 +143,25 @@ def _edited(step: _Step, part: Sequence[int]) -> Tensor:
     return logits
 
 
-def _draw(step: _Step, part: Sequence[int], *, keep_all: bool) -> Tensor:
+def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
     """int64 [draws of the part]."""
-    logits, batch = _edited(step, part), step.batch
-    rows = [step.rows[at] for at in part]
-    index = torch.tensor(rows)
-    temperature = on_device(batch.temperature[index], logits.device)
-    floor = None if keep_all else floors_of(logits, temperature, batch, rows)
+    logits, device = _edited(step, part), step.logits.device
     draws, local = step.draws.within(part)
-    keys = row_keys(
-        batch.seeds[index[torch.tensor(local, dtype=torch.int64)]],
-        torch.tensor([step.draws.choices[draw] for draw in draws], dtype=torch.int64),
-        torch.tensor([step.positions[part[at]] for at in local], dtype=torch.int64),
-        Purpose.TOKEN,
+    rows, positions = step.rows[part], step.positions[part]
+    numbers = np.stack((rows[local], step.draws.choices[draws], positions[local]))
+    wanted = index_on(numbers, device)
+    one = step.draws.one_a_row
+    asked = gather(
+        step.batch.drawing_on(device), wanted[0] if one else index_on(rows, device), wanted
     )
+    floor = None
+    if not keep_all:
+        floor = thresholds(logits, asked.filters, temperature=asked.temperature)
     return draw(
         logits,
-        on_device(keys, logits.device),
-        _index(local, logits),
-        temperature=temperature,
+        asked.keys,
+        counting(len(part), device) if one else index_on(local, device),
+        temperature=asked.temperature,
         floor=floor,
     )
 
@@ -157,19 +170,20 @@ def _score(step: _Step, token_ids: Tensor) -> LogprobTensors | None:
     wanted = step.batch.logprobs
     if not wanted:
         return None
-    draws = [d for d, row in enumerate(step.draws.rows) if step.rows[row] in wanted]
+    owners = step.rows[step.draws.rows].tolist()
+    draws = [d for d, row in enumerate(owners) if row in wanted]
     if not draws:
         return None
-    rows = [step.draws.rows[draw] for draw in draws]
-    counts = [wanted[step.rows[row]] for row in rows]
+    rows = step.draws.rows[draws].tolist()
+    counts = [wanted[owners[draw]] for draw in draws]
     return score(step.logits, token_ids, rows=rows, draws=draws, counts=counts)
 
 
-def _parts(rows: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
+def _parts(rows: Numbers, logits: Tensor) -> Iterator[Numbers]:
     size = PART[logits.device.type]
     for start in range(0, len(rows), size):
         yield rows[start : start + size]
 
 
-def _index(numbers: Sequence[int], like: Tensor) -> Tensor:
+def _index(numbers: Numbers, like: Tensor) -> Tensor:
     return index_on(numbers, like.device)

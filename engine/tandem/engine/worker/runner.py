@@ -125,13 +125,12 @@ class ModelRunner:
     ) -> None:
         """Draw a token for each choice, keep those that go on, and send all to the host."""
         index = rows.index[drawing]
-        numbers = index.tolist()
-        self._settle_for(numbers)
+        self._settle_for(index)
         out = self.sampler.sample(
             self.model.logits(hidden),
             self.batch.sampling,
-            rows=numbers,
-            positions=(rows.lens[drawing] - self.batch.prompts[index]).tolist(),
+            rows=index,
+            positions=rows.lens[drawing] - self.batch.prompts[index],
             choices=[row.sample_choices for row in launched.drawn],
         )
         going_on = out.token_ids
@@ -141,10 +140,12 @@ class ModelRunner:
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
-    def _settle_for(self, rows: Sequence[int]) -> None:
+    def _settle_for(self, rows: NDArray[np.int64]) -> None:
         """See to it that the last step's tokens are known to rows whose rules look back."""
         sampling = self.batch.sampling
-        if self._last is not None and sampling.rules and any(map(sampling.needs_tokens, rows)):
+        if self._last is None or not sampling.rules:
+            return
+        if any(map(sampling.needs_tokens, rows.tolist())):
             self._last.settle()
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

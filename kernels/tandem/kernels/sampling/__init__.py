@@ -1,12 +1,13 @@
 """Ops of the sampler: penalties, thresholds of the filters, the choice, log-probabilities.
 
 Each treats every row of logits [rows, vocabulary] by itself, so that a row's result does not depend
-on the batch around it, and none waits for the device. `race`, `filters`, `penalties` and `scores`
-hold an op or two each; `rng` is the noise that they share.
+on the batch around it, and none waits for the device. `race`, `filters`, `columns`, `penalties` and
+`scores` hold an op or two each; `rng` is the noise that they share.
 """
 
 from __future__ import annotations
 
+from .columns import Columns, Gathered, gather
 from .filters import thresholds
 from .penalties import penalize
 from .race import best, draw
@@ -17,12 +18,15 @@ from .types import Filters, Penalties, TokenScores
 __all__ = [
     "GROUP",
     "GROUP_NOISE",
+    "Columns",
     "Filters",
+    "Gathered",
     "Penalties",
     "Purpose",
     "TokenScores",
     "best",
     "draw",
+    "gather",
     "penalize",
     "row_keys",
     "score_tokens",

@@ -14,6 +14,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -67,7 +68,9 @@ class ControlPlane:
             "clusters": [{"name": "test", "cluster": cluster}],
             "users": [{"name": "test", "user": {"token": token}}],
         }
-        path.write_text(json.dumps(content))
+        scratch = path.with_suffix(f".{threading.get_ident()}")
+        scratch.write_text(json.dumps(content))
+        scratch.rename(path)  # an operator may be reading the one before
         return path
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:

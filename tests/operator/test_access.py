@@ -5,9 +5,11 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import kopf
 import pytest
 from tests.operator.builders import service
 from tests.operator.control_plane import TOKEN, ControlPlane
@@ -53,9 +55,17 @@ def test_watches_need_no_dns(
     namespace: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """With a pod's account alone, events come though no name can be resolved."""
-    real = watch.service_account
-    monkeypatch.setattr(watch, "service_account", lambda: real(*pod))
+    """With a pod's account alone, events come though no name can be resolved; a login that failed
+    is tried again at once."""
+    real, tries = watch.service_account, []
+
+    def account() -> kopf.ConnectionInfo | None:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise kopf.LoginError("a file that is just being written")
+        return real(*pod)
+
+    monkeypatch.setattr(watch, "service_account", account)
     woken: list[tuple[str, str]] = []
     stop = threading.Event()
     settings = OperatorSettings(namespaces=(namespace,))

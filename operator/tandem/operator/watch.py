@@ -42,6 +42,7 @@ CHILDREN = (
 _KINDS = {plural: kind for kind, (_, plural) in KINDS.items()}
 
 _STOP_SECONDS = 0.2
+_LOGIN_SECONDS = 1.0
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 Key = tuple[str, str]
@@ -87,7 +88,8 @@ def service_account(
 def registry_of(heard: Heard) -> kopf.OperatorRegistry:
     """Handlers that pass events on."""
     registry = kopf.OperatorRegistry()
-    kopf.on.login(registry=registry, id="login")(_log_in)
+    # kopf's own patience after a failed login is a minute, in which nothing is watched
+    kopf.on.login(registry=registry, id="login", backoff=_LOGIN_SECONDS)(_log_in)
 
     async def on_service(namespace: str | None, name: str | None, **_: Any) -> None:
         heard.metrics.events.labels("llmservices").inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.operator.capability import unsupported
 from tandem.operator.desired import model as models
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
@@ -18,9 +19,10 @@ _NOT_AGAIN: Manifest = {
 
 
 def model_job(facts: Facts) -> Manifest | None:
-    """The Job for the spec's model; None where each pod fetches for itself."""
+    """The Job for the spec's model; None where each pod fetches for itself, or where this version
+    cannot do what the spec asks for."""
     where = models.delivery(facts.spec)
-    if where.in_pods:
+    if where.in_pods or unsupported(facts.spec) is not None:
         return None
     owner = facts.owner
     pod: Manifest = {

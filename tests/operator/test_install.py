@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
@@ -107,13 +111,15 @@ def test_the_api_server_takes_the_manifests(plane: ControlPlane):
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_the_api_server_takes_a_sample(plane: ControlPlane, namespace: str, name: str):
+def test_the_api_server_takes_a_sample(plane: ControlPlane, name: str):
     """Every sample is valid against the CRDs, without an unknown field."""
+    kinds = {each["kind"] for each in documents((ROOT / "manifests/samples" / name).read_text())}
     said = plane.kubectl(
-        "-n", namespace, "apply", "--dry-run=server", "--validate=strict",
+        "-n", "default", "apply", "--dry-run=server", "--validate=strict",
         "-f", f"manifests/samples/{name}",
     )  # fmt: skip
-    assert "llmservice.tandem.dev/" in said
+    assert ("llmservice.tandem.dev/" in said) is ("LLMService" in kinds)
+    assert said.count("(server dry run)") >= len(kinds)
 
 
 @NEEDS_HELM
@@ -132,3 +138,50 @@ def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
     assert "uninstalled" in helm("uninstall", "tandem", *where)
     assert "No resources found" in plane.kubectl("-n", namespace, "get", "deploy", check=False)
     assert "llmservices" in plane.kubectl("get", "crd", "-o", "name")
+
+
+class Asked(BaseHTTPRequestHandler):
+    """Answers one chat completion; keeps what was asked."""
+
+    answer = "Paris."
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
+    def do_POST(self) -> None:
+        """Every question gets the same answer."""
+        self.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        text = json.dumps({"choices": [{"message": {"content": self.answer}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Quiet."""
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(("answer", "status"), [("Paris.", 0), (" ", 1)])
+def test_helm_test_asks_a_question(plane: ControlPlane, namespace: str, answer: str, status: int):
+    """The hook's pod passes the restricted profile; what it runs asks the named service's router
+    for the named model, and fails without an answer."""
+    chosen = "test.serviceName=smollm2,test.serviceNamespace=models,test.model=smol"
+    text = helm("template", "tandem", CHART, "-n", namespace, "--set", chosen)
+    (pod,) = [each for each in documents(text) if each["kind"] == "Pod"]
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    dry = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    assert "serverside-applied" in plane.kubectl(*dry, stdin=json.dumps(pod))
+    script, there = pod["spec"]["containers"][0]["args"][0], "http://smollm2.models.svc:8000/"
+    assert there in script
+    Asked.answer, bodies = answer, Asked.bodies
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Asked)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        here = f"http://127.0.0.1:{server.server_address[1]}/"
+        command = [sys.executable, "-c", script.replace(there, here)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == status, done.stderr
+    assert (bodies[-1]["model"], bodies[-1]["temperature"]) == ("smol", 0)
+    assert "capital of France" in bodies[-1]["messages"][0]["content"]

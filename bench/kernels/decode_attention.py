@@ -15,9 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from cases import L2_BYTES, Case, Shape, error, make_case, replay_us
 
 from tandem.kernels.attention.decode import triton as kernel
+from tandem.kernels.measure.paged import Case, Shape, error, make_case
+from tandem.kernels.measure.timing import L2_BYTES, replay_us
 
 SHAPE = Shape()
 SCALE = SHAPE.head_dim**-0.5

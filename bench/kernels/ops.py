@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from cases import replay_us
 from torch import Tensor
 
 from tandem.kernels import Backend
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.blocks import pack, unpack
 from tandem.kernels.blocks.triton import digest
+from tandem.kernels.measure.timing import replay_us
 from tandem.kernels.norm import add_rms_norm, rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
 from tandem.kernels.sampling import (

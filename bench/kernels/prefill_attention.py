@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from cases import Case, Shape, error, make_case, replay_us
 
 from tandem.kernels.attention.prefill import gluon, triton
+from tandem.kernels.measure.paged import Case, Shape, error, make_case
+from tandem.kernels.measure.timing import replay_us
 
 SHAPE = Shape()
 SCALE = SHAPE.head_dim**-0.5

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from cases import Case, Shape, make_case, replay_us
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -23,6 +22,8 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.attention.decode import triton as attention
 from tandem.kernels.gemm import linear as product
 from tandem.kernels.gemm import linear_add, norm_gated, norm_linear
+from tandem.kernels.measure.paged import Case, Shape, make_case
+from tandem.kernels.measure.timing import replay_us
 from tandem.kernels.norm import add_rms_norm, rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
 from tandem.kernels.sampling import best

@@ -1,6 +1,7 @@
 """Make a device's table of products with few rows: python bench/kernels/tune_gemm.py --out TABLE.
 
-Every form that fits is timed on weights that no cache holds, in replays of a CUDA graph, against
+Every form that fits is timed on weights that no cache holds, each product behind a norm (as most
+are in a step: what a form fetches while that runs counts), in replays of a CUDA graph, against
 cuBLAS or, where it folds its neighbours in, against the ops one after the other; the fastest stays,
 or null where doing without is. The table goes to
 kernels/tandem/kernels/gemm/tables/<device>.json.
@@ -28,6 +29,7 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.gemm.gluon import ring_fits
 from tandem.kernels.gemm.table import ROW_CLASSES, Form, Kind
 from tandem.kernels.gemm.triton import MOST_ROWS, fits, launch
+from tandem.kernels.norm import rms_norm
 
 MODELS: dict[str, dict[str, tuple[int, int, int]]] = {
     "qwen3-8b": {
@@ -139,9 +141,10 @@ def measure(
     calls = min(24, POOL // (outputs * inner))
     weights = [w.view(outputs, inner) for w in pool[: calls * outputs * inner].chunk(calls)]
     x = torch.randn(rows, inner, dtype=torch.bfloat16, device="cuda")
+    gain = torch.ones(inner, dtype=torch.bfloat16, device="cuda")
 
     def timed(multiply: Multiply) -> float:
-        return time_us(lambda: [multiply(x, w) for w in weights], calls)
+        return time_us(lambda: [multiply(rms_norm(x, gain, 1e-6), w) for w in weights], calls)
 
     without = timed(unfolded(kind, plain))
     found: list[tuple[float, Form]] = []

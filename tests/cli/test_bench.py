@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
@@ -164,6 +165,47 @@ def test_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.run(["--help"]) == 0
     assert "throughput" in capsys.readouterr().out
     assert bench.run(["nothing"]) == 2
+
+
+SMALL = {
+    "dtype": "float32",
+    "batch-sizes": "1,3",
+    "context-len": "40",
+    "hidden-size": "64",
+    "intermediate-size": "96",
+    "num-heads": "4",
+    "num-kv-heads": "2",
+    "head-dim": "16",
+    "vocab-size": "500",
+    "block-size": "16",
+}
+
+
+def test_kernels_are_held_to_their_rooflines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every op of a layer at each number of rows, its time and what it could take, as JSON."""
+    saved = tmp_path / "kernels.json"
+    asked = {"device": "cpu", "output-json": str(saved), **SMALL}
+    assert bench.run(["kernels", *(f"--{name}={value}" for name, value in asked.items())]) == 0
+    result = json.loads(saved.read_text())
+    names = [row["kernel"] for row in result["kernels"]]
+    assert {"qkv, 1 rows", "head, 3 rows", "decode attention, 3 x 40"} <= set(names)
+    assert names.count("prefill attention, 40") == 1
+    assert all(row["us"] > 0 and row["roofline_us"] > 0 for row in result["kernels"])
+    assert min(result["read_gb_per_s"], result["product_tflop_per_s"]) > 0
+    assert "rotary_kv" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_kernels_without_a_gpu_are_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless the CPU's own are asked for; shapes that do not fit are named as well."""
+    assert bench.run(["kernels"]) == 2
+    assert "device" in capsys.readouterr().err
+    with pytest.raises(InvalidParameter, match="num_heads"):
+        bench.run(["kernels", "--num-heads", "5", "--num-kv-heads", "2"])
+    with pytest.raises(InvalidParameter, match="batch_sizes"):
+        bench.run(["kernels", "--batch-sizes", "1,none"])
 
 
 def test_an_engine_in_this_process_is_measured(

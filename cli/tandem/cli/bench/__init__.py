@@ -9,6 +9,7 @@ KINDS = {
     "serve": "Load on any OpenAI URL: latencies per token, throughput, goodput.",
     "latency": "One batch on an engine in this process, again and again.",
     "throughput": "Many prompts on an engine in this process, all at once.",
+    "kernels": "Each kernel of a decoder layer on this device, against its roofline.",
     "startup": "Seconds from the start of a server's process to its first token.",
 }
 

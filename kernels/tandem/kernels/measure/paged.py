@@ -1,18 +1,13 @@
-"""Paged batches to measure attention on, the float64 answer to them, and timing by graph replay."""
+"""Paged batches to measure attention on, and the float64 answer to them."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tandem.kernels.attention import PagedBatch
-
-L2_BYTES = 60 << 20
-LOG2_TENFOLD = 3.3219280948873626
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +41,14 @@ class Case:
         return self.slab[:, index]
 
 
-def make_case(shape: Shape, lengths: list[int], queries: list[int], layers: int) -> Case:
+def make_case(
+    shape: Shape, lengths: list[int], queries: list[int], layers: int, device: str = "cuda"
+) -> Case:
     """Random pages in random places, NaN behind every sequence's last token, and random queries."""
     counts = [-(-max(n, 1) // shape.page) for n in lengths]
     size = (sum(counts), layers, 2, shape.kv_heads, shape.page, shape.head_dim)
-    slab = torch.empty(size, dtype=shape.dtype, device="cuda")
-    for block in slab.split(max(1, (1 << 28) // slab[0].numel())):
+    slab = torch.empty(size, dtype=shape.dtype, device=device)
+    for block in torch.split(slab, max(1, (1 << 28) // slab[0].numel())):
         block.normal_()
     order = torch.randperm(sum(counts))
     tables = torch.full((len(lengths), max(counts)), 2**30, dtype=torch.int32)
@@ -62,12 +59,12 @@ def make_case(shape: Shape, lengths: list[int], queries: list[int], layers: int)
         first += count
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     q = torch.randn(
-        layers, sum(queries), shape.heads, shape.head_dim, dtype=shape.dtype, device="cuda"
+        layers, sum(queries), shape.heads, shape.head_dim, dtype=shape.dtype, device=device
     )
     batch = PagedBatch(
-        starts.cuda(),
-        torch.tensor(lengths, dtype=torch.int32).cuda(),
-        tables.cuda(),
+        starts.to(device),
+        torch.tensor(lengths, dtype=torch.int32).to(device),
+        tables.to(device),
         max(queries),
         max(lengths),
     )
@@ -86,8 +83,8 @@ def error(case: Case, layer: int, out: Tensor, scale: float) -> float:
             for a in range(0, m, 1024):
                 b = min(a + 1024, m)
                 q = case.q[layer, row + a : row + b, h * group : (h + 1) * group].double()
-                seen = torch.arange(n, device="cuda") <= torch.arange(
-                    n - m + a, n - m + b, device="cuda"
+                seen = torch.arange(n, device=q.device) <= torch.arange(
+                    n - m + a, n - m + b, device=q.device
                 ).unsqueeze(1)
                 scores = torch.einsum("tgd,nd->tgn", q, k) * scale
                 p = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
@@ -99,30 +96,3 @@ def error(case: Case, layer: int, out: Tensor, scale: float) -> float:
                     return gap
         row += m
     return worst
-
-
-def replay_us(run: Callable[[], object], calls: int, rest_s: float = 0.0) -> float:
-    """Median µs of one call, in replays of a CUDA graph that holds `calls` of them.
-
-    25 ms of warm-up, then 100 ms (at least 5 replays) are timed, after a rest: matrix kernels run
-    into the power limit, and what ran before would lower their clock.
-    """
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    torch.cuda.synchronize()
-    time.sleep(rest_s)
-    times: list[float] = []
-    while sum(times) < 125e3 or len(times) < 7:
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3)
-    warm = 0.0
-    while warm < 25e3 and len(times) > 5:
-        warm += times.pop(0)
-    return sorted(times)[len(times) // 2] / calls

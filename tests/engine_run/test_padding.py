@@ -56,6 +56,27 @@ def test_padded_steps_draw_the_same_tokens(padded):
         padded.drop(seq)
 
 
+def test_blocks_that_were_given_long_before_are_read(padded):
+    """A sequence may have all its blocks from the start: each step reads those that it has come to,
+    also where no table changed since the step before."""
+    prompt, size = list(range(20, 152)), padded.config.cache.block_size
+    blocks = [padded._free.pop() for _ in range(-(-(len(prompt) + 24) // size))]
+    seq = SeqId(10**7)
+    new = NewSequence(seq, prompt, len(prompt), GREEDY, 0, (), blocks)
+    execute, step, drawn = padded.executor.execute, 700, []
+    for at in range(0, len(prompt), 44):
+        choices = (0,) if at + 44 == len(prompt) else ()
+        plan = SchedulerOutput(step, (StepRow(seq, at, 44, (), choices),), () if at else (new,))
+        drawn += execute(plan).result().sampled
+        step += 1
+    for at in range(len(prompt), len(prompt) + 23):
+        drawn += execute(SchedulerOutput(step, (StepRow(seq, at, 1, (), (0,)),))).result().sampled
+        step += 1
+    execute(SchedulerOutput(step, (), (), (seq,))).result()
+    padded._free += blocks
+    assert [each.token_ids[0][0] for each in drawn] == judged("llama", prompt, 24)[0]
+
+
 def test_scored_prompts_are_not_padded(padded):
     """Steps whose positions are scored run as they are, and give every score."""
     seq = padded.add(PROMPTS[0], SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0))

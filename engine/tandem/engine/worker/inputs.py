@@ -76,6 +76,8 @@ class StepStager:
         self._table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
         self._in_table: tuple[StepShape, int, bytes] | None = None
         """Whose blocks ``_table`` holds."""
+        self._columns_there = 0
+        """How many of each row's."""
 
     def stage(
         self, rows: StepRows, wanted: Numbers | None, targets: Numbers, fit: Fit
@@ -115,13 +117,15 @@ class StepStager:
         return self.views(shape, found, there.targets)
 
     def _new_columns(self, rows: StepRows, padded: StepShape | None) -> int:
-        """Columns of the block tables to send: none if a graph has read these very ones before."""
+        """Columns of the block tables to send: none if a graph has read these very ones before, and
+        no row has come to a block behind them (some are given long before)."""
+        columns = blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
         if padded is not None:
             there = (padded, self.batch.table.version, rows.index.tobytes())
-            if there == self._in_table:
+            if there == self._in_table and columns <= self._columns_there:
                 return 0
-            self._in_table = there
-        return blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
+            self._in_table, self._columns_there = there, columns
+        return columns
 
     def _fill_table(self, table: NDArray[Any], rows: StepRows, shape: StepShape) -> None:
         n = rows.num_decodes

@@ -126,5 +126,5 @@ def harness(
     """A namespace with an operator at work; rules of the node last as long as the test."""
     yield Harness(plane, cluster, namespace)
     node.rules.clear()
-    router.shape, router.wrong = "disaggregated", False
+    router.shape, router.wrong, router.keys = "disaggregated", False, None
     plane.kubectl("-n", namespace, "delete", "llm", "--all", "--wait=false")

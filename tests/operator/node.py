@@ -21,6 +21,7 @@ from tandem.protocol import names
 
 ROUTER_ADDRESS = f"127.9.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
 """One of this run's own, since two may go on at once."""
+WORKER_ADDRESS = ROUTER_ADDRESS.replace("127.9.", "127.10.")
 REPORT = {
     "ok": True,
     "fingerprint": "f" * 32,
@@ -88,7 +89,7 @@ class Node:
             {"type": kind, "status": "True", "lastTransitionTime": since}
             for kind in ("PodScheduled", "ContainersReady", "Ready")
         ]
-        address = ROUTER_ADDRESS if labels.get(names.LABEL_ROLE) == "router" else "127.9.9.10"
+        address = ROUTER_ADDRESS if labels.get(names.LABEL_ROLE) == "router" else WORKER_ADDRESS
         return {
             "phase": "Running",
             "podIP": address,
@@ -138,16 +139,21 @@ class FakeRouter:
     def __init__(self) -> None:
         self.shape: str | None = "disaggregated"
         self.wrong = False
+        self.keys: list[str] | None = None
+        """Public keys that routers and workers say they have; None says nothing."""
         self.asked: list[dict[str, str]] = []
         handler = type("Handler", (_Handler,), {"router": self})
-        self._server = ThreadingHTTPServer((ROUTER_ADDRESS, names.ROUTER_PORT), handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        places = [(ROUTER_ADDRESS, names.ROUTER_PORT), (WORKER_ADDRESS, names.PROBE_PORT)]
+        self._servers = [ThreadingHTTPServer(place, handler) for place in places]
+        for server in self._servers:
+            server.daemon_threads = True
+            threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
         """Answer nobody any more."""
-        self._server.shutdown()
-        self._server.server_close()
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -156,7 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         peers = {"aa": True}
         fleet = {"workers": [{"peers": peers}], "quarantined": [], "transport": "tcp"}
-        self._json(fleet, {})
+        keys = {} if self.router.keys is None else {"keys": self.router.keys}
+        self._json(fleet | keys, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

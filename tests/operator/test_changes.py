@@ -150,6 +150,29 @@ def test_a_rotation_publishes_before_it_rolls(harness: Harness):
     assert harness.service()["status"]["keys"]["rotating"] is True
 
 
+def test_a_rotation_waits_for_pods_and_no_longer(harness: Harness, router: FakeRouter):
+    """Pods that lack the keys are brought to their kubelets' notice; when all say that they have
+    them the rotation goes on, long before the time of those who say nothing."""
+    router.keys = [f"{role}.1" for role in ("prefill", "decode", "router")]
+    harness.create()
+    harness.ready()
+    harness.change({"spec": {"security": {"keyRotationID": "a"}}})
+    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys", 5)
+
+    def nudged() -> bool:
+        found = [pod for role in ("prefill", "decode", "router") for pod in pods(harness, role)]
+        marks = [pod["metadata"].get("annotations") or {} for pod in found]
+        return all(names.ANNOTATION_KEYS_WANTED in each for each in marks)
+
+    harness.wait(nudged, 10, "all pods are nudged")
+    assert harness.condition("Progressing")[1] == "WaitingForKeys"
+    router.keys += [f"{role}.2" for role in ("prefill", "decode", "router")]
+    wanted = {f"demo-{role}-keys-g2" for role in ("prefill", "decode", "router")}
+    harness.wait(lambda: {n for n in harness.names("Secret") if "keys" in n} == wanted, 45)
+    assert harness.service()["status"]["keys"]["read"] == 2
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 20)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "conflict": (
         {"decode__podTemplate": {"spec": {"serviceAccountName": "x"}}},

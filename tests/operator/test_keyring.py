@@ -116,3 +116,30 @@ def test_a_lost_key_is_told_as_long_as_pods_have_it():
     assert told == published
     assert may_speak(left, published, in_use=[], retired=[]) == left
     assert may_speak(held(1, 2), published, in_use=[2], retired=[1]) == held(2)
+
+
+def test_a_rotation_goes_on_as_soon_as_pods_have_read_the_keys():
+    """What they say counts at once, and is remembered whatever they say later."""
+    published = Keys(generation=2, rotation_id="a", published_at=time_text(NOW), read=1)
+    both = held(1, 2)
+
+    def seen(before: Keys, *, all_read: bool) -> KeyPlan:
+        return plan_keys(
+            both, before, rotation_id="a", in_use=[1], now=NOW + 3, publish_seconds=90,
+            all_read=all_read,
+        )  # fmt: skip
+
+    waiting = seen(published, all_read=False)
+    assert (waiting.active, round(waiting.waits), waiting.status.read) == (1, 87, 1)
+    read = seen(published, all_read=True)
+    assert (read.active, read.waits, read.status.read) == (2, 0, 2)
+    assert seen(read.status, all_read=False).active == 2
+
+
+def test_what_pods_said_of_earlier_keys_counts_for_those_only():
+    """A generation that is new now has been read by nobody."""
+    before = Keys(generation=1, published_at=time_text(NOW - 900), read=1)
+    begun = plan_keys(
+        held(1), before, rotation_id="a", in_use=[1], now=NOW, publish_seconds=90, all_read=True
+    )
+    assert (begun.generation, begun.active, begun.waits) == (2, 1, 90)

@@ -29,6 +29,14 @@ def test_the_newest_generation_comes_first(tmp_path: Path) -> None:
     assert not ring.knows("prefill", newer.public)
 
 
+def test_a_ring_names_what_is_there_now(tmp_path: Path) -> None:
+    """Role and generation of each key, for who asks whether a rotation may go on."""
+    ring = write_keys(tmp_path, decode=1, router=1)["decode"]
+    assert ring.names() == ["decode.1", "router.1"]
+    write_keys(tmp_path, decode=2)
+    assert ring.names() == ["decode.1", "decode.2", "router.1"]
+
+
 def test_each_try_takes_the_next_key(tmp_path: Path) -> None:
     """Of all the roles that may be there; none where no key is known."""
     ring = write_keys(tmp_path, router=1, decode=1, prefill=1)["router"]

@@ -48,7 +48,8 @@ def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) ->
     assert served.get("/health") == {"status": "ok"}
     p = prefill()
     loop_add(served, p)
-    assert served.get("/debug/fleet")["transport"] is None
+    fleet = served.get("/debug/fleet")
+    assert (fleet["transport"], fleet["keys"]) == (None, [])
     d.links_up = True
     wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
     wait_for(lambda: served.get("/debug/fleet")["transport"] == "tcp")

@@ -52,7 +52,9 @@ def test_debug_metrics_and_unknown_paths(worker: Worker, router: Router) -> None
     submit(router, "a")
     frames(router, "a")
 
-    assert json.loads(worker.get("/debug")[1])["state"] == "serving"
+    worker.probes.tell_keys(lambda: ["decode.1"])
+    debug = json.loads(worker.get("/debug")[1])
+    assert (debug["state"], debug["keys"]) == ("serving", ["decode.1"])
     assert "vllm:generation_tokens_total" in worker.get("/metrics")[1]
     assert worker.get("/nothing")[0] == 404
 

@@ -43,10 +43,12 @@ def plan_keys(
     in_use: Sequence[int],
     now: float,
     publish_seconds: float,
+    all_read: bool = False,
 ) -> KeyPlan:
     """The plan for the Secrets in ``held``; ``in_use`` are generations that pods mount.
 
-    ``publish_seconds`` is how long a changed ConfigMap may take to reach every pod.
+    ``publish_seconds`` is how long a changed ConfigMap may take to reach every pod; ``all_read``
+    says that those that run have told that they have the keys of ``status.generation``.
     """
     generation = _generation(held, status, rotation_id, in_use)
     missing = [role for role in Role if (role, generation) not in held]
@@ -55,7 +57,8 @@ def plan_keys(
     }
     published = _published(status, generation, now)
     waits = 0.0
-    if older and in_use:
+    read = status.generation if all_read else status.read
+    if older and in_use and read < generation:
         waits = max(0.0, published + publish_seconds - now)
     active = generation if waits == 0 or not older else max(older)
     retired = sorted(older - set(in_use)) if active == generation else []
@@ -63,6 +66,7 @@ def plan_keys(
         generation=generation,
         rotating=bool(older - set(retired)),
         rotation_id=rotation_id,
+        read=generation if waits == 0 else status.read,
         published_at=time_text(published),
     )
     return KeyPlan(

@@ -31,12 +31,14 @@ from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import WORKERS, Identity, Manifest, Role
 from tandem.operator.desired.pod import keys_secret
+from tandem.operator.desired.policy import probe_port
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.router import canary_secret, url
 from tandem.operator.desired.workload import deployment, rendered
 from tandem.operator.events import event, transitions
 from tandem.operator.gather import Snapshot, missing_reference, snapshot
 from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
+from tandem.operator.keywatch import KeyWatch
 from tandem.operator.modelcheck import ModelVerdict, judge
 from tandem.operator.plan import Seen
 from tandem.operator.probing import Key, Probes
@@ -62,12 +64,14 @@ class Reconciler:
         probes: Probes,
         applier: Applier,
         repairs: Repairs,
+        keywatch: KeyWatch,
     ) -> None:
         self._cluster = cluster
         self._settings = settings
         self._probes = probes
         self._applier = applier
         self._repairs = repairs
+        self._keywatch = keywatch
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="lists")
         self._accepted: dict[Key, tuple[str, Word]] = {}
 
@@ -77,6 +81,7 @@ class Reconciler:
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._probes.forget(key)
             self._repairs.forget(key)
+            self._keywatch.forget(key)
             self._accepted.pop(key, None)
             return None
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
@@ -99,6 +104,7 @@ class Reconciler:
             in_use=seen.in_use(),
             now=now,
             publish_seconds=self._settings.key_publish_seconds,
+            all_read=self._all_read(key, seen),
         )
         facts = self._facts(seen, live, keys)
         missing = missing_reference(self._cluster, key[0], seen.spec)
@@ -120,6 +126,16 @@ class Reconciler:
         picture = self._picture(key, seen, facts, accepted, model, decided, keys, now)
         self._say(seen, picture)
         return self._next_look(picture, keys, wait)
+
+    def _all_read(self, key: Key, seen: Seen) -> bool:
+        """Whether pods with older keys have the public keys of the newest generation."""
+        newest = seen.status.keys.generation
+        if seen.status.keys.read >= newest:
+            self._keywatch.forget(key)
+            return True
+        older = [p for p in seen.pods if not p.deleting and (p.key_generation or newest) < newest]
+        wanted = frozenset(f"{role}.{newest}" for role in Role)
+        return self._keywatch.all_read(key, older, wanted, probe_port(seen.spec, Role.DECODE))
 
     def _facts(self, seen: Seen, live: Snapshot, keys: KeyPlan) -> Facts:
         """Facts, after making the keys that are missing."""

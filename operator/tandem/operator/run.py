@@ -17,6 +17,7 @@ from tandem.operator import queue as queues
 from tandem.operator import watch
 from tandem.operator.apply import Applier
 from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.keywatch import KeyWatch
 from tandem.operator.leader import Leader
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.probing import Probes
@@ -74,7 +75,8 @@ class Operator:
         probes = Probes(self._settings.canary_seconds, self._queue.add)
         applier = Applier(self._cluster)
         repairs = Repairs(self._cluster, applier, self._queue.add, self._metrics)
-        reconciler = Reconciler(self._cluster, self._settings, probes, applier, repairs)
+        keywatch = KeyWatch(self._cluster, self._queue.add)
+        reconciler = Reconciler(self._cluster, self._settings, probes, applier, repairs, keywatch)
         working = [
             _thread(queues.work, self._queue, reconciler, self._metrics)
             for _ in range(self._settings.workers)
@@ -95,6 +97,7 @@ class Operator:
                 thread.join(timeout=FINISH_SECONDS)
             probes.close()
             repairs.close()
+            keywatch.close()
             reconciler.close()
 
     def _await_crds(self) -> None:

@@ -40,7 +40,7 @@ class OperatorSettings:
     retry_seconds: float = setting(2.0, "Time between two looks at the Lease.")
     canary_seconds: float = setting(60.0, "Time between two canaries of a service that serves.")
     key_publish_seconds: float = setting(
-        90.0, "Time in which running pods have read new public keys: the kubelet's sync and cache."
+        90.0, "Running pods that do not say so count as having read new public keys after this."
     )
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
 

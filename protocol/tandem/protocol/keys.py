@@ -59,6 +59,10 @@ class KeyRing:
             self._known = (changed, self._read_peers())
         return self._known[1].get(role, ())
 
+    def names(self) -> list[str]:
+        """``ROLE.GENERATION`` of every public key that is there now."""
+        return sorted(path.name.removesuffix(_SUFFIX) for path in self._peers.glob(f"*{_SUFFIX}"))
+
     def call(self, roles: tuple[str, ...], attempt: int) -> CallKeys | None:
         """Keys for the ``attempt``-th try to reach a server of one of the roles: each known key
         in its turn. None when there is none."""

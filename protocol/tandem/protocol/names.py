@@ -34,6 +34,8 @@ ANNOTATION_ADMITTED = "tandem.dev/admitted"
 """``true`` on a worker pod admits its revision; no such pod at all admits every revision."""
 ANNOTATION_DRAINING = "tandem.dev/draining"
 """``true`` on a worker pod that is about to be deleted: place nothing new there."""
+ANNOTATION_KEYS_WANTED = "tandem.dev/keys-wanted"
+"""Changed on pods that lack new public keys, so that their kubelet looks after them."""
 
 ENV_POD_NAME = "TANDEM_POD_NAME"
 ENV_POD_UID = "TANDEM_POD_UID"

@@ -72,6 +72,7 @@ async def debug_fleet(request: Request) -> Response:
             "links": dict(fleet.pool.links().items()),
             "workers": [_worker(worker) for worker in fleet.pool.workers.values()],
             "transport": _transport(fleet),
+            "keys": [] if fleet.pool.curve is None else fleet.pool.curve.names(),
             "quarantined": [
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in fleet.links.quarantined().items()

@@ -78,7 +78,8 @@ def run_worker(
     inbox: Inbox = SimpleQueue()
     ring = KeyRing.load(server.curve_keys, server.curve_peers)
     guard = CurveGuard(ring) if ring is not None else None
-    if guard is not None:
+    if ring is not None and guard is not None:
+        probes.tell_keys(ring.names)
         guard.start()
     parts: list[RoleParts] = []
 

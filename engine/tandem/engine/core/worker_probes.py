@@ -32,6 +32,7 @@ class WorkerProbes:
     def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:
         self._attached: _Attached | None = None
         self._failed: str | None = None
+        self._keys: Callable[[], list[str]] = list
         self._stepped = time.monotonic()
         self._main = threading.main_thread()
         state = ProbeState(self._health, self._ready, self._debug, registry)
@@ -50,6 +51,10 @@ class WorkerProbes:
     def attach(self, *, core: EngineCore, role: Role, draining: Callable[[], bool]) -> None:
         """The engine is up: answer for it from now on."""
         self._attached = _Attached(core, role, draining)
+
+    def tell_keys(self, names: Callable[[], list[str]]) -> None:
+        """From now on say whose public keys are known."""
+        self._keys = names
 
     def fail(self, reason: str) -> None:
         """The engine is broken for good."""
@@ -71,9 +76,10 @@ class WorkerProbes:
     def _debug(self) -> dict[str, object]:
         attached = self._attached
         if attached is None:
-            return {"state": "loading"}
+            return {"state": "loading", "keys": self._keys()}
         return {
             "state": "draining" if attached.draining() else "serving",
+            "keys": self._keys(),
             "seconds_since_step": round(time.monotonic() - self._stepped, 3),
             "transfer_progress": attached.role.transfer_progress(),
             "leased_blocks": attached.role.leased_blocks(),

@@ -90,6 +90,7 @@ class Keys(Api, frozen=True, kw_only=True):
     rotation_id: Annotated[
         ShortStatus | None, doc("security.keyRotationID that the generation stands for.")
     ] = field(default=None, name="rotationID")
+    read: Annotated[Integer, doc("Newest generation whose public keys all pods have read.")] = 0
     published_at: Annotated[
         str | None, doc("When the newest public keys were published.", format="date-time")
     ] = None

@@ -104,7 +104,7 @@ class WorkerPool:
         self.workers: dict[Incarnation, Worker] = {}
         self._times = times
         self._counter = counter
-        self._curve = curve
+        self.curve = curve
         self._listener: PoolListener | None = None
         self._links: dict[str, WorkerConnection] = {}
         self._notes: dict[str, WorkerNote] = {}
@@ -121,7 +121,7 @@ class WorkerPool:
             me=self.me,
             times=self._times,
             dropped=self._counter.dropped,
-            curve=self._curve,
+            curve=self.curve,
         )
         self._ticker = asyncio.create_task(self._tick(), name="worker-pool-ticks")
 

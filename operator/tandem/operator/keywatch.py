@@ -1,0 +1,124 @@
+"""Whether running pods have read new public keys: asked of them, so that a rotation need not wait
+for as long as it might take.
+
+A pod sees a changed ConfigMap when its kubelet next looks after it, a minute or more later, or at
+once when the pod itself changes: so pods that lack keys get an annotation. A pod that cannot be
+asked is waited for as long as before. Fed by ``reconcile``; asks in threads of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event, Lock
+
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.desired.naming import Role
+from tandem.operator.observe import PodView
+from tandem.protocol.names import ANNOTATION_KEYS_WANTED, ROUTER_PORT
+
+Key = tuple[str, str]
+TIMEOUT = 2.0
+_EVERY, _ROUND = 0.5, 10.0
+_NUDGE_SECONDS = 5.0
+_FLEET = "debug/fleet"
+
+
+@dataclass(slots=True)
+class _State:
+    read: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Keys that pods have, by the pod's UID."""
+    nudged: dict[str, float] = field(default_factory=dict)
+    busy: bool = False
+
+
+class KeyWatch:
+    """Answers from memory; asks beside. Thread-safe."""
+
+    def __init__(self, cluster: Cluster, wake: Callable[[Key], None], workers: int = 2) -> None:
+        self._cluster = cluster
+        self._wake = wake
+        self._states: dict[Key, _State] = {}
+        self._lock = Lock()
+        self._stop = Event()
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="keys")
+
+    def all_read(
+        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], probe_port: int
+    ) -> bool:
+        """Whether all of the pods are known to have the keys ``wanted``; asks them if not."""
+        with self._lock:
+            state = self._states.setdefault(key, _State())
+            lacking = [pod for pod in pods if not wanted <= state.read.get(pod.uid, frozenset())]
+            if not lacking or state.busy:
+                return not lacking
+            state.busy = True
+        try:
+            self._pool.submit(self._ask_all, key, state, lacking, wanted, probe_port)
+        except RuntimeError:  # closed
+            state.busy = False
+        return False
+
+    def _ask_all(
+        self, key: Key, state: _State, pods: list[PodView], wanted: frozenset[str], port: int
+    ) -> None:
+        """Until they have all keys, or a round is over; then the service is looked at."""
+        ends = time.monotonic() + _ROUND
+        try:
+            while pods and time.monotonic() < ends and not self._stop.wait(_EVERY):
+                pods = [pod for pod in pods if not self._has(key, state, pod, wanted, port)]
+        finally:
+            state.busy = False
+            self._wake(key)
+
+    def _has(
+        self, key: Key, state: _State, pod: PodView, wanted: frozenset[str], port: int
+    ) -> bool:
+        found = read_keys(pod, port)
+        if found is None:
+            return False
+        with self._lock:
+            state.read[pod.uid] = found
+        if wanted <= found:
+            return True
+        now = time.monotonic()
+        if now - state.nudged.get(pod.uid, -_NUDGE_SECONDS) >= _NUDGE_SECONDS:
+            state.nudged[pod.uid] = now
+            self._nudge(key[0], pod.name)
+        return False
+
+    def _nudge(self, namespace: str, pod: str) -> None:
+        """Have the kubelet look after the pod now."""
+        body = {"metadata": {"annotations": {ANNOTATION_KEYS_WANTED: str(int(time.time()))}}}
+        try:
+            self._cluster.patch("Pod", namespace, pod, body)
+        except ClusterError:
+            return  # the kubelet comes by itself
+
+    def forget(self, key: Key) -> None:
+        """The service is gone, or has nothing to wait for."""
+        with self._lock:
+            self._states.pop(key, None)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def read_keys(pod: PodView, probe_port: int) -> frozenset[str] | None:
+    """Keys (``role.generation``) that a pod says it has; None when it says nothing."""
+    if pod.ip is None:
+        return None
+    host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
+    port, path = (probe_port, "debug") if pod.role is not Role.ROUTER else (ROUTER_PORT, _FLEET)
+    try:
+        with urllib.request.urlopen(f"http://{host}:{port}/{path}", timeout=TIMEOUT) as answer:
+            said = json.load(answer)
+        return frozenset(map(str, said["keys"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -25,7 +25,12 @@ PLAN_FIELDS = 16
 first query, queries; of its first tile: block."""
 
 
-@triton.jit
+# What changes from step to step (counts, and where in a buffer a step's part begins) must not make
+# another kernel: compiling one takes a second, in the middle of serving.
+_LOOSE = ["block_tables", "lengths", "query_starts", "table_row", "num_blocks"]
+
+
+@triton.jit(do_not_specialize=[*_LOOSE, "num_seqs", "num_shares", "most_pieces"])
 def plan_shares(
     lengths,
     query_starts,
@@ -162,7 +167,7 @@ def _write(
         tl.store(lse + row, natural, mask=keep)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_LOOSE)
 def decode_shares(  # noqa: PLR0915 - a kernel is one function
     q,
     kv,

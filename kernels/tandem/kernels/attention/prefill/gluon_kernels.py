@@ -284,7 +284,7 @@ def _consumer1(
     )  # fmt: skip
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["tables", "table_row"])
 def prefill_tiles(
     q_desc, kv_desc, tables, plan, count, out, table_row, block_rows, two_rows, head_rows, scale,
     HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,

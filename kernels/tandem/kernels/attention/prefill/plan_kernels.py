@@ -10,7 +10,7 @@ PLAN_FIELDS = (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["query_starts", "lengths", "num_seqs", "max_tiles"])
 def plan_tiles(
     query_starts,
     lengths,

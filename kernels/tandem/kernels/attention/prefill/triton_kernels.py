@@ -43,7 +43,7 @@ def _attend(
     return acc, top, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tables", "table_row"])
 def prefill_tiles(
     q, kv, tables, plan, count, out, q_t, q_h, kv_block, kv_two, kv_head, table_row, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,

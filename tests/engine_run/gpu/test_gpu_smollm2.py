@@ -1,27 +1,41 @@
-"""SmolLM2 in bfloat16 on a GPU against the tokens that transformers drew in float32."""
+"""SmolLM2 in bfloat16 on a GPU against what transformers answers in float32.
+
+Two questions. Are the tokens float32's, or do answers part where two tokens nearly tie? And is this
+engine's error smaller than that of transformers in bfloat16? The checkpoint is float32, so bfloat16
+also rounds its weights; the second question takes float32 over those rounded weights as the truth.
+"""
 
 import pytest
 import torch
 from reference import rows
-from tests.engine_run.gpu.gpu_engine import GPUEngine
+from tests.engine_run.gpu.gpu_engine import ROUTER, GPUEngine
+
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-NEAR, FAR = 0.05, 0.2
-"""Where the two part, the reference's two best logits differ by less than the first, in a few
-places by less than the second. (transformers itself in bfloat16 parts in 24 answers, in seven of
-them where the best two differ by 0.066 to 0.72.)"""
-FEW = 3
-TOKENS = 32
+TOKENS = 64
+NEAR, FAR = 0.05, 0.15
+"""Where the two part, the reference's two best logits differ by less than the first, in FEW places
+by less than the second. (Of 32 tokens transformers itself in bfloat16 parts in 24 answers, in seven
+of them where the best two differ by 0.066 to 0.72.)"""
+FEW = 4
+
+
+def started(folder) -> GPUEngine:
+    """An engine with room for all prompts at once."""
+    return GPUEngine(folder, dtype="bfloat16", max_num_seqs=64, gpu_memory_utilization=0.3)
 
 
 def partings(made):
     """Where answers leave the reference: row, position, gap of the two best logits there."""
     found = []
     for index, (row, tokens) in enumerate(zip(rows(), made, strict=True)):
-        pairs = enumerate(zip(tokens, row.tokens, strict=False))
+        pairs = enumerate(zip(tokens, row.tokens, strict=True))
         at = next((at for at, (ours, theirs) in pairs if ours != theirs), None)
         if at is not None:
             found.append((index, at, row.gaps[at]))
@@ -31,8 +45,8 @@ def partings(made):
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.timeout(300)
 def test_smollm2_draws_the_reference_tokens(smollm2, together):
-    """The 64 answers are the reference's, or leave it where two tokens nearly tie."""
-    engine = GPUEngine(smollm2, dtype="bfloat16", max_num_seqs=64, gpu_memory_utilization=0.3)
+    """Of 64 answers most are the reference's, and others leave it where two tokens nearly tie."""
+    engine = started(smollm2)
     prompts = [row.prompt for row in rows()]
     if together:
         made = engine.generate(prompts, TOKENS)
@@ -43,4 +57,48 @@ def test_smollm2_draws_the_reference_tokens(smollm2, together):
     gaps = [gap for _, _, gap in found]
     assert max(gaps, default=0.0) < FAR, found
     assert sum(gap >= NEAR for gap in gaps) <= FEW, found
-    assert len(found) < 20, found
+    assert len(found) < 18, found
+
+
+def scores_of(engine: GPUEngine) -> torch.Tensor:
+    """The engine's log-probability of every token of the reference answers, given those before."""
+    params = SamplingParams(
+        temperature=0.0, seed=0, max_tokens=1, ignore_eos=True, prompt_logprobs=0
+    )
+    for index, row in enumerate(rows()):
+        key = RequestKey(ROUTER, f"s{index}", 0)
+        told = [*row.prompt, *row.tokens]
+        engine.core.add(EngineCoreRequest(key=key, prompt_token_ids=told, params=params))
+    scores: dict[str, list[float]] = {}
+    while engine.core.has_work:
+        for outputs in engine.core.step().outputs.values():
+            for each in outputs:
+                told = [score.logprob for score in each.prompt_logprobs or () if score is not None]
+                scores.setdefault(each.request, []).extend(told)
+    return torch.tensor([scores[f"s{i}"][-TOKENS:] for i in range(len(rows()))])
+
+
+@torch.inference_mode()
+def judged(folder, *, held: torch.dtype, computed: torch.dtype) -> torch.Tensor:
+    """The same of transformers, over weights held in one type and computing in another."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=held).to(computed).cuda().eval()
+    scores = []
+    for row in rows():
+        ids = torch.tensor([[*row.prompt, *row.tokens]], device="cuda")
+        logits = model(ids, logits_to_keep=TOKENS + 1).logits[0, :-1].float()
+        told = torch.tensor(row.tokens, device="cuda").unsqueeze(1)
+        scores.append(logits.log_softmax(-1).gather(1, told).squeeze(1).cpu())
+    return torch.stack(scores)
+
+
+@pytest.mark.timeout(300)
+def test_smollm2_is_nearer_to_float32_than_transformers_in_bfloat16(smollm2):
+    """The error of log-probabilities is at most two thirds of that of transformers' bfloat16."""
+    half = torch.bfloat16
+    truth = judged(smollm2, held=half, computed=torch.float32)
+    theirs = (judged(smollm2, held=half, computed=half) - truth).square().mean().sqrt()
+    ours = (scores_of(started(smollm2)) - truth).square().mean().sqrt()
+    print(f"root mean square error: {ours:.4f}, transformers in bfloat16 {theirs:.4f}")
+    assert ours < theirs * 2 / 3

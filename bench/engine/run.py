@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 STARTED = time.perf_counter()
-KINDS = ("start", "prompt", "decode", "sampled", "saturated", "closed", "profile")
+KINDS = ("start", "prompt", "decode", "sampled", "saturated", "closed", "whole", "profile")
 
 
 def arguments() -> argparse.Namespace:
@@ -107,13 +107,22 @@ def measure(rig: Any, args: argparse.Namespace, report: Report) -> None:
             report.add("decode", steps.decode(rig, batch, 512, sampled=True))
     if "saturated" in wanted:
         report.add("saturated", steps.saturated(rig))
-    if "closed" in wanted:
-        for streams in (32, 64, 256):
-            report.add("closed", steps.closed(rig, streams))
+    _streams(rig, wanted, report)
     if "profile" in wanted:
         decodes = [profiler.decode(rig, batch, 1024) for batch in (32, 64, 256)]
         others = [profiler.mixed(rig, 64, 1024), profiler.prompt(rig, 8192)]
         report.kernels([profiler.decode(rig, 1, 512), *decodes, *others])
+
+
+def _streams(rig: Any, wanted: list[str], report: Report) -> None:
+    import steps
+
+    if "closed" in wanted:
+        for streams in (32, 64, 256):
+            report.add("closed", steps.closed(rig, streams))
+    if "whole" in wanted:
+        for streams, requests in ((64, 640), (256, 1536)):
+            report.add("whole", steps.whole(rig, streams, requests))
 
 
 def main() -> None:

@@ -99,6 +99,28 @@ def closed(rig: Rig, streams: int, *, turns: float = 2.0) -> dict[str, Any]:
     }
 
 
+def whole(rig: Rig, streams: int, requests: int) -> dict[str, Any]:
+    """Tokens a second of ``requests`` requests, 1k in and 256 out, ``streams`` at a time, from the
+    arrival of the first to the end of the last: with the burst of prompts at the start."""
+    started = time.perf_counter()
+    for _ in range(min(streams, requests)):
+        rig.add(1024, 256)
+    left, tokens = requests - streams, 0
+    while rig.core.has_work:
+        for each in (each for some in rig.step().outputs.values() for each in some):
+            tokens += len(each.token_ids)
+            if each.finish is not None and left > 0:
+                left -= 1
+                rig.add(1024, 256)
+    seconds = time.perf_counter() - started
+    return {
+        "streams": streams,
+        "requests": requests,
+        "tokens_per_s": tokens / seconds,
+        "seconds": seconds,
+    }
+
+
 def saturated(rig: Rig, length: int = 4096, count: int = 48) -> dict[str, Any]:
     """Prompt tokens a second when prompts of ``length`` never run out."""
     rates = []

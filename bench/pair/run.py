@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scale", type=int, default=1, help="divide the lengths of prompts")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--worker-flags", default="")
+    parser.add_argument("--prefill-flags", default="")
     parser.add_argument("--port", type=int, default=8131)
     return parser.parse_args()
 
@@ -56,8 +57,9 @@ def both(args: argparse.Namespace, folder: str, flags: str) -> Iterator[tuple[Se
     flags = f"--worker-flags={flags} {args.worker_flags}"
     # Without a cache D brings all that P has, so that a prompt sent again is a hand-off alone.
     pair = ["up", "--model", folder, flags, "--decode-flags=--no-enable-prefix-caching"]
-    pair += ["--prefill", "1", "--decode", "1"]
-    alone = ["serve", "--model", folder, flags]
+    pair += ["--prefill", "1", "--decode", "1", f"--prefill-flags={args.prefill_flags}"]
+    # Started last: its share counts what the prefill worker has taken of the same GPU.
+    alone = ["serve", "--model", folder, f"{flags} --gpu-memory-utilization 0.9"]
     log = args.out / f"pair-{re.sub('[^a-z0-9]+', '-', Path(folder).name.lower())}.log"
     with ExitStack() as stack:
         two = stack.enter_context(serving(pair, args.port, log, SHOW_TRANSPORT))

@@ -82,10 +82,10 @@ async def partings(
             at = next((at for at, (one, other) in pairs if one != other), None)
             if at is None:
                 continue
-            choice = await _ask(client, [*prompt, *theirs[:at]], 1, logprobs=2)
+            choice = await _ask(client, [*prompt, *theirs[:at]], 1, logprobs=5)
             chances = sorted(choice["logprobs"]["top_logprobs"][0].values(), reverse=True)
             decided = choice["token_ids"][0]
-            gap = chances[0] - chances[1]
+            gap = chances[0] - chances[1] if len(chances) > 1 else 0.0
             made.append(Parting(number, len(prompt), at, theirs[at], ours[at], decided, gap))
     return made
 

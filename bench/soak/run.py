@@ -51,6 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--samples", type=int, default=20, help="looks at memory")
+    parser.add_argument("--seed", type=int, default=11, help="of prompts and traffic")
     return parser.parse_args()
 
 
@@ -79,7 +80,9 @@ class Engine:
 
     def preemptions(self) -> int:
         """So far."""
-        return int(self.registry.get_sample_value(PREEMPTIONS, {"model_name": "soak"}) or 0)
+        families = self.registry.collect()
+        samples = (each for family in families for each in family.samples)
+        return int(sum(each.value for each in samples if each.name == PREEMPTIONS))
 
     def alone(self, prompt: list[int], count: int) -> list[int]:
         """Tokens of one sequence with nothing beside it."""
@@ -175,7 +178,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)6d ms %(name)s %(message)s")
     args.out.mkdir(parents=True, exist_ok=True)
     engine = Engine(args)
-    draw = random.Random(11)
+    draw = random.Random(args.seed)
     corpus = [token for row in rows() for token in row.prompt]
     pool = [
         Entry(prompt, engine.alone(prompt, args.tokens))

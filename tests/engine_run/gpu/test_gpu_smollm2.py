@@ -67,8 +67,8 @@ def scores_of(engine: GPUEngine) -> torch.Tensor:
     )
     for index, row in enumerate(rows()):
         key = RequestKey(ROUTER, f"s{index}", 0)
-        told = [*row.prompt, *row.tokens]
-        engine.core.add(EngineCoreRequest(key=key, prompt_token_ids=told, params=params))
+        ids = [*row.prompt, *row.tokens]
+        engine.core.add(EngineCoreRequest(key=key, prompt_token_ids=ids, params=params))
     scores: dict[str, list[float]] = {}
     while engine.core.has_work:
         for outputs in engine.core.step().outputs.values():

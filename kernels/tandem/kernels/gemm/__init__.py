@@ -1,6 +1,6 @@
 """Products with the weights of linear layers, for any number of rows, with what surrounds them.
 
-At up to 64 rows a product is a read of its weight, and a kernel written for that reads faster than
+At up to 128 rows a product is a read of its weight, and a kernel written for that reads faster than
 cuBLAS where the table of the device says so (tables/, made by bench/kernels/tune_gemm.py); at more
 rows, for other shapes and on other devices it is torch's. The neighbours of a product (norm before
 it, residual addition or gated activation after it) belong to the op, so that a backend may fold

@@ -179,6 +179,26 @@ def test_another_leader_does_not_make_a_service_unready():
     assert fresh[ConditionType.SERVABLE].reason == Reason.CANARY_PENDING
 
 
+def test_a_model_that_is_looked_at_first_is_a_rollout_under_way():
+    """Between a new model source and its first pod a service says that something goes on."""
+    checking = ModelVerdict(
+        ready=False,
+        reason=Reason.CHECKING,
+        message="the Job reads it",
+        status=ModelStatus(),
+        may_start=False,
+    )
+    good = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
+    stable = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
+    found = words(status_of(picture(stable, model=checking, canary=good), memory()))
+    progressing = found[ConditionType.PROGRESSING]
+    assert (progressing.status, progressing.reason) == ("True", Reason.CHECKING)
+    assert found[ConditionType.READY].status == "True"
+    suspended = decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME)
+    found = words(status_of(picture(suspended, model=checking), memory()))
+    assert found[ConditionType.PROGRESSING].status == "False"
+
+
 def memory(**more: Any) -> LLMServiceStatus:
     """A status that was written before."""
     return LLMServiceStatus(**more)

@@ -260,10 +260,10 @@ def _progress_word(picture: Picture) -> Word:
         return "False", Reason.PAUSED, "the rollout is paused"
     if decision.phase is Phase.FAILED:
         return "False", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
+    if not picture.model.may_start and decision.phase is not Phase.SUSPENDED:
+        return "True", picture.model.reason, picture.model.message
     if decision.phase in (Phase.STABLE, Phase.SUSPENDED):
         return "False", Reason.STABLE, "nothing is being rolled out"
-    if not (picture.model.may_start or decision.memory.targets):
-        return "True", picture.model.reason, picture.model.message
     steps = ", ".join(
         f"{role} {picture.ready(role, target)}/{picture.wanted[role].replicas}"
         for role, target in sorted(_targets(picture).items())

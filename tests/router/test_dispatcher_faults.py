@@ -342,6 +342,21 @@ async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
     await stack.close()
 
 
+async def test_waits_for_the_successor_of_one_that_leaves(decode: Make) -> None:
+    """The only worker refuses, on its way out: the one that replaces it takes the request."""
+    stack = Stack(worker_wait=5.0)
+    leaving = decode(behaviour=refuse_with(RefusalCode.DRAINING))
+    await stack.find(leaving)
+    running = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: len(leaving.submitted) == 1)
+    successor = decode()
+    await stack.find(successor)
+
+    assert tokens_of(await running) == ANSWER
+    assert len(successor.submitted) == 1
+    await stack.close()
+
+
 async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
     """A process that hangs keeps its socket open; the beats tell."""
     d1, d2 = decode(step=0.05), decode()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.protocol.errors import FailCause, RefusalCode, RequestFailed, RequestRefused
-from tandem.router.dispatch.failure import DeadlinePassed
+from tandem.router.dispatch.failure import AttemptFailure, DeadlinePassed
 from tandem.router.dispatch.job import Job
 
 
@@ -22,11 +22,18 @@ def check_hope(job: Job) -> None:
 
 
 def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
-    """Whether a worker that comes (back) could take the request."""
-    if job.ladder.only_capacity or job.ladder.unsupported is not None:
+    """Whether a worker that comes (back) could take the request: who is lost or on its way out has
+    a successor, as a rule; who is full has none."""
+    if job.ladder.unsupported is not None:
         return False
-    lost = any(failure.cause is FailCause.WORKER_LOST for failure in job.ladder.failures)
-    return lost or not anyone_up
+    if any(_is_gone(failure) for failure in job.ladder.failures):
+        return True
+    return not anyone_up and not job.ladder.only_capacity
+
+
+def _is_gone(failure: AttemptFailure) -> bool:
+    refused = failure.refusal is not None and failure.refusal.code is RefusalCode.DRAINING
+    return refused or failure.cause is FailCause.WORKER_LOST
 
 
 def no_place(job: Job) -> RequestRefused | RequestFailed:

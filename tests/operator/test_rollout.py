@@ -25,10 +25,12 @@ OLD = {"prefill": "old", "decode": "old", "router": "r"}
 Counts = dict[str, tuple[int, int]]
 
 
-def seen(asked: int, ready: int | None = None, *, stuck: bool = False) -> RevisionView:
+def seen(
+    asked: int, ready: int | None = None, *, stuck: bool = False, present: int = 0
+) -> RevisionView:
     """A revision with so many replicas."""
     up = asked if ready is None else ready
-    return RevisionView(asked=asked, ready=up, unschedulable=stuck)
+    return RevisionView(asked=asked, ready=up, present=present, unschedulable=stuck)
 
 
 def view(
@@ -252,3 +254,22 @@ def test_progress_holds_the_deadline_off():
     assert after.failed is None
     late = msgspec.structs.replace(now, memory=after, now=NOW + 61)
     assert decide(late).memory.failed == service_revision(targets)
+
+
+def test_old_workers_stay_until_the_old_routers_are_gone():
+    """At the end of a rollout of all roles a leaving router still has its own workers."""
+    gone = RevisionView(asked=0, ready=0, present=0)
+    leaving = RevisionView(asked=0, ready=0, present=1)
+    whole = {"old": seen(1), "new": seen(1)}
+    now = view(whole, whole, desired=(1, 1), stable={**OLD, "router": "before"}, canary_ok=True)
+    phases = []
+    for before, left in ((seen(1, present=1), 1), (leaving, 1), (gone, 0)):
+        router = RoleView(desired=1, target="r", revisions={"before": before, "r": seen(1)})
+        at = msgspec.structs.replace(now, roles={**now.roles, Role.ROUTER: router})
+        decision = decide(at)
+        phases.append(decision.phase)
+        for role in (Role.PREFILL, Role.DECODE):
+            assert decision.counts.get((role, "old"), 0) == left
+            assert decision.counts[(role, "new")] == 1
+        assert decision.counts[(Role.ROUTER, "before")] == 0
+    assert phases == [Phase.ROLLING, Phase.ROLLING, Phase.STABLE]

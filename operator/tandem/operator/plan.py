@@ -156,6 +156,7 @@ def _revisions(seen: Seen, role: Role, now: float, patience: float) -> dict[str,
         stuck = [pod for pod in mine if pod.pending_since is not None and not pod.deleting]
         views[revision] = RevisionView(
             asked=workload.asked,
+            present=len(mine),
             ready=sum(pod.ready and not pod.deleting for pod in mine),
             unschedulable=any(now - (pod.pending_since or now) >= patience for pod in stuck),
         )

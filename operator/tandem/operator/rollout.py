@@ -9,7 +9,9 @@ served). While they differ:
 2. The canary asks the new pair. Only when it is right does the router get the new revision.
 3. The role that lags goes on, by ``max_unavailable`` at a time, and old replicas leave as new ones
    become ready: P:D stays what it was.
-4. When every role is new, the targets are stable.
+4. A worker of the old revision stays until the last old router is gone: that one may still be
+   asked, and finds no other worker that it may use.
+5. When every role is new, the targets are stable.
 
 A target that is not servable by its deadline, or that is known never to be, is taken back: its
 counts go to 0, the stable ones to what they were. Called by ``reconcile``.
@@ -48,6 +50,8 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     asked: int = 0
     """Replicas of its Deployment."""
     ready: int = 0
+    present: int = 0
+    """Pods of it, those that are leaving included."""
     unschedulable: bool = False
     """A pod of it has been without a node for too long."""
 
@@ -227,6 +231,10 @@ def _step(view: RolloutView, role: Role) -> tuple[int, int]:
     most = max(0, each.desired + surge - keep)
     new = min(_wanted(view, role, opened=opened), each.desired, most)
     old = min(each.desired, each.desired + surge - new)
+    if opened and now.ready >= each.desired:
+        old = 0
+    if surge and role in WORKERS and each.desired and _old_routers(view):
+        return new, max(old, keep, 1)
     return new, max(old, keep) if surge else max(0, old)
 
 
@@ -241,6 +249,13 @@ def _wanted(view: RolloutView, role: Role, *, opened: bool) -> int:
     if now.ready < now.asked or _share(view, role) > min(_share(view, r) for r in _pace(view)):
         return now.asked
     return now.asked + each.max_unavailable
+
+
+def _old_routers(view: RolloutView) -> int:
+    """Pods of routers that leave with this rollout and are still there."""
+    if Role.ROUTER not in _rolling(view):
+        return 0
+    return view.roles[Role.ROUTER].of(view.memory.stable.get(Role.ROUTER)).present
 
 
 def _prefill_is_up(view: RolloutView) -> bool:
@@ -290,7 +305,7 @@ def _existing(view: RolloutView) -> list[RevisionKey]:
 
 
 def _is_done(view: RolloutView, counts: dict[RevisionKey, int]) -> bool:
-    if view.memory.servable != token_of(view):
+    if view.memory.servable != token_of(view) or (not view.memory.in_place and _old_routers(view)):
         return False
     for role, each in view.roles.items():
         if counts[(role, each.target)] != each.desired:

@@ -98,7 +98,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(view: RolloutView) -> Decision:
-    """Counts for now, and what to remember."""
+    """Counts that follow from what is seen, and what to remember."""
     memory = _progress(view, _begun(view))
     view = msgspec.structs.replace(view, memory=memory)
     token = token_of(view)

@@ -23,7 +23,8 @@ from tandem.kvtransfer.mover.header import (
     key_digest,
     read_header,
 )
-from tandem.kvtransfer.mover.memory import make_slots, slot_bytes_for
+from tandem.kvtransfer.mover.make_slots import make_slots
+from tandem.kvtransfer.mover.memory import slot_bytes_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober

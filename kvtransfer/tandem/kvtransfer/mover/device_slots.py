@@ -1,7 +1,7 @@
 """Slots for a slab in GPU memory: on the GPU itself, or on the host where a transport needs that.
 
 Everything runs on a stream of its own, beside the engine's steps, and is waited for before it is
-said to be done: what the transfer thread announces is there. Made and used by ``mover.memory``.
+said to be done: what the transfer thread announces is there. Made by ``make_slots``.
 """
 
 from __future__ import annotations

@@ -1,23 +1,18 @@
 """The memory of send or receive slots: one tensor, a row per slot, header first.
 
-In host memory here; ``device_slots`` has the same in a GPU's. ``make_slots`` chooses: on the GPU
-where the slab is and every transport can reach it, so that KV never passes through the host.
+In host memory here; ``device_slots`` has the same in a GPU's, and ``make_slots`` chooses.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from tandem.kernels.blocks import digest, pack, unpack
 from tandem.kvtransfer.mover.header import HEADER_BYTES
-
-if TYPE_CHECKING:
-    from tandem.kvtransfer.transports.base import Traits
 
 PAGE = mmap.PAGESIZE
 
@@ -86,14 +81,3 @@ class SlotMemory:
         """uint8 [num_blocks, block_bytes] behind the slot's header."""
         stop = HEADER_BYTES + num_blocks * block_bytes
         return self.rows[slot, HEADER_BYTES:stop].view(num_blocks, block_bytes)
-
-
-def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Iterable[Traits]) -> SlotMemory:
-    """Slots for the blocks of ``slab`` that all these transports can move."""
-    if slab.is_cuda:
-        from tandem.kvtransfer.mover import device_slots
-
-        if all(each.moves_gpu_memory for each in traits):
-            return device_slots.DeviceSlots(count, slot_bytes, slab)
-        return device_slots.HostSlotsOfDevice(count, slot_bytes, slab)
-    return SlotMemory(count, slot_bytes)

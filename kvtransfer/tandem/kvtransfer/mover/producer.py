@@ -22,7 +22,8 @@ from tandem.kvtransfer.mover.header import (
     header_bytes,
     key_digest,
 )
-from tandem.kvtransfer.mover.memory import make_slots, slot_bytes_for
+from tandem.kvtransfer.mover.make_slots import make_slots
+from tandem.kvtransfer.mover.memory import slot_bytes_for
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.protocol.ids import Incarnation, RequestKey

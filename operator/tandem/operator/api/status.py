@@ -53,7 +53,7 @@ class RoleStatus(Api, frozen=True, kw_only=True):
 
     name: Annotated[ShortStatus, doc("prefill, decode or router.")]
     revision: Annotated[ShortStatus, doc("Revision of the role.")]
-    desired: Annotated[Integer, doc("Replicas asked for now.")]
+    desired: Annotated[Integer, doc("Replicas that it shall have.")]
     ready: Annotated[Integer, doc("Replicas that are ready.")]
     updated: Annotated[Integer, doc("Replicas that exist.")]
     draining: Annotated[Integer, doc("Pods that are leaving and finish their requests.")]

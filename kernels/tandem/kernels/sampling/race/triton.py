@@ -118,6 +118,6 @@ def stats_of(
     return GroupStats(peaks, masses, above)
 
 
-def _or(tensor: Tensor | None, placeholder: Tensor) -> Tensor:
+def _or(tensor: Tensor | None, unread: Tensor) -> Tensor:
     """What a kernel is given for a pointer that it does not read."""
-    return placeholder if tensor is None else tensor
+    return unread if tensor is None else tensor

@@ -54,7 +54,8 @@ class Dealer:
         self._disconnected = disconnected
         self._curve = curve
         self._failures = 0
-        """Handshakes that failed: each tries the next of the workers' known keys."""
+        """Sockets whose handshake failed: each tries the next of the workers' known keys."""
+        self._next_key: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.Handle | None = None
         self._open()
@@ -91,9 +92,13 @@ class Dealer:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
-    def _try_next_key(self, monitor: zmq.Socket[bytes]) -> None:
-        if self._monitor is monitor and not monitor.closed:
-            self.reopen()
+    def _try_next_key_soon(self) -> None:
+        """Once a socket, however often ZMQ tries again with the same key meanwhile: counting those
+        tries too would skip keys, and by as many as there are, the same one for ever."""
+        if self._next_key is None:
+            self._failures += 1
+            pause_ms = min(_RETRY_MS * self._failures, _RETRY_MAX_MS)
+            self._next_key = self._loop.call_later(pause_ms / 1000, self.reopen)
 
     def reopen(self) -> None:
         """Drop what is queued and start over with a new connection; nothing is called back."""
@@ -104,9 +109,10 @@ class Dealer:
         """Let go of the socket. May be called twice."""
         if self._socket.closed:
             return
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        for timer in (self._again, self._next_key):
+            if timer is not None:
+                timer.cancel()
+        self._again = self._next_key = None
         self._loop.remove_reader(self._socket.FD)
         self._loop.remove_reader(self._monitor.FD)
         self._socket.disable_monitor()
@@ -162,9 +168,7 @@ class Dealer:
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._connected()
             elif event["event"] & _HANDSHAKE_FAILED:
-                self._failures += 1
-                pause_ms = min(_RETRY_MS * self._failures, _RETRY_MAX_MS)
-                self._loop.call_later(pause_ms / 1000, self._try_next_key, monitor)
+                self._try_next_key_soon()
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 while self._drain(_BATCH):
                     pass  # what came before the end counts

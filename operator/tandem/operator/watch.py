@@ -42,6 +42,7 @@ CHILDREN = (
 _KINDS = {plural: kind for kind, (_, plural) in KINDS.items()}
 
 _STOP_SECONDS = 0.2
+_CLOSE_SECONDS = 0.25
 _LOGIN_SECONDS = 1.0
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -158,6 +159,7 @@ async def _run(settings: OperatorSettings, heard: Heard, stop: threading.Event) 
         )
     finally:
         asking.cancel()
+        await asyncio.sleep(_CLOSE_SECONDS)  # aiohttp's TLS connections close after their session
 
 
 async def _forward(stop: threading.Event, flag: asyncio.Event) -> None:

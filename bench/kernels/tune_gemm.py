@@ -81,15 +81,18 @@ def streams(rows: int) -> Iterator[Form]:
     """Forms of the kernel for Hopper, with as long a ring as fits."""
     if torch.cuda.get_device_capability()[0] != 9:
         return
-    tiles = ((64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
-    for (outputs, inner), split in itertools.product(tiles, (1, 2, 4)):
-        rings = (Form(outputs, inner, split, stages, stream=True) for stages in range(12, 2, -1))
+    tiles = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256))
+    for (outputs, inner), split, group in itertools.product(tiles, (1, 2, 4), (1, 2, 3, 4)):
+        rings = (
+            Form(outputs, inner, split, stages, stream=True, group=group)
+            for stages in range(12, 2, -1)
+        )
         yield from itertools.islice((form for form in rings if ring_fits(form, rows)), 1)
 
 
 def worth(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
     """Whether a form fits a shape and puts enough but not too many programs to work."""
-    programs = outputs // form.outputs * form.split
+    programs = outputs // form.outputs // form.group * form.split
     most = 400 if form.stream and form.split > 1 else 10**6 if rows == 1 else 2400
     return fits(form, kind, outputs, inner, rows) and 64 <= programs <= most
 
@@ -98,7 +101,9 @@ def compile_one(case: tuple[int, Kind, Form]) -> None:
     """Compile a form in a process of its own; the compiled kernel is found on disk afterwards."""
     rows, kind, form = case
     x = torch.zeros(rows, form.inner * form.split, dtype=torch.bfloat16, device="cuda")
-    weight = torch.zeros(form.outputs * 16, x.shape[1], dtype=torch.bfloat16, device="cuda")
+    weight = torch.zeros(
+        form.outputs * form.group * 16, x.shape[1], dtype=torch.bfloat16, device="cuda"
+    )
     try:
         folded(kind, form)(x, weight)
         torch.cuda.synchronize()
@@ -205,7 +210,7 @@ def main() -> None:
         (rows, kind, form)
         for rows, kind in itertools.product(args.rows, Kind)
         for form in forms(rows)
-        if fits(form, kind, form.outputs * 16, form.inner * form.split, rows)
+        if fits(form, kind, form.outputs * form.group * 16, form.inner * form.split, rows)
     ]
     with ProcessPoolExecutor(args.processes, get_context("spawn")) as workers:
         list(workers.map(compile_one, cases, chunksize=4))

@@ -76,6 +76,10 @@ STREAMS = [
     (33, Form(128, 128, stages=4, stream=True), 9),
     (64, Form(64, 128, 2, stages=6, stream=True), 1),
     (100, Form(128, 64, stages=4, stream=True), 7),
+    (64, Form(64, 128, stages=3, stream=True, group=2), 9),
+    (7, Form(64, 64, 4, stages=5, stream=True, group=4), 3),
+    (64, Form(64, 64, 2, stages=6, stream=True, group=2), 2),
+    (128, Form(64, 64, stages=5, stream=True, group=2), 5),
 ]
 
 

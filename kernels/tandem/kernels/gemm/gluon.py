@@ -29,7 +29,7 @@ _BARRIERS = 1 << 10
 def ring_fits(form: Form, rows: int) -> bool:
     """Whether the ring and the sums on their way out fit into shared memory."""
     most = narrow(rows)
-    ring = form.stages * (form.outputs + most) * form.inner * 2
+    ring = form.stages * (form.group * form.outputs + most) * form.inner * 2
     return ring + form.outputs * most * 2 + _BARRIERS <= SHARED_BYTES
 
 
@@ -59,8 +59,8 @@ def launch(
 ) -> None:
     """Fill `out` [rows, outputs], or add to `residual`, which is then `out`."""
     (rows, inner), outputs = x.shape, out.shape[1]
-    tiles = triton.cdiv(outputs * (2 if gated else 1), form.outputs)
-    pieces = tiles * form.split
+    groups = triton.cdiv(outputs * (2 if gated else 1), form.outputs * form.group)
+    pieces = groups * form.split
     grid = triton.cdiv(pieces, triton.cdiv(pieces, sm_count(x.device)))
     partials, counters = room
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
@@ -83,6 +83,7 @@ def launch(
         BM=most,
         BN=form.outputs,
         BK=form.inner,
+        GROUP=form.group,
         SPLIT=form.split,
         STAGES=form.stages,
         GATED=gated,

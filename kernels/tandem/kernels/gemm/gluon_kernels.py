@@ -1,14 +1,15 @@
 """Jit code of products with few rows for Hopper: the weight streams through shared memory.
 
-A tile is `BN` outputs; its inner dimension is cut into `SPLIT` pieces, which are shared out
-over at most a program a multiprocessor. A producer warp copies `BK` of the inner dimension by `BK`
-into a ring of `STAGES`, by TMA; it fills the ring with weights before the kernel ahead has ended,
-so that what lies between two products (norm, activation, the end of a sum) costs the memory
-little. A warpgroup multiplies, with the weight as the left operand and the rows of x as the narrow
-side.
+A tile is `BN` outputs, and `GROUP` tiles side by side are multiplied at once, so that the rows of
+x are read once for all of them. A group's inner dimension is cut into `SPLIT` pieces, which are
+shared out over at most a program a multiprocessor. A producer warp copies `BK` of the inner
+dimension by `BK` into a ring of `STAGES`, by TMA; it fills the ring with weights before the kernel
+ahead has ended, so that what lies between two products (norm, activation, the end of a sum) costs
+the memory little. A warpgroup multiplies, with the weight as the left operand and the rows of x as
+the narrow side.
 
-The programs of a split tile leave their parts; the last of them to arrive adds the parts in a fixed
-order, so that a result does not depend on who was faster. Launched by gluon.py.
+The programs of a split group leave their parts; the last of them to arrive adds the parts in a
+fixed order, so that a result does not depend on who was faster. Launched by gluon.py.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # before 3.9
+# Triton before 3.9 has other names.
+_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 
 @gluon.jit
@@ -50,18 +53,23 @@ def _release(PDL: gl.constexpr):
 
 
 @gluon.jit
-def _copy_weight(w_desc, ws, full, i, tile, k, half, BN: gl.constexpr, GATED: gl.constexpr):
-    if GATED:
-        SIZE: gl.constexpr = BN // 2
-        for part in gl.static_range(2):
-            _load_box(
-                w_desc,
-                [tile * SIZE + part * half, k],
-                full.index(i),
-                ws.index(i).slice(part * SIZE, SIZE, dim=0),
-            )
-    else:
-        _load_box(w_desc, [tile * BN, k], full.index(i), ws.index(i))
+def _copy_weights(
+    w_desc, ws, full, i, group, k, half,
+    BN: gl.constexpr, GROUP: gl.constexpr, GATED: gl.constexpr,
+):  # fmt: skip
+    SIZE: gl.constexpr = BN // 2
+    for g in gl.static_range(GROUP):
+        tile = group * GROUP + g
+        if GATED:
+            for part in gl.static_range(2):
+                _load_box(
+                    w_desc,
+                    [tile * SIZE + part * half, k],
+                    full.index(i),
+                    ws.index(i * GROUP + g).slice(part * SIZE, SIZE, dim=0),
+                )
+        else:
+            _load_box(w_desc, [tile * BN, k], full.index(i), ws.index(i * GROUP + g))
 
 
 @gluon.jit
@@ -74,7 +82,7 @@ def _share(pieces):
 
 @gluon.jit
 def _place(step, first, length, BK: gl.constexpr, SPLIT: gl.constexpr):
-    """Tile and first inner index of a step."""
+    """Group and first inner index of a step."""
     piece = first + step // length
     return piece // SPLIT, (piece % SPLIT * length + step % length) * BK
 
@@ -82,28 +90,28 @@ def _place(step, first, length, BK: gl.constexpr, SPLIT: gl.constexpr):
 @gluon.jit
 def _producer(
     w_desc, x_desc, ws, xs, full, empty, length, pieces, half,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr,
+    SPLIT: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    BYTES: gl.constexpr = (BN + BM) * BK * 2
+    BYTES: gl.constexpr = (GROUP * BN + BM) * BK * 2
     first, mine = _share(pieces)
     count = mine * length
     ring = gl.minimum(count, STAGES)
     for s in range(ring):
-        tile, k = _place(s, first, length, BK, SPLIT)
+        group, k = _place(s, first, length, BK, SPLIT)
         mbarrier.expect(full.index(s), BYTES)
-        _copy_weight(w_desc, ws, full, s, tile, k, half, BN, GATED)
+        _copy_weights(w_desc, ws, full, s, group, k, half, BN, GROUP, GATED)
     _wait(PDL)
     _release(PDL)
     for s in range(ring):
         _, k = _place(s, first, length, BK, SPLIT)
         _load_box(x_desc, [0, k], full.index(s), xs.index(s))
     for s in range(ring, count):
-        tile, k = _place(s, first, length, BK, SPLIT)
+        group, k = _place(s, first, length, BK, SPLIT)
         i = s % STAGES
         mbarrier.wait(empty.index(i), ((s // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(i), BYTES)
-        _copy_weight(w_desc, ws, full, i, tile, k, half, BN, GATED)
+        _copy_weights(w_desc, ws, full, i, group, k, half, BN, GROUP, GATED)
         _load_box(x_desc, [0, k], full.index(i), xs.index(i))
 
 
@@ -177,10 +185,38 @@ def _halves(acc, BN: gl.constexpr, BM: gl.constexpr, GATED: gl.constexpr, L: gl.
 
 
 @gluon.jit
+def _multiply(
+    ws, xs, full, empty, begin, end,
+    BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, ML: gl.constexpr,
+):  # fmt: skip
+    """Sums over steps begin..end of each tile of a group: float32 [BN, BM] in layout ML."""
+    sums = ()
+    for _ in gl.static_range(GROUP):
+        zeros = gl.zeros([BN, BM], gl.float32, ML)
+        sums = sums + (zeros,)  # type: ignore[assignment]  # noqa: RUF005
+    for step in range(begin, end):
+        i = step % STAGES
+        mbarrier.wait(full.index(i), (step // STAGES) & 1)
+        x = xs.index(i).permute((1, 0))
+        products = ()
+        for g in gl.static_range(GROUP):
+            w = ws.index(i * GROUP + g)
+            product = warpgroup_mma(w, x, sums[g], is_async=True)
+            products = products + (product,)  # type: ignore[assignment]  # noqa: RUF005
+        if GROUP == 1:
+            sums = (warpgroup_mma_wait(0, deps=products),)  # type: ignore[assignment]
+        else:
+            sums = warpgroup_mma_wait(0, deps=products)
+        mbarrier.arrive(empty.index(i), count=1)
+    return sums
+
+
+@gluon.jit
 def _consumer(
     ws, xs, full, empty, length, pieces, bias, residual, out, partials, counters,
     rows, outputs, residual_row,
-    BM: gl.constexpr, BN: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, GROUP: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr,
     GATED: gl.constexpr, ADD: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     ML: gl.constexpr = gl.NVMMADistributedLayout(
@@ -193,30 +229,33 @@ def _consumer(
     first, mine = _share(pieces)
     for at in range(mine):
         piece = first + at
-        tile = piece // SPLIT
-        acc = gl.zeros([BN, BM], gl.float32, ML)
-        for step in range(at * length, (at + 1) * length):
-            i = step % STAGES
-            mbarrier.wait(full.index(i), (step // STAGES) & 1)
-            product = warpgroup_mma(ws.index(i), xs.index(i).permute((1, 0)), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[product])
-            mbarrier.arrive(empty.index(i), count=1)
+        group = piece // SPLIT
+        sums = _multiply(
+            ws, xs, full, empty, at * length, (at + 1) * length, BM, BN, GROUP, STAGES, ML
+        )
         if SPLIT == 1:
-            sums, ups = _halves(acc, BN, BM, GATED, L)
-            old = _old(tile * SIZE, residual, rows, outputs, residual_row, SIZE, BM, ADD, L)
-            _finish(
-                sums, ups, old, tile * SIZE, bias, residual, out, rows, outputs, residual_row,
-                SIZE, BM, GATED, ADD, BIAS, L,
-            )  # fmt: skip
+            for g in gl.static_range(GROUP):
+                n0 = (group * GROUP + g) * SIZE
+                acc, up = _halves(sums[g], BN, BM, GATED, L)
+                old = _old(n0, residual, rows, outputs, residual_row, SIZE, BM, ADD, L)
+                _finish(
+                    acc, up, old, n0, bias, residual, out, rows, outputs, residual_row,
+                    SIZE, BM, GATED, ADD, BIAS, L,
+                )  # fmt: skip
         else:
             n = gl.expand_dims(gl.arange(0, BN, gl.SliceLayout(1, L)), 1)
             m = gl.expand_dims(gl.arange(0, BM, gl.SliceLayout(0, L)), 0)
-            gl.store(partials + piece * (BN * BM) + m * BN + n, gl.convert_layout(acc, L))
-            gl.thread_barrier()
-            if gl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1:
-                gl.store(counters + tile, 0)
-                for part in gl.static_range(SIZE // CHUNK):
-                    row = part * CHUNK
+            for g in gl.static_range(GROUP):
+                # Tile by tile, and of a tile part by part.
+                place = (group * GROUP + g) * SPLIT + piece % SPLIT
+                part = partials + place * (BN * BM) + m * BN + n
+                gl.store(part, gl.convert_layout(sums[g], L))
+            _barrier()
+            if gl.atomic_add(counters + group, 1, sem="acq_rel") == SPLIT - 1:
+                gl.store(counters + group, 0)
+                for chunk in range(GROUP * SIZE // CHUNK):
+                    tile = group * GROUP + chunk // (SIZE // CHUNK)
+                    row = chunk % (SIZE // CHUNK) * CHUNK
                     n0 = tile * SIZE + row
                     old = _old(n0, residual, rows, outputs, residual_row, CHUNK, BM, ADD, L)
                     whole = _sum_parts(partials, tile, row, CHUNK, BN, BM, SPLIT, L)
@@ -233,19 +272,19 @@ def _consumer(
 def multiply_stream(
     w_desc, x_desc, bias, residual, out, partials, counters,
     rows, outputs, residual_row, length, pieces,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, GROUP: gl.constexpr,
+    SPLIT: gl.constexpr, STAGES: gl.constexpr,
     GATED: gl.constexpr, ADD: gl.constexpr, BIAS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Up to BM rows times a weight. Grid: any number of programs up to `pieces`, 4 warps.
 
     w_desc: [outputs, inner], boxes [BN, BK]; with GATED twice the outputs, the second half from row
     `outputs` on, and boxes [BN / 2, BK]. x_desc: [rows, inner], boxes [BM, BK]. `length` is inner /
-    BK / SPLIT, `pieces` the tiles times SPLIT. residual (with ADD, stored to) [rows, outputs] with
-    a row stride, out [rows, outputs] dense; partials float32 [pieces, BM, BN]; counters int32
-    [tiles], zero between launches.
+    BK / SPLIT, `pieces` the groups times SPLIT. residual (with ADD, stored to) [rows, outputs] with
+    a row stride, out [rows, outputs] dense; partials float32 [pieces * GROUP, BM, BN]; counters
+    int32 [groups], zero between launches.
     """
-    ws = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BN, BK], w_desc.layout)
+    ws = gl.allocate_shared_memory(w_desc.dtype, [STAGES * GROUP, BN, BK], w_desc.layout)
     xs = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BM, BK], x_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -257,11 +296,11 @@ def multiply_stream(
         [
             (_consumer, (
                 ws, xs, full, empty, length, pieces, bias, residual, out, partials, counters,
-                rows, outputs, residual_row, BM, BN, SPLIT, STAGES, GATED, ADD, BIAS, PDL,
+                rows, outputs, residual_row, BM, BN, GROUP, SPLIT, STAGES, GATED, ADD, BIAS, PDL,
             )),
             (_producer, (
                 w_desc, x_desc, ws, xs, full, empty, length, pieces, outputs,
-                BM, BN, BK, SPLIT, STAGES, GATED, PDL,
+                BM, BN, BK, GROUP, SPLIT, STAGES, GATED, PDL,
             )),
         ],
         [1],

@@ -44,6 +44,8 @@ class Form:
     warps: int = 4
     stream: bool = False
     """Whether it is the kernel for Hopper (gluon.py); `warps` then says nothing."""
+    group: int = 1
+    """Tiles of `outputs` that a program of that kernel multiplies with the same rows of x."""
 
 
 Key = tuple[Kind, int, int, int]

@@ -150,7 +150,8 @@ def fits(form: Form, kind: Kind, outputs: int, inner: int, rows: int) -> bool:
     if form.stream:
         from . import gluon
 
-        whole = inner % (form.inner * form.split) == 0 and outputs % form.outputs == 0
+        whole = inner % (form.inner * form.split) == 0
+        whole = whole and outputs % (form.outputs * form.group) == 0
         room = form.split == 1 or form.split * gluon.narrow(rows) * outputs * 4 <= PARTIAL_BYTES
         return whole and room and gluon.ring_fits(form, rows)
     if kind is Kind.GATED and (rows == 1 or form.split > 1 or form.outputs < 32):

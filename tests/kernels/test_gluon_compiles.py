@@ -1,0 +1,127 @@
+"""Kernels written in Gluon compile for Hopper with the Triton that is installed, without a GPU.
+
+Gluon has no interpreter, and its names change from one release of Triton to the next.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from tandem.kernels.attention.prefill.gluon import DEFAULT
+from tandem.kernels.attention.prefill.gluon_kernels import prefill_tiles
+from tandem.kernels.attention.prefill.plan_kernels import PLAN_FIELDS
+from tandem.kernels.gemm.gluon import REGISTERS, SHARED_BYTES, ring_fits
+from tandem.kernels.gemm.gluon_kernels import multiply_stream
+from tandem.kernels.gemm.table import Form, forms_of
+
+HOPPER = GPUTarget("cuda", 90, 32)
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is found on disk; fused multiply-adds as in a worker."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int
+) -> dict[str, Any]:
+    """Metadata of a kernel built for Hopper."""
+    names = kernel.arg_names
+    signature = {name: types.get(name, "constexpr") for name in names}
+    source = GluonASTSource(
+        kernel, signature, {(names.index(name),): value for name, value in constants.items()}
+    )
+    found = triton.compile(source, target=HOPPER, options={"num_warps": 4, **options})
+    assert found.asm["cubin"]
+    metadata: dict[str, Any] = found.metadata._asdict()
+    return metadata
+
+
+def box(rows: int, columns: int) -> str:
+    """Type of a descriptor."""
+    return f"tensordesc<bf16[{rows}, {columns}],{LAYOUT!r}>"
+
+
+GEMMS = [
+    (64, Form(64, 128, 2, stages=6, stream=True), False),
+    (8, Form(64, 64, 4, stages=5, stream=True, group=4), False),
+    (64, Form(64, 128, stages=3, stream=True, group=3), True),
+]
+
+
+@pytest.mark.parametrize(("rows", "form", "gated"), GEMMS)
+def test_streamed_products_compile(rows: int, form: Form, gated: bool) -> None:
+    """Split, grouped and gated ones, within the shared memory that there is."""
+    pointers = dict.fromkeys(("bias", "residual", "out"), "*bf16")
+    numbers = dict.fromkeys(("rows", "outputs", "residual_row", "length", "pieces"), "i32")
+    types = {
+        "w_desc": box(form.outputs // (2 if gated else 1), form.inner),
+        "x_desc": box(rows, form.inner),
+        "partials": "*fp32",
+        "counters": "*i32",
+        **pointers,
+        **numbers,
+    }
+    constants = {
+        "BM": rows,
+        "BN": form.outputs,
+        "BK": form.inner,
+        "GROUP": form.group,
+        "SPLIT": form.split,
+        "STAGES": form.stages,
+        "GATED": gated,
+        "ADD": not gated,
+        "BIAS": False,
+        "PDL": True,
+    }
+    found = compiled(multiply_stream, types, constants, maxnreg=REGISTERS)
+    assert found["shared"] <= SHARED_BYTES
+
+
+def test_forms_of_the_table_fit() -> None:
+    """What was measured is what the launcher's own sum lets through."""
+    name = "nvidia-h200.json"
+    table = json.loads((files("tandem.kernels.gemm") / "tables" / name).read_text())
+    found = {key: form for key, form in forms_of(table).items() if form.stream}
+    assert found
+    assert all(ring_fits(form, most) for (_, _, _, most), form in found.items())
+
+
+def test_prefill_attention_compiles() -> None:
+    """As it is launched for 32 query and 8 KV heads of 128."""
+    numbers = ("table_row", "block_rows", "two_rows", "head_rows")
+    types = {
+        "q_desc": box(64, 128),
+        "kv_desc": box(64, 128),
+        "tables": "*i32",
+        "plan": "*i32",
+        "count": "*i32",
+        "out": "*bf16",
+        **dict.fromkeys(numbers, "i32"),
+        "scale": "fp32",
+    }
+    constants = {
+        "HEADS": 32,
+        "GROUP": 4,
+        "D": 128,
+        "PAGE": 64,
+        "BN": DEFAULT.keys,
+        "STAGES": DEFAULT.stages,
+        "FIELDS": PLAN_FIELDS,
+        "PINGPONG": DEFAULT.take_turns,
+        "CONSUMER_REGS": DEFAULT.consumer_registers,
+        "PRODUCER_REGS": DEFAULT.producer_registers,
+    }
+    assert compiled(prefill_tiles, types, constants)["shared"] <= SHARED_BYTES

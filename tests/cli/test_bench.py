@@ -16,7 +16,7 @@ from tandem.cli import bench
 from tandem.cli.bench.client import Record
 from tandem.cli.bench.load import LoadConfig, arrivals, asks
 from tandem.cli.bench.summary import parse_goodput, summarize
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import InvalidParameter, TandemError
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -158,6 +158,13 @@ def test_wrong_settings_are_named(wrong: list[str]) -> None:
     """Before anything is sent."""
     with pytest.raises(InvalidParameter, match=wrong[0].lstrip("-").split("-")[0]):
         bench.run(["serve", "--base-url", "http://127.0.0.1:9", "--model", "m", *wrong])
+
+
+def test_a_server_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own last words say why."""
+    with pytest.raises(TandemError, match="ended with status 1"):
+        bench.run(["startup", "--model", "/nowhere", "--num-iters", "1"])
+    assert "no folder or file '/nowhere'" in capsys.readouterr().err
 
 
 def test_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.stack import LOOPBACK, free_ports
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import TandemError
 from tandem.protocol.settings import check_integer, check_positive, setting
 
 _POLL = 0.02
 _STOP_SECONDS = 30.0
+_SHOWN_LINES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +61,29 @@ def start(config: StartupConfig) -> dict[str, float]:
     command = [sys.executable, "-m", "tandem.cli", "serve", "--port", str(port)]
     command += ["--model", config.model] if config.model else []
     command += [f"--worker-flags={' '.join(config.worker_flags)}"] if config.worker_flags else []
-    started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     url = f"http://{LOOPBACK}:{port}"
-    try:
-        with httpx.Client(base_url=url, timeout=config.timeout) as client:
-            _until_ready(client, process, started + config.timeout)
-            ready = time.perf_counter() - started
-            body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
-            body["model"] = client.get("/v1/models").json()["data"][0]["id"]
-            client.post("/v1/completions", json=body).raise_for_status()
-            return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
-    finally:
-        process.terminate()
-        process.wait(_STOP_SECONDS)
+    with tempfile.TemporaryFile() as log:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            with httpx.Client(base_url=url, timeout=config.timeout) as client:
+                _until_ready(client, process, started + config.timeout)
+                ready = time.perf_counter() - started
+                body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
+                body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+                client.post("/v1/completions", json=body).raise_for_status()
+                return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
+        except (TandemError, TimeoutError, httpx.HTTPError):
+            print(f"What the server said last:\n{_last_lines(log)}", file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            process.wait(_STOP_SECONDS)
+
+
+def _last_lines(log: IO[bytes]) -> str:
+    log.seek(0)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:])
 
 
 def _until_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
@@ -83,7 +95,7 @@ def _until_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadlin
             pass
         code = process.poll()
         if code is not None:
-            raise InvalidParameter("model", None, f"a server that starts (it ended with {code})")
+            raise TandemError(f"the server ended with status {code} before it was ready")
         if time.perf_counter() > deadline:
             raise TimeoutError("the server was not ready in time")
         time.sleep(_POLL)

@@ -22,8 +22,6 @@ from tandem.protocol.sampling import SamplingParams
 
 SLACK = 1.05
 """For fragments: steps of other sizes cut the allocator's memory otherwise."""
-MANY = 8
-"""Prompts in one step, as most steps have at most."""
 SHORT_CHUNK = 32
 """Tokens of each prompt where many are computed at once, to load the kernels of such steps."""
 
@@ -38,15 +36,24 @@ def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.de
     seats = config.scheduler.max_num_seqs
     whole, rest = divmod(budget, longest)
     _run_step(config, runner, ([longest] * whole + [rest] * bool(rest))[:seats])
-    chunk = min(SHORT_CHUNK, longest)
-    for power in range(min(seats, budget // chunk, MANY).bit_length()):
-        _run_step(config, runner, [chunk] * 2**power)
     for count in (seats, 1):
         _draw(config, runner, device, count)
+    load_kernels(config, runner, device)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
     torch.cuda.empty_cache()
     return int(peak * SLACK)
+
+
+@torch.inference_mode()
+def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
+    """Run what is built by the number of prompts in a step, or of rows that draw: each power of two
+    and the most there can be."""
+    most = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
+    for count in sorted({*(2**power for power in range(most.bit_length())), most}):
+        chunk = config.scheduler.max_num_batched_tokens // count
+        _run_step(config, runner, [min(SHORT_CHUNK, config.max_model_len, chunk)] * count)
+        runner.model.logits(_random_hidden(config, runner, device, count))
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:
@@ -70,9 +77,7 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
 def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
     """``count`` rows draw: the best token, any token, one under filters with scores; then a prompt
     is scored."""
-    hidden = torch.zeros(
-        count, config.facts.hidden_size, dtype=runner.slab.layers[0].dtype, device=device
-    ).normal_()
+    hidden = _random_hidden(config, runner, device, count)
     few = min(5, config.model.max_logprobs)
     for params in (
         SamplingParams(temperature=0.0, seed=0),
@@ -91,3 +96,10 @@ def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count
         )
     part = hidden[:PROMPT_LOGPROB_ROWS]
     score_prompt(runner.model.logits(part), [0] * len(part), config.model.max_logprobs)
+
+
+def _random_hidden(
+    config: EngineConfig, runner: ModelRunner, device: torch.device, count: int
+) -> torch.Tensor:
+    dtype = runner.slab.layers[0].dtype
+    return torch.randn(count, config.facts.hidden_size, dtype=dtype, device=device)

@@ -1,0 +1,32 @@
+"""What is run before a worker is ready, so that nothing is compiled later, in a request."""
+
+import torch
+from tests.engine_run.run_driver import Driver
+from tests.engine_run.tiny_models import folder_of
+
+from tandem.engine.worker.profile import load_kernels
+
+
+def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
+    """By powers of two, as kernels are built by them, and the most that there can be; each step
+    within its budget of tokens."""
+    driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=11)
+    runner, steps, draws = driver.runner, [], []
+    hidden, logits = runner.hidden, runner.model.logits
+
+    def step(inputs):
+        steps.append((len(inputs.sequences.seq_lens), len(inputs.positions)))
+        return hidden(inputs)
+
+    def draw(rows):
+        draws.append(len(rows))
+        return logits(rows)
+
+    of_model = type(runner.model)
+
+    monkeypatch.setattr(type(runner), "hidden", lambda _, inputs: step(inputs))
+    monkeypatch.setattr(of_model, "logits", lambda _, rows: draw(rows))
+    load_kernels(driver.config, runner, torch.device("cpu"))
+    assert [count for count, _ in steps] == draws == [1, 2, 4, 8, 11]
+    budget = driver.config.scheduler.max_num_batched_tokens
+    assert all(count <= tokens <= budget for count, tokens in steps)

@@ -16,8 +16,8 @@ from tests.operator.builders import service
 from tests.operator.control_plane import TOKEN, ControlPlane
 from tests.operator.harness import poll
 
-from tandem.operator import watch
 from tandem.operator.cluster import Cluster
+from tandem.operator.loop import watch
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
 

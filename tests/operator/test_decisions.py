@@ -9,25 +9,25 @@ import msgspec
 import pytest
 from tests.operator.builders import spec
 
-from tandem.operator import observe
 from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Condition, LLMServiceStatus, ModelStatus
-from tandem.operator.apply import marks
-from tandem.operator.capability import unsupported
 from tandem.operator.clock import time_text
+from tandem.operator.cluster.apply import marks
+from tandem.operator.cluster.events import transitions
+from tandem.operator.cluster.tamper import RESTARTED_AT, is_tampered, untampered
+from tandem.operator.decide import observe
+from tandem.operator.decide.modelcheck import judge
+from tandem.operator.decide.observe import JobView, PodView, WorkloadView
+from tandem.operator.decide.plan import Seen, decision, see
+from tandem.operator.decide.scaling import wanted
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import source_digest
-from tandem.operator.events import transitions
-from tandem.operator.fleet import links_of
-from tandem.operator.gather import Snapshot
-from tandem.operator.modelcheck import judge
-from tandem.operator.observe import JobView, PodView, WorkloadView
-from tandem.operator.plan import Seen, decision, see
-from tandem.operator.scaling import wanted
+from tandem.operator.probes.fleet import links_of
 from tandem.operator.settings import OperatorSettings
-from tandem.operator.tamper import RESTARTED_AT, is_tampered, untampered
 from tandem.protocol import names
 
 NOW = 1_800_000_000.0

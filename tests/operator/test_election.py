@@ -12,9 +12,9 @@ from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import poll
 
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.leader import Leader
+from tandem.operator.loop.leader import Leader
+from tandem.operator.loop.resync import Resync
 from tandem.operator.metrics import OperatorMetrics
-from tandem.operator.resync import Resync
 from tandem.operator.settings import OperatorSettings
 
 SETTINGS = OperatorSettings(lease_seconds=1.5, renew_deadline=0.8, retry_seconds=0.1)

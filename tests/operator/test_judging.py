@@ -18,17 +18,18 @@ from tandem.operator.api.status import (
     ModelStatus,
     RolloutStatus,
 )
-from tandem.operator.canary import Question, Verdict
 from tandem.operator.clock import time_text
+from tandem.operator.decide.modelcheck import ModelVerdict
+from tandem.operator.decide.observe import PodView
+from tandem.operator.decide.plan import judged, serving
+from tandem.operator.decide.rollout import Decision, Phase
+from tandem.operator.decide.scaling import Wanted
+from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.decide.verdict import Verdict
 from tandem.operator.desired.naming import Identity, Role
 from tandem.operator.desired.revision import service_revision
-from tandem.operator.modelcheck import ModelVerdict
-from tandem.operator.observe import PodView
-from tandem.operator.plan import judged, serving
-from tandem.operator.probing import Probes
-from tandem.operator.rollout import Decision, Phase
-from tandem.operator.scaling import Wanted
-from tandem.operator.status import Picture, status_of
+from tandem.operator.probes.canary import Question
+from tandem.operator.probes.probing import Probes
 
 NOW = 1_800_000_000.0
 OLD = {"prefill": "p1", "decode": "d1", "router": "r"}

@@ -6,8 +6,8 @@ import pytest
 
 from tandem.operator.api.status import Keys
 from tandem.operator.clock import time_text
+from tandem.operator.decide.keyring import KeyPlan, may_speak, plan_keys
 from tandem.operator.desired.naming import Role
-from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
 
 NOW = 1_800_000_000.0
 PUBLISH_SECONDS = 90.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tandem.operator.loop.queue import LAST_BACKOFF, WorkQueue
 from tandem.operator.metrics import OperatorMetrics
-from tandem.operator.queue import LAST_BACKOFF, WorkQueue
 
 A, B = ("ns", "a"), ("ns", "b")
 

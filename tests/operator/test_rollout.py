@@ -8,9 +8,7 @@ import pytest
 from tandem.operator.api.service import Surge
 from tandem.operator.api.status import RolloutStatus
 from tandem.operator.clock import time_text
-from tandem.operator.desired.naming import Role
-from tandem.operator.desired.revision import service_revision
-from tandem.operator.rollout import (
+from tandem.operator.decide.rollout import (
     Decision,
     Phase,
     RevisionView,
@@ -19,6 +17,8 @@ from tandem.operator.rollout import (
     decide,
     token_of,
 )
+from tandem.operator.desired.naming import Role
+from tandem.operator.desired.revision import service_revision
 
 NOW = 1_800_000_000.0
 OLD = {"prefill": "old", "decode": "old", "router": "r"}

@@ -17,15 +17,23 @@ from typing import Any
 import msgspec
 import zmq
 
-from tandem.operator import plan
 from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Condition, LLMServiceStatus
 from tandem.operator.api.values import API_VERSION
-from tandem.operator.apply import Applier, marks
-from tandem.operator.canary import Question
 from tandem.operator.clock import time_text
 from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.apply import Applier, marks
+from tandem.operator.cluster.events import event, transitions
+from tandem.operator.cluster.gather import missing_reference, snapshot
+from tandem.operator.cluster.repair import Repairs
+from tandem.operator.decide import plan
+from tandem.operator.decide.keyring import KeyPlan, may_speak, plan_keys
+from tandem.operator.decide.modelcheck import ModelVerdict, judge
+from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.rollout import Decision, Phase, token_name
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.status import Picture, Word, status_of
 from tandem.operator.desired import secrets
 from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
@@ -35,17 +43,10 @@ from tandem.operator.desired.policy import probe_port
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.router import canary_secret, url
 from tandem.operator.desired.workload import deployment, rendered
-from tandem.operator.events import event, transitions
-from tandem.operator.gather import Snapshot, missing_reference, snapshot
-from tandem.operator.keyring import KeyPlan, may_speak, plan_keys
-from tandem.operator.keywatch import KeyWatch
-from tandem.operator.modelcheck import ModelVerdict, judge
-from tandem.operator.plan import Seen
-from tandem.operator.probing import Key, Probes
-from tandem.operator.repair import Repairs
-from tandem.operator.rollout import Decision, Phase, token_name
+from tandem.operator.probes.canary import Question
+from tandem.operator.probes.keywatch import KeyWatch
+from tandem.operator.probes.probing import Key, Probes
 from tandem.operator.settings import OperatorSettings
-from tandem.operator.status import Picture, Word, status_of
 from tandem.protocol import names
 
 logger = logging.getLogger(__name__)

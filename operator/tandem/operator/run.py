@@ -13,18 +13,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tandem.operator import queue as queues
-from tandem.operator import watch
-from tandem.operator.apply import Applier
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.keywatch import KeyWatch
-from tandem.operator.leader import Leader
+from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.repair import Repairs
+from tandem.operator.loop import queue as queues
+from tandem.operator.loop import watch
+from tandem.operator.loop.leader import Leader
+from tandem.operator.loop.queue import WorkQueue
+from tandem.operator.loop.resync import Resync
 from tandem.operator.metrics import OperatorMetrics
-from tandem.operator.probing import Probes
-from tandem.operator.queue import WorkQueue
+from tandem.operator.probes.keywatch import KeyWatch
+from tandem.operator.probes.probing import Probes
 from tandem.operator.reconcile import Reconciler
-from tandem.operator.repair import Repairs
-from tandem.operator.resync import Resync
 from tandem.operator.server import Server
 from tandem.operator.settings import OperatorSettings
 

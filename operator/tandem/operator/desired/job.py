@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tandem.operator.capability import unsupported
 from tandem.operator.desired import model as models
+from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
 from tandem.operator.desired.pod import FETCH, fetch_container, pod_security, scratch_volumes

@@ -11,10 +11,10 @@ import msgspec
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import ModelStatus
+from tandem.operator.decide.observe import JobView
 from tandem.operator.desired.model import Delivery, delivery
 from tandem.operator.desired.naming import WORKERS
 from tandem.operator.desired.policy import worker_role
-from tandem.operator.observe import JobView
 
 _HOPELESS = {
     Reason.CLAIM_NOT_FOUND,

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from tandem.operator.api.status import Links
-from tandem.operator.canary import Question, Verdict, ask
-from tandem.operator.fleet import read_links
+from tandem.operator.decide.verdict import Verdict
+from tandem.operator.probes.canary import Question, ask
+from tandem.operator.probes.fleet import read_links
 
 Key = tuple[str, str]
 _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0

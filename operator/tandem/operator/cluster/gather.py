@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
-
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.model import SourceType
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.cluster import Cluster
+from tandem.operator.cluster.client import Cluster
+from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.naming import Identity, Manifest
 from tandem.protocol.names import LABEL_SERVICE
 
@@ -34,20 +33,6 @@ CHILDREN = (
     "ServiceAccount",
 )
 """Kinds of children, all found by one label."""
-
-
-class Snapshot(msgspec.Struct, frozen=True):
-    """Children by kind and name."""
-
-    by_kind: dict[str, dict[str, Manifest]]
-
-    def of(self, kind: str) -> Iterable[Manifest]:
-        """Objects of a kind."""
-        return self.by_kind.get(kind, {}).values()
-
-    def find(self, kind: str, name: str) -> Manifest | None:
-        """One object, or None."""
-        return self.by_kind.get(kind, {}).get(name)
 
 
 def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, owner: Identity, since: str) -> Snapshot:

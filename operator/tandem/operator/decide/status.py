@@ -24,16 +24,16 @@ from tandem.operator.api.status import (
     Summary,
 )
 from tandem.operator.api.transfer import NodeLocalMode
-from tandem.operator.canary import Verdict
 from tandem.operator.clock import time_text
+from tandem.operator.decide.modelcheck import ModelVerdict
+from tandem.operator.decide.observe import PodView, Problem, WorkloadView
+from tandem.operator.decide.rollout import Decision, Phase, token_name
+from tandem.operator.decide.scaling import Wanted
+from tandem.operator.decide.verdict import Verdict
 from tandem.operator.desired.naming import WORKERS, Identity, Role
 from tandem.operator.desired.policy import is_external, node_local_volume
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.workload import RevisionKey
-from tandem.operator.modelcheck import ModelVerdict
-from tandem.operator.observe import PodView, Problem, WorkloadView
-from tandem.operator.rollout import Decision, Phase, token_name
-from tandem.operator.scaling import Wanted
 
 Truth = Literal["True", "False", "Unknown"]
 Word = tuple[Truth, Reason, str]

@@ -14,13 +14,13 @@ from threading import Lock
 
 import msgspec
 
-from tandem.operator.apply import Applier
-from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.client import Cluster, ClusterError
+from tandem.operator.cluster.tamper import is_tampered
+from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import Objects
 from tandem.operator.desired.naming import Manifest
-from tandem.operator.gather import Snapshot
 from tandem.operator.metrics import OperatorMetrics
-from tandem.operator.tamper import is_tampered
 
 logger = logging.getLogger(__name__)
 

@@ -9,21 +9,11 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
-from tandem.operator import observe
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus
-from tandem.operator.capability import unsupported
-from tandem.operator.desired.compose import target_revisions
-from tandem.operator.desired.facts import Facts
-from tandem.operator.desired.merge import TemplateConflict
-from tandem.operator.desired.model import job_name
-from tandem.operator.desired.naming import Identity, Manifest, Role
-from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
-from tandem.operator.desired.revision import service_revision, source_digest
-from tandem.operator.desired.workload import RevisionKey, rendered
-from tandem.operator.gather import Snapshot
-from tandem.operator.rollout import (
+from tandem.operator.decide import observe
+from tandem.operator.decide.rollout import (
     Decision,
     Phase,
     RevisionView,
@@ -33,8 +23,18 @@ from tandem.operator.rollout import (
     token_name,
     token_of,
 )
-from tandem.operator.scaling import Wanted, wanted
-from tandem.operator.status import Word
+from tandem.operator.decide.scaling import Wanted, wanted
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.status import Word
+from tandem.operator.desired.capability import unsupported
+from tandem.operator.desired.compose import target_revisions
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.merge import TemplateConflict
+from tandem.operator.desired.model import job_name
+from tandem.operator.desired.naming import Identity, Manifest, Role
+from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
+from tandem.operator.desired.revision import service_revision, source_digest
+from tandem.operator.desired.workload import RevisionKey, rendered
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):

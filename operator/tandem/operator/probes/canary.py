@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tandem.operator.api.conditions import Reason
+from tandem.operator.decide.verdict import Verdict
 from tandem.protocol import names
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,"
@@ -38,16 +39,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     prefill_revision: str | None
     """None asks without hand-off."""
     decode_revision: str
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a canary showed."""
-
-    ok: bool
-    reason: Reason
-    message: str
-    targets: str
-    at: float
 
 
 class CanaryError(Exception):

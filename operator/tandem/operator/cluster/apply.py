@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.client import Cluster, ClusterError
+from tandem.operator.cluster.tamper import is_tampered, untampered
+from tandem.operator.decide.observe import PodView, WorkloadView
+from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.revision import digest
 from tandem.operator.desired.workload import RevisionKey
-from tandem.operator.gather import Snapshot
-from tandem.operator.observe import PodView, WorkloadView
-from tandem.operator.tamper import is_tampered, untampered
 from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
 
 _COST = "controller.kubernetes.io/pod-deletion-cost"

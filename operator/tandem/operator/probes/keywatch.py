@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from threading import Event, Lock
 
 from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.decide.observe import PodView
 from tandem.operator.desired.naming import Role
-from tandem.operator.observe import PodView
 from tandem.protocol.names import ANNOTATION_KEYS_WANTED, ROUTER_PORT
 
 Key = tuple[str, str]

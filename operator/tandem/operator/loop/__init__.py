@@ -1,0 +1,1 @@
+"""Who may work and what wakes them: the Lease, watches, the periodic list and the queue."""

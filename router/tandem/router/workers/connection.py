@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import Protocol
 
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
 from tandem.protocol.commands import Command, Reply
@@ -33,17 +34,41 @@ from tandem.protocol.messages import (
     decode_to_router,
     encode,
 )
-from tandem.protocol.outputs import Accepted, Failed, Refused
+from tandem.protocol.outputs import Accepted, BlockEvents, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.workers.dealer import Dealer
 from tandem.router.workers.liveness import Liveness
-from tandem.router.workers.seams import LinkContext, LinkState, Listener, Sink
+from tandem.router.workers.seams import LinkContext, LinkState, Sink
 
 logger = logging.getLogger(__name__)
 
 _HELLO_RETRY = 0.1
 _HELLO_RETRY_MAX = 5.0
 _BEAT = encode(Beat())
+
+
+class Listener(Protocol):
+    """Where a worker's own news go (the pool); called in the loop, never blocks."""
+
+    def on_up(self, connection: WorkerConnection, card: ModelCard) -> None:
+        """WELCOME came."""
+        ...
+
+    def on_lost(self, connection: WorkerConnection, incarnation: Incarnation, reason: str) -> None:
+        """The link ended; every key on it has been failed. Follows ``on_up``, once."""
+        ...
+
+    def on_beat(self, connection: WorkerConnection, beat: WorkerBeat) -> None:
+        """The worker lives."""
+        ...
+
+    def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
+        """Its prefix cache changed."""
+        ...
+
+    def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
+        """It will end within ``grace_ms``."""
+        ...
 
 
 class WorkerConnection:

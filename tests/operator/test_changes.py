@@ -229,6 +229,19 @@ def test_a_refused_change_leaves_the_running_service_alone(harness: Harness):
     assert harness.condition("Ready")[0] == "True"
 
 
+def test_a_refusal_ends_when_its_cause_does(harness: Harness):
+    """A priority class that comes after the service that names it: the next look finds it."""
+    late = f"late-{harness.namespace}"
+    harness.create(decode__podTemplate={"spec": {"priorityClassName": late}})
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid", 10)
+    assert late in harness.condition("Accepted")[2]
+    harness.plane.kubectl("create", "priorityclass", late, "--value=7")
+    harness.kubectl("annotate", "llm", "demo", "look=again")
+    harness.wait(lambda: harness.condition("Accepted")[0] == "True", 10)
+    harness.ready()
+    harness.plane.kubectl("delete", "priorityclass", late)
+
+
 def test_a_missing_claim_is_named(harness: Harness):
     """A volume that is not there is in the condition at once; no pod waits for it."""
     harness.create(model__source__persistentVolumeClaim={"claimName": "nowhere"})

@@ -74,7 +74,7 @@ class Reconciler:
         self._repairs = repairs
         self._keywatch = keywatch
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="lists")
-        self._accepted: dict[Key, tuple[str, Word]] = {}
+        self._accepted: dict[Key, str] = {}
 
     def __call__(self, key: Key) -> float | None:
         """Look at a service; seconds until it should be looked at again, None for no hurry."""
@@ -159,14 +159,16 @@ class Reconciler:
         return msgspec.structs.replace(facts, key_generation=keys.active, publics=publics)
 
     def _accept(self, key: Key, seen: Seen, facts: Facts) -> Word:
-        """The Accepted condition; the API server is asked once per revision and generation."""
+        """The Accepted condition; the API server is asked until it has accepted a revision.
+
+        A refusal may end without a change here: a priority class or a quota comes later.
+        """
         word = plan.accepted(facts)
         if word[0] != "True":
             return word
         asked = f"{seen.generation} {sorted(target_revisions(facts).items())}"
-        known = self._accepted.get(key)
-        if known is not None and known[0] == asked:
-            return known[1]
+        if self._accepted.get(key) == asked:
+            return word
         for role in Role:
             revision = facts.revision(role)
             if (role, revision) in seen.workloads:
@@ -174,9 +176,8 @@ class Reconciler:
             manifest = deployment(facts, role, revision, 0, rendered(facts, role))
             said = self._applier.refusal(manifest)
             if said is not None:
-                word = ("False", Reason.POD_TEMPLATE_INVALID, f"{role}: {said}")
-                break
-        self._accepted[key] = (asked, word)
+                return ("False", Reason.POD_TEMPLATE_INVALID, f"{role}: {said}")
+        self._accepted[key] = asked
         return word
 
     def _write(

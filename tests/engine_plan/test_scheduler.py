@@ -31,6 +31,18 @@ def test_decodes_go_before_chunks_and_share_the_budget():
     assert shape_of(next_plan(harness)) == [(0, 5, 1, (0,)), (1, 15, 5, (0,)), (2, 0, 9, (0,))]
 
 
+def test_prompts_are_cut_shorter_beside_decodes():
+    """A step with decodes holds fewer tokens, so that none of them waits long for its next."""
+    harness = Harness(max_num_batched_tokens=64, max_num_mixed_tokens=9, max_num_seqs=8)
+    harness.add(request_of("a", 40, params=long_running()))
+    harness.add(request_of("b", 40))
+
+    assert shape_of(next_plan(harness)) == [(0, 0, 40, (0,)), (1, 0, 24, ())]
+    assert shape_of(next_plan(harness)) == [(0, 40, 1, (0,)), (1, 24, 8, ())]
+    assert shape_of(next_plan(harness)) == [(0, 41, 1, (0,)), (1, 32, 8, (0,))]
+    assert harness.core.scheduler.take_stats().planned_tokens == 64 + 9 + 9
+
+
 def test_long_prompts_leave_room_for_others():
     """The threshold bounds one prompt's chunk, so that a short one starts in the same step."""
     harness = Harness(max_num_batched_tokens=32, long_prefill_token_threshold=8)

@@ -30,6 +30,12 @@ class SchedulerConfig:
         f"{GPU_BATCHED_TOKENS} on GPUs unless given.",
         unit="tokens",
     )
+    max_num_mixed_tokens: int | None = setting(
+        None,
+        "Tokens of a step in which some sequence decodes, its prompt chunks included; none is "
+        "max_num_batched_tokens. Less keeps the gaps between tokens short while prompts come.",
+        unit="tokens",
+    )
     long_prefill_token_threshold: int | None = setting(
         None,
         "Prompt tokens of one request in one step, at most; none is the whole budget.",
@@ -62,6 +68,10 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        # As many decodes and no room for a prompt beside them would keep it waiting for ever.
+        check_optional_integer(
+            "max_num_mixed_tokens", self.max_num_mixed_tokens, self.max_num_seqs + 1
+        )
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)

@@ -19,11 +19,13 @@ from tandem.engine.scheduler.settle import Chunk
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("budget", "chunks", "decodes", "due", "new", "prompts")
+    __slots__ = ("budget", "chunks", "decodes", "due", "new", "num_tokens", "prompts")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         """Tokens that still fit."""
+        self.num_tokens = 0
+        """Tokens of all rows so far."""
         self.decodes: list[StepRow] = []
         self.prompts: list[StepRow] = []
         self.new: list[NewSequence] = []
@@ -43,6 +45,7 @@ class Planner:
         self._gates = roster.gates
         self._remote = remote
         self._budget = config.max_num_batched_tokens
+        self._mixed = min(config.max_num_mixed_tokens or self._budget, self._budget)
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
 
@@ -63,7 +66,7 @@ class Planner:
         for request in draft.due:
             self._manager.cache_full(request)
         dropped, self._roster.dropped = self._roster.dropped, []
-        self._roster.stats.planned_tokens += self._budget - draft.budget
+        self._roster.stats.planned_tokens += draft.num_tokens
         return SchedulerOutput(
             step=step,
             rows=(*draft.decodes, *draft.prompts),
@@ -111,7 +114,8 @@ class Planner:
             if known >= request.cache_due:
                 draft.due.append(request)
             budget -= 1
-        draft.budget = budget
+        draft.num_tokens = len(draft.decodes)
+        draft.budget = min(budget, self._mixed - draft.num_tokens) if draft.decodes else budget
         return prompts, preempted
 
     def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
@@ -145,6 +149,7 @@ class Planner:
         if end >= request.cache_due:
             draft.due.append(request)
         draft.budget -= count
+        draft.num_tokens += count
 
     def _draft_waiting(self, draft: Draft, now: float) -> None:
         """Start requests from the queue while tokens, seats and blocks last."""

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import zmq
 
+from tandem.operator.api import reading
 from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import Condition, LLMServiceStatus
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.clock import time_text
@@ -86,9 +86,9 @@ class Reconciler:
             self._accepted.pop(key, None)
             return None
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
-        status = _status_of(resource)
+        status = reading.status_of(resource)
         try:
-            spec = msgspec.convert(resource["spec"], LLMServiceSpec)
+            spec = reading.spec_of(resource)
         except msgspec.ValidationError as error:
             self._refuse(owner, resource, status, str(error))
             return None
@@ -350,14 +350,6 @@ class Reconciler:
     def close(self) -> None:
         """Let go of threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _status_of(resource: Manifest) -> LLMServiceStatus:
-    """The status as it is; one of another version that cannot be read is made anew."""
-    try:
-        return msgspec.convert(resource.get("status") or {}, LLMServiceStatus)
-    except msgspec.ValidationError:
-        return LLMServiceStatus()
 
 
 def _status_manifest(owner: Identity, status: LLMServiceStatus) -> dict[str, Any]:

@@ -49,6 +49,9 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     """P's number of the GPU that holds them; None is the host."""
 
 
+_cards = msgspec.msgpack.Decoder(NixlCard)  # built once: threads must not do it side by side
+
+
 class _Link:
     """One producer."""
 
@@ -103,7 +106,7 @@ class NixlTransport:
         """Load the peer's metadata; UCX connects with the first read."""
         self.close(peer)
         try:
-            where = msgspec.msgpack.decode(card, type=NixlCard)
+            where = _cards.decode(card)
             name = self._agent.add_remote_agent(where.metadata)
         except Exception as error:
             raise TransportError(f"nixl: cannot load the peer: {error}") from error

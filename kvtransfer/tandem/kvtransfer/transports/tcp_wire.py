@@ -32,6 +32,9 @@ class TcpCard(msgspec.Struct, frozen=True, array_like=True):
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
+_cards = msgspec.msgpack.Decoder(TcpCard)  # built once: threads must not do it side by side
+
+
 def encode_card(card: TcpCard) -> bytes:
     """For WELCOME."""
     return msgspec.msgpack.encode(card)
@@ -40,6 +43,6 @@ def encode_card(card: TcpCard) -> bytes:
 def decode_card(data: bytes) -> TcpCard:
     """From WELCOME, or TransportError."""
     try:
-        return msgspec.msgpack.decode(data, type=TcpCard)
+        return _cards.decode(data)
     except msgspec.MsgspecError as error:
         raise TransportError(f"tcp: not a card: {error}") from error

@@ -42,6 +42,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_model_len: int | None = None
 
 
+_reports = msgspec.json.Decoder(Report)  # built once: threads must not do it side by side
+
+
 class ModelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The ModelReady condition, and what is pinned."""
 
@@ -107,7 +110,7 @@ def _report(job: JobView | None) -> Report | None:
     if job is None or job.report is None:
         return None
     try:
-        return msgspec.json.decode(job.report.strip().splitlines()[-1], type=Report)
+        return _reports.decode(job.report.strip().splitlines()[-1])
     except (msgspec.MsgspecError, IndexError):
         return Report(ok=False, message=job.report[-800:]) if job.failed else None
 

@@ -11,20 +11,17 @@ it up). Another cluster must be able to pull the images; TANDEM_E2E_IMAGE_PREFIX
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from tests.cluster import archives, build, layout, lifecycle
 from tests.cluster.processes import ClusterError
 from tests.e2e_cluster import setup
@@ -68,16 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     top.add_argument("--kubeconfig", type=Path, help="run against this cluster")
     top.add_argument("--keep", action="store_true", help="leave the cluster up")
-    top.add_argument("--again", action="store_true", help="run tests that failed once more")
     given, rest = top.parse_known_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was raised is ended
     steps = Steps()
     try:
         if given.kubeconfig is not None:
             with steps.step("suite"):
-                environment = {setup.ENV_RUN: "given", "KUBECONFIG": str(given.kubeconfig)}
-                return suite(environment, rest, again=given.again)
-        return on_own_cluster(steps, rest, keep=given.keep, again=given.again)
+                return suite({setup.ENV_RUN: "given", "KUBECONFIG": str(given.kubeconfig)}, rest)
+        return on_own_cluster(steps, rest, keep=given.keep)
     except ClusterError as error:
         print(f"e2e: {error}", file=sys.stderr)
         return 1
@@ -85,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(steps.table(), flush=True)
 
 
-def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool, again: bool) -> int:
+def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool) -> int:
     """Raise, run, take down; pytest's exit status."""
     models = prepared(steps)
     try:
@@ -100,7 +95,7 @@ def on_own_cluster(steps: Steps, arguments: Sequence[str], *, keep: bool, again:
             "PATH": f"{layout.BIN}:{os.environ['PATH']}",
         }
         with steps.step("suite"):
-            return suite(environment, arguments, again=again)
+            return suite(environment, arguments)
     finally:
         if not keep:
             with steps.step("down"):
@@ -166,33 +161,19 @@ def model_image(folder: Path) -> None:
         stamp.write_text(digest)
 
 
-def suite(environment: dict[str, str], arguments: Sequence[str], *, again: bool = False) -> int:
-    """Run the tests, with ``again`` those that failed a second time; pytest's exit status."""
+def suite(environment: dict[str, str], arguments: Sequence[str]) -> int:
+    """Run the tests; pytest's exit status."""
     chosen = [word for word in arguments if word.startswith("tests")] or ["tests/e2e_cluster"]
     options = [word for word in arguments if not word.startswith("tests")]
-    with tempfile.TemporaryDirectory() as cache:
-        words = [sys.executable, "-m", "pytest", "-m", "cluster", "-v", "--durations=0"]
-        words += ["--durations-min=1", "-o", f"cache_dir={cache}", *options]
-
-        def run(*more: str) -> int:
-            return subprocess.run(
-                [*words, *more],
-                cwd=layout.REPOSITORY,
-                env={**os.environ, **environment},
-                timeout=SUITE_SECONDS,
-                check=False,
-            ).returncode
-
-        status = run(*chosen)
-        if status != pytest.ExitCode.TESTS_FAILED or not again:
-            return status
-        failures = Path(cache) / "v/cache/lastfailed"
-        failed = json.loads(failures.read_text())
-        status = run(*failed)
-        still = json.loads(failures.read_text())
-    for name in failed:
-        print(f"failed {'again' if name in still else 'once, then passed'}: {name}", flush=True)
-    return status
+    words = [sys.executable, "-m", "pytest", "-m", "cluster", "-v", "--durations=0"]
+    done = subprocess.run(
+        [*words, "--durations-min=1", "-p", "no:cacheprovider", *options, *chosen],
+        cwd=layout.REPOSITORY,
+        env={**os.environ, **environment},
+        timeout=SUITE_SECONDS,
+        check=False,
+    )
+    return done.returncode
 
 
 if __name__ == "__main__":

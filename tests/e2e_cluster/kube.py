@@ -91,9 +91,11 @@ class Kube:
         """Delete an object; it may be gone already."""
         self.run("delete", kind, name, "--ignore-not-found", *more, seconds=seconds)
 
-    def patch(self, kind: str, name: str, patch: Json) -> None:
-        """A merge patch."""
-        self.run("patch", kind, name, "--type=merge", "-p", json.dumps(patch))
+    def patch(self, kind: str, name: str, patch: Json) -> Json:
+        """A merge patch; the object as the API server then has it."""
+        words = ("patch", kind, name, "--type=merge", "-p", json.dumps(patch), "-o", "json")
+        patched: Json = json.loads(self.run(*words))
+        return patched
 
     def execute(self, pod: str, *command: str, container: str = "main") -> str:
         """Output of a command in a pod."""

@@ -92,13 +92,16 @@ def test_an_edited_child_is_put_right(service: Service, kind: str) -> None:
     child = next(each for each in children(service) if address(each)[0] == kind)
     name = pods.name_of(child)
     before = service.kube.get(kind, name)
-    service.kube.patch(kind, name, EDITS[kind])
 
-    def repaired() -> bool:
-        now = service.kube.get(kind, name)
+    def as_before(now: Json) -> bool:
         return all(now.get(field) == before.get(field) for field in ("spec", "rules"))
 
-    wait_for(f"{kind} {name} to be put right", repaired, seconds=REPAIR_SECONDS)
+    assert not as_before(service.kube.patch(kind, name, EDITS[kind])), "the edit took hold"
+    wait_for(
+        f"{kind} {name} to be put right",
+        lambda: as_before(service.kube.get(kind, name)),
+        seconds=REPAIR_SECONDS,
+    )
     service.wait_ready()
 
 

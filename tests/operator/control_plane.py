@@ -14,11 +14,12 @@ import shutil
 import socket
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -85,6 +86,18 @@ class ControlPlane:
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done.stdout if check else done.stdout + done.stderr
+
+    @contextlib.contextmanager
+    def kubectl_output(self, *arguments: str) -> Iterator[Callable[[], str]]:
+        """kubectl while it runs; what is yielded gives its output so far."""
+        command = [str(binary("kubectl")), "--kubeconfig", str(self.kubeconfig()), *arguments]
+        with tempfile.NamedTemporaryFile() as output:
+            process = subprocess.Popen(command, stdout=output)
+            try:
+                yield lambda: Path(output.name).read_text()
+            finally:
+                process.terminate()
+                process.wait(timeout=10)
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         """A process whose log is ``name``.log."""

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,10 @@ def poll(what: Callable[[], Any], seconds: float) -> float | None:
     return None
 
 
+def _blanks(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
 class Harness:
     """One namespace."""
 
@@ -75,6 +80,26 @@ class Harness:
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """kubectl in the namespace."""
         return self.plane.kubectl("-n", self.namespace, *arguments, stdin=stdin, check=check)
+
+    @contextmanager
+    def watch(
+        self, kind: str, selector: str
+    ) -> Iterator[Callable[[], list[tuple[str, dict[str, Any]]]]]:
+        """Every change from now on; what is yielded gives (type of event, object) so far."""
+        words = ("-n", self.namespace, "get", kind, "-l", selector, "-o", "json")
+        with self.plane.kubectl_output(*words, "--watch", "--output-watch-events") as read:
+
+            def seen() -> list[tuple[str, dict[str, Any]]]:
+                text, found, at = read(), [], 0
+                while text[at:].strip():
+                    try:
+                        event, at = json.JSONDecoder().raw_decode(text, at + _blanks(text[at:]))
+                    except json.JSONDecodeError:  # the last one is still being written
+                        break
+                    found.append((event["type"], event["object"]))
+                return found
+
+            yield seen
 
     def create(self, name: str = "demo", **changes: Any) -> None:
         """An LLMService."""

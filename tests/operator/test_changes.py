@@ -125,22 +125,34 @@ def test_a_scaler_decides_within_bounds(harness: Harness):
     harness.wait(lambda: harness.replicas()[name] == 1, 5)
 
 
+def is_marked(pod: Pod) -> bool:
+    """Whether routers are told that it will leave."""
+    marked: bool = pod["metadata"].get("annotations", {}).get(names.ANNOTATION_DRAINING) == "true"
+    return marked
+
+
 def test_a_pod_that_will_leave_is_marked_first(harness: Harness):
     """Before a Deployment shrinks, the pod that is to go is marked for the routers."""
     harness.create(decode__replicas=3)
     harness.ready()
-    harness.change({"spec": {"decode": {"replicas": 2}}})
-    harness.wait(lambda: len(pods(harness, "decode")) == 2, 10)
-
-    def marked() -> list[Pod]:
-        return [
-            pod
-            for pod in pods(harness, "decode")
-            if pod["metadata"]["annotations"].get(names.ANNOTATION_DRAINING) == "true"
-        ]
-
+    with harness.watch("pods", f"{names.LABEL_ROLE}=decode") as seen:
+        harness.wait(lambda: len(seen()) >= 3, 10, "a watch")
+        assert not any(is_marked(pod) for _, pod in seen())
+        harness.change({"spec": {"decode": {"replicas": 2}}})
+        harness.wait(lambda: len(pods(harness, "decode")) == 2, 10)
+        harness.wait(lambda: any(kind == "DELETED" for kind, _ in seen()), 10, "its end is heard")
+        changes = seen()
+    mark = next(at for at, (_, pod) in enumerate(changes) if is_marked(pod))
+    leave = next(
+        at
+        for at, (kind, pod) in enumerate(changes)
+        if kind == "DELETED" or "deletionTimestamp" in pod["metadata"]
+    )
+    assert mark < leave
     # A controller that has not heard of the mark yet takes another pod; then the mark goes.
-    harness.wait(lambda: not marked(), 10, "nobody who stays is marked")
+    harness.wait(
+        lambda: not any(map(is_marked, pods(harness, "decode"))), 10, "nobody who stays is marked"
+    )
 
 
 def test_a_rotation_publishes_before_it_rolls(harness: Harness):

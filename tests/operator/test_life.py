@@ -115,10 +115,12 @@ def test_edited_children_are_put_right(
     """An edit by hand lasts five seconds at most."""
     harness.create()
     harness.ready()
-    before = harness.kubectl("get", kind, name, "-o", f"jsonpath={path}")
-    harness.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(patch))
+    show = ("-o", f"jsonpath={path}")
+    before = harness.kubectl("get", kind, name, *show)
+    edited = harness.kubectl("patch", kind, name, "--type=merge", "-p", json.dumps(patch), *show)
+    assert edited != before, "the edit took hold"
     harness.wait(
-        lambda: harness.kubectl("get", kind, name, "-o", f"jsonpath={path}") == before,
+        lambda: harness.kubectl("get", kind, name, *show) == before,
         REPAIR_SECONDS,
         f"{kind} {name} as it was",
     )

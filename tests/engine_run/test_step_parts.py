@@ -5,15 +5,18 @@ import pytest
 import torch
 from tests.engine_run.tiny_models import MODELS, folder_of
 
+from tandem.engine.attention.paged import PagedAttention
 from tandem.engine.config import EngineConfig
+from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.quant.composed import ComposedProduct
-from tandem.engine.quant.dense import DenseProduct
+from tandem.engine.quant.dense import DenseMethod, DenseProduct
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.events import PAST, moment
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
+from tandem.engine.worker.staging import StepShape
 
 CPU = torch.device("cpu")
 
@@ -61,6 +64,26 @@ def test_products_with_their_neighbours_are_the_same_sums(rows, with_bias):
     assert dense.in_float32(x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_a_layer_is_cut_where_its_form_can_be(with_bias):
+    """Two layers give its outputs between them from the same memory; other forms say no."""
+    torch.manual_seed(2)
+    weight, bias, x = (
+        torch.randn(48, 24),
+        torch.randn(48) if with_bias else None,
+        torch.randn(3, 24),
+    )
+    whole = Linear.load(DenseMethod(), weight, bias)
+    parts = whole.split(32)
+    assert parts is not None
+    first, rest = parts
+    assert first(x).shape == (3, 32)
+    torch.testing.assert_close(torch.cat((first(x), rest(x)), 1), whole(x))
+    weight.zero_()
+    assert torch.equal(rest(x), whole(x)[:, 32:])
+    assert Linear(Plain(DenseProduct(weight, bias))).split(32) is None
+
+
 def test_a_stream_is_added_to_in_place():
     """The residual stream is one tensor: what is returned is what was given."""
     stream, weight = torch.zeros(2, 8), torch.ones(8, 4)
@@ -97,3 +120,54 @@ def test_host_buffers_take_turns():
     assert inputs.slots.offsets.tolist() == [*range(5, 16), *range(9)]
     assert inputs.sequences.seq_lens.tolist() == [25]
     assert inputs.sequences.chunk_start.tolist() == [0, 20]
+
+
+def staged(first, counts, num_decodes, wanted, *, spare=None, fit=unpadded):
+    """Three rows of two blocks each, staged; ``wanted`` is tokens, or None."""
+    batch = InputBatch(16, 4)
+    for row, blocks in enumerate(([3, 4], [5, 6], [7, 8])):
+        batch.table.assign(row, blocks)
+    stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=spare)
+    rows = StepRows(np.arange(3), np.array(first), np.array(counts), num_decodes)
+    return stager.stage(rows, wanted, (), fit)
+
+
+@pytest.mark.parametrize("wanted", [[0, 15], [5, 0, 15], [5], []])
+def test_rows_that_want_their_last_token_become_decodes(wanted):
+    """A plan has one query of each row whose last token is wanted, in its order, over its keys."""
+    inputs = staged([9, 12, 0], [1, 5, 10], 1, np.array(wanted, dtype=np.int64))
+    assert inputs.wanted.tolist() == wanted
+    rows = [{0: 0, 5: 1, 15: 2}[token] for token in wanted]
+    assert inputs.sequences.wanted.rows.tolist() == rows
+    whole = PagedAttention(8, None).plan(inputs.sequences)
+    assert whole.decode is not None
+    assert whole.decode.query_start.tolist() == [0, 1]
+    meta = whole.wanted
+    assert meta is not None
+    assert meta.prefill is None
+    assert meta.num_decodes == len(rows)
+    batch = meta.decode
+    assert batch is not None
+    if rows:
+        batch.check()
+    lens, blocks = [10, 17, 10], [[3, 4], [5, 6], [7, 8]]
+    assert batch.query_start.tolist() == list(range(len(rows) + 1))
+    assert batch.seq_lens.tolist() == [lens[row] for row in rows]
+    assert batch.block_tables.tolist() == [blocks[row] for row in rows]
+    assert batch.max_seq_len == max((lens[row] for row in rows), default=0)
+
+
+def test_other_steps_have_no_wanted_rows():
+    """Decodes alone, all tokens, scored positions, and steps that a graph runs."""
+    shape = StepShape(2, 20, 2)
+    several = np.array([0, 5, 15])
+    for inputs in (
+        staged([9, 12, 0], [1, 1, 1], 3, np.array([0, 2])),
+        staged([9, 12, 0], [1, 5, 10], 1, None),
+        staged([9, 12, 0], [1, 5, 10], 1, np.array([0, 5, 15, 6, 7])),
+        staged([9, 12, 0], [1, 5, 10], 1, several, spare=9, fit=lambda _: shape),
+    ):
+        assert inputs.sequences.wanted is None
+        assert PagedAttention(8, None).plan(inputs.sequences).wanted is None
+    assert inputs.wanted.tolist() == [0, 6, 16]
+    assert inputs.sequences.query_start[:3].tolist() == [0, 1, 2]

@@ -8,7 +8,7 @@ from tandem.kernels import BadTensor
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.gemm import linear_add, norm_linear
 from tandem.kernels.norm import add_rms_norm, rms_norm
-from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
+from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv, rotary_q
 
 
 def normed(x, weight, eps):
@@ -93,9 +93,10 @@ def rotated(x, positions, theta=10000.0):
 @pytest.mark.parametrize("tokens", [0, 1, 9])
 @pytest.mark.parametrize("with_norm", [False, True])
 @pytest.mark.parametrize("block_size", [16, 64])
-def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size):
-    """q comes back rotated; K (rotated) and V are in their slots and nowhere else."""
-    heads, kv_heads, dim = 6, 2, 16
+@pytest.mark.parametrize("heads", [6, 0])
+def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size, heads):
+    """q, if any, comes back rotated; K (rotated) and V are in their slots and nowhere else."""
+    kv_heads, dim = 2, 16
     qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
     slab = torch.zeros(5, 3, 2, kv_heads, block_size, dim)
     places = torch.randperm(5 * block_size)[:tokens]
@@ -115,13 +116,33 @@ def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size):
     torch.testing.assert_close(slab, want, atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 9])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_rotary_q_is_the_q_of_rotary_kv(tokens, with_norm):
+    """Queries alone are rotated in place, as they are beside their keys."""
+    heads, dim = 6, 16
+    qkv, norm = torch.randn(tokens, heads + 4, dim), None
+    if with_norm:
+        norm = QKNorm(torch.randn(dim), torch.randn(dim), 1e-6)
+    q = qkv[:, :heads].contiguous()
+    rotation = rotation_of(torch.randint(0, 1000, (tokens,)).float(), dim)
+    slots = Slots(torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens))
+    want = rotary_kv(qkv, torch.zeros(1, 2, 2, 16, dim), rotation, slots, norm)
+    assert rotary_q(q, rotation, norm) is q
+    torch.testing.assert_close(q, want)
+
+
 def test_rotary_kv_refuses_what_does_not_fit():
     """Strided rows, missing heads and slots of another length are named."""
     kv = torch.zeros(2, 2, 2, 16, 8)
     rotation = Rotation(torch.ones(3, 8), torch.zeros(3, 8))
     slots = Slots(torch.zeros(3, dtype=torch.int64), torch.arange(3))
     with pytest.raises(BadTensor, match="dense rows"):
-        rotary_kv(torch.randn(3, 4, 8), kv, rotation, slots)
+        rotary_kv(torch.randn(3, 3, 8), kv, rotation, slots)
+    with pytest.raises(BadTensor, match="dense rows"):
+        rotary_q(torch.randn(3, 4, 8)[:, :2], rotation)
+    with pytest.raises(BadTensor, match="sin has shape"):
+        rotary_q(torch.randn(3, 4, 8), rotation._replace(sin=torch.zeros(2, 8)))
     with pytest.raises(BadTensor, match="cos has shape"):
         rotary_kv(torch.randn(2, 6, 8), kv, rotation, slots)
     with pytest.raises(BadTensor, match=r"slots\.offsets"):

@@ -8,7 +8,7 @@ from tandem.kernels import Backend
 from tandem.kernels.activation import SILU_AND_MUL
 from tandem.kernels.blocks import COPY, DIGEST, PACK, UNPACK, digest, pack, unpack
 from tandem.kernels.norm import ADD_RMS_NORM, RMS_NORM
-from tandem.kernels.rotary_kv import ROTARY_KV, QKNorm, Rotation, Slots
+from tandem.kernels.rotary_kv import ROTARY_KV, ROTARY_Q, QKNorm, Rotation, Slots
 from tandem.kernels.testing import hold
 
 pytestmark = NEEDS
@@ -41,9 +41,11 @@ def test_the_activation_agrees_with_the_reference(rows, dim, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (9, 3, 64), (7, 1, 80)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(4, 2, 16), (9, 3, 64), (7, 1, 80), (0, 2, 16), (0, 5, 80)]
+)
 def test_rotation_and_kv_write_agree_with_the_reference(heads, kv_heads, dim, normed, dtype):
-    """q, k and v end where the reference puts them, and no other slot is touched."""
+    """q (if any), k and v end where the reference puts them, and no other slot is touched."""
     tokens, blocks, page = 6, 5, 4
     qkv = random(tokens, heads + 2 * kv_heads, dim, dtype=dtype)
     slab = random(blocks, 3, 2, kv_heads, page, dim, dtype=dtype)
@@ -53,6 +55,20 @@ def test_rotation_and_kv_write_agree_with_the_reference(heads, kv_heads, dim, no
     slots = Slots((places // page).to(DEVICE), (places % page).to(DEVICE))
     norm = QKNorm(random(dim, dtype=dtype), random(dim, dtype=dtype) + 1, 1e-6) if normed else None
     hold(ROTARY_KV, Backend.TRITON, qkv, slab[:, 1], rotation, slots, norm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dim"), [(0, 4, 16), (1, 9, 64), (6, 7, 80), (3, 16, 128)]
+)
+def test_rotation_of_queries_alone_agrees_with_the_reference(tokens, heads, dim, normed, dtype):
+    """Any number of queries, heads that fill no program, with and without the norm."""
+    q = random(tokens, heads, dim, dtype=dtype)
+    angles = torch.rand(tokens, dim, dtype=torch.float64) * 6
+    rotation = Rotation(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
+    norm = QKNorm(random(dim, dtype=dtype), random(dim, dtype=dtype) + 1, 1e-6) if normed else None
+    hold(ROTARY_Q, Backend.TRITON, q, rotation, norm)
 
 
 @pytest.mark.parametrize("width", [24, 4096, size(1 << 20, 40_000), 37])

@@ -37,6 +37,18 @@ class Metadata:
     """Leading tokens that are the one query of their sequence."""
     decode: PagedBatch | None
     prefill: PagedBatch | None
+    wanted: Metadata | None = None
+    """Of the last tokens of StepSequences.wanted alone, each the one query of its sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """Rows of a step of which the last token alone is wanted, each once."""
+
+    rows: Tensor
+    """int64 [wanted]."""
+    max_len: int
+    """Keys of the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class StepSequences:
     num_decodes: int
     """Leading rows of one query each."""
     query_start: Tensor
-    """int32 [decodes + 1]: 0, 1, 2, ..."""
+    """int32 [rows + 1]: 0, 1, 2, ..."""
     chunk_start: Tensor
     """int32 [chunks + 1]: first query of each other row, counted from the first of them all."""
     seq_lens: Tensor
@@ -63,6 +75,9 @@ class StepSequences:
     """Keys of the longest decode, or a bound of it."""
     max_chunk_len: int
     """The same of chunks."""
+    wanted: WantedRows | None = None
+    """Rows whose last tokens are all that is wanted of the last layer; None if others are, or all.
+    A backend may leave its part of Metadata out: then the layer computes every query."""
 
     @property
     def num_chunks(self) -> int:

@@ -35,12 +35,12 @@ class PagedAttention:
         return Support()
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Decodes and chunks as one batch each; tensors are views, nothing is launched."""
+        """Decodes and chunks as one batch each, of views; the wanted rows' parts are gathered."""
         n = step.num_decodes
         decode_batch = prefill_batch = None
         if n:
             decode_batch = PagedBatch(
-                query_start=step.query_start,
+                query_start=step.query_start[: n + 1],
                 seq_lens=step.seq_lens[:n],
                 block_tables=step.block_tables[:n],
                 max_query_len=1,
@@ -54,7 +54,7 @@ class PagedAttention:
                 max_query_len=step.max_query_len,
                 max_seq_len=step.max_chunk_len,
             )
-        return Metadata(n, decode_batch, prefill_batch)
+        return Metadata(n, decode_batch, prefill_batch, _last_queries(step))
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
         """See AttentionBackend."""
@@ -68,3 +68,19 @@ class PagedAttention:
         first = decode(q[:n], kv, meta.decode, self._scale, backend=self._backend)
         rest = prefill(q[n:], kv, meta.prefill, self._scale, backend=self._backend)
         return torch.cat((first, rest))
+
+
+def _last_queries(step: StepSequences) -> Metadata | None:
+    """One query of each wanted row, its last token, which sees all the row's keys."""
+    if step.wanted is None:
+        return None
+    rows = step.wanted.rows
+    n = rows.shape[0]
+    batch = PagedBatch(
+        query_start=step.query_start[: n + 1],
+        seq_lens=step.seq_lens.index_select(0, rows),
+        block_tables=step.block_tables.index_select(0, rows),
+        max_query_len=1,
+        max_seq_len=step.wanted.max_len,
+    )
+    return Metadata(n, batch, None)

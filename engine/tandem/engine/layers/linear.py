@@ -12,16 +12,19 @@ import torch
 from torch import Tensor
 
 from tandem.engine.layers.norm import RMSNorm
-from tandem.engine.quant import LinearMethod
+from tandem.engine.quant import LinearMethod, Product
 
 
 class Linear:
     """x @ weight.T + bias, by the method that holds the weight."""
 
-    def __init__(self, method: LinearMethod, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, product: Product) -> None:
+        self._product = product
+
+    @classmethod
+    def load(cls, method: LinearMethod, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """``weight`` [out, in], ``bias`` [out]; the method may repack and drop them."""
-        self.out_features, self.in_features = weight.shape
-        self._product = method.load(weight, bias)
+        return cls(method.load(weight, bias))
 
     @classmethod
     def merged(
@@ -29,7 +32,13 @@ class Linear:
     ) -> Linear:
         """One layer whose outputs are those of ``weights``, side by side in order."""
         bias = torch.cat(list(biases)) if biases else None
-        return cls(method, torch.cat(list(weights)), bias)
+        return cls.load(method, torch.cat(list(weights)), bias)
+
+    def split(self, at: int) -> tuple[Linear, Linear] | None:
+        """The first ``at`` outputs and the others as layers of their own, in the same memory; None
+        where the form cannot be cut."""
+        first, rest = self._product.part(slice(at)), self._product.part(slice(at, None))
+        return None if first is None or rest is None else (Linear(first), Linear(rest))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] to [tokens, out]."""

@@ -57,7 +57,7 @@ class DecoderBuilder:
             embedding=Embedding(table),
             layers=layers,
             norm=norm,
-            head=Logits(Linear(self.method, head)),
+            head=Logits(Linear.load(self.method, head)),
             rotary=Rotary(facts, dtype=weights.dtype, device=weights.device),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
         )
@@ -84,13 +84,15 @@ class DecoderBuilder:
         if facts.qk_norm:
             q, k = (self._vector(f"{prefix}.{each}_norm.weight", dim) for each in "qk")
             qk_norm = QKNorm(q, k, facts.rms_norm_eps)
+        qkv = self._linear(
+            {f"{prefix}.{each}_proj": out for each, out in outs.items()},
+            hidden,
+            bias=facts.attention_bias,
+        )
         return Attention(
             index=index,
-            qkv=self._linear(
-                {f"{prefix}.{each}_proj": out for each, out in outs.items()},
-                hidden,
-                bias=facts.attention_bias,
-            ),
+            qkv=qkv,
+            parts=qkv.split(outs["q"]),
             out=self._linear({f"{prefix}.o_proj": hidden}, outs["q"], bias=self._output_bias),
             head_dim=dim,
             qk_norm=qk_norm,
@@ -114,7 +116,7 @@ class DecoderBuilder:
         weights = [self.weights.get(f"{n}.weight", (out, width)) for n, out in parts.items()]
         biases = [self._vector(f"{n}.bias", out) for n, out in parts.items()] if bias else None
         if len(weights) == 1:
-            return Linear(self.method, weights[0], biases[0] if biases else None)
+            return Linear.load(self.method, weights[0], biases[0] if biases else None)
         return Linear.merged(self.method, weights, biases)
 
     def _norm(self, prefix: str, width: int) -> RMSNorm:

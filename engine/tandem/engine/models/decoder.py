@@ -19,7 +19,7 @@ from tandem.engine.layers.logits import Logits
 from tandem.engine.layers.norm import RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
-from tandem.kernels.rotary_kv import QKNorm, rotary_kv
+from tandem.kernels.rotary_kv import QKNorm, Rotation, rotary_kv, rotary_q
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,42 @@ class Attention:
 
     index: int
     qkv: Linear
+    parts: tuple[Linear, Linear] | None
+    """``qkv`` cut into q, and k and v; None where its form cannot be cut."""
     out: Linear
     head_dim: int
     qk_norm: QKNorm | None
 
     def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
         """The stream [tokens, hidden], normed, to [tokens, heads * head_dim], before ``out``."""
+        q = self._write(self.qkv.of_norm(stream, norm), step)
+        return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
+
+    def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
+        """KV of all tokens; as a call, attention of ``rows`` [wanted] alone."""
+        queries = step.metadata.wanted
+        if queries is None:
+            return self(stream, norm, step).index_select(0, rows)
+        normed = norm(stream)
+        if self.parts is None:
+            q = self._write(self.qkv(normed), step).index_select(0, rows)
+        else:
+            of_q, of_kv = self.parts
+            self._write(of_kv(normed), step)
+            q = self._heads(of_q(normed.index_select(0, rows)))
+            rotation = Rotation(*(each.index_select(0, rows) for each in step.rotation))
+            q = rotary_q(q, rotation, self.qk_norm)
+        if not rows.shape[0]:
+            return q.flatten(1)
+        return step.attention.forward(q, step.kv[self.index], queries).flatten(1)
+
+    def _write(self, projected: Tensor, step: StepContext) -> Tensor:
+        """Write KV of [tokens, (heads + 2 * kv_heads) * head_dim]; q [tokens, heads, head_dim]."""
         kv = step.kv[self.index]
-        qkv = self.qkv.of_norm(stream, norm).view(stream.shape[0], -1, self.head_dim)
-        q = rotary_kv(qkv, kv, step.rotation, step.slots, self.qk_norm)
-        return step.attention.forward(q, kv, step.metadata).flatten(1)
+        return rotary_kv(self._heads(projected), kv, step.rotation, step.slots, self.qk_norm)
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        return projected.view(len(projected), projected.shape[1] // self.head_dim, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +87,20 @@ class Layer:
     post_norm: RMSNorm
     mlp: MLP
 
+    def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
+        """Add to the stream [tokens, hidden]."""
+        return self._add(stream, self.attention(stream, self.input_norm, step))
+
+    def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
+        """KV of the whole stream; the stream's ``rows`` [wanted] alone, added to."""
+        attended = self.attention.of_rows(stream, self.input_norm, step, rows)
+        stream = stream.index_select(0, rows)
+        return self._add(stream, attended) if rows.shape[0] else stream
+
+    def _add(self, stream: Tensor, attended: Tensor) -> Tensor:
+        stream = self.attention.out.add_to(stream, attended)
+        return self.mlp(stream, self.post_norm)
+
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
@@ -78,13 +118,10 @@ class Decoder:
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """See CausalModel. The last layer works on the wanted rows alone once KV is written."""
         stream = self.embedding(token_ids).to(self.stream_dtype)
-        last = self.layers[-1]
-        for layer in self.layers:
-            attended = layer.attention(stream, layer.input_norm, step)
-            if layer is last and rows is not None:
-                attended, stream = attended[rows], stream[rows]
-            stream = layer.attention.out.add_to(stream, attended)
-            stream = layer.mlp(stream, layer.post_norm)
+        *layers, last = self.layers
+        for layer in layers:
+            stream = layer(stream, step)
+        stream = last(stream, step) if rows is None else last.of_rows(stream, step, rows)
         return self.norm(stream)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -36,6 +36,11 @@ class Product(Protocol):
         """silu(first half) * second half of ``of_norm``: [tokens, out / 2]."""
         ...
 
+    def part(self, outputs: slice) -> Product | None:
+        """The product that gives these outputs alone, in the same memory; None where the form
+        cannot be cut."""
+        ...
+
 
 class LinearMethod(Protocol):
     """One form of weights."""

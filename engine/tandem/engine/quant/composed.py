@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from tandem.engine.quant.base import Product
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.norm import rms_norm
 
@@ -32,3 +33,7 @@ class ComposedProduct(ABC):
     def gated_of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """See Product."""
         return silu_and_mul(self.of_norm(x, gain, eps))
+
+    def part(self, outputs: slice) -> Product | None:
+        """See Product; a form is not cut unless it knows how."""
+        return None

@@ -41,6 +41,11 @@ class DenseProduct(ComposedProduct):
             return super().gated_of_norm(x, gain, eps)
         return norm_gated(x, gain, eps, self._weight)
 
+    def part(self, outputs: slice) -> Product:
+        """See Product."""
+        bias = None if self._bias is None else self._bias[outputs]
+        return DenseProduct(self._weight[outputs], bias)
+
 
 class DenseMethod:
     """The checkpoint's own tensors."""

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.attention.base import StepSequences
+from tandem.engine.attention.base import StepSequences, WantedRows
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import Fields, Staging, StepShape
@@ -96,7 +96,10 @@ class StepStager:
         host = self.staging.open()
         fields = host.fields(shape, self.staging.front, keep=padded is not None)
         columns = self._new_columns(rows, padded)
+        ends = _rows_ending(rows, wanted) if padded is None else None
         count = 0 if wanted is None else len(wanted)
+        if wanted is not None and ends is not None:
+            wanted, count = np.concatenate((np.asarray(wanted), ends)), 2 * count
         tail = host.tail(count, len(targets), shape.rows * columns)
         self._fill(fields, rows, shape)
         tail.targets[:] = targets
@@ -111,7 +114,7 @@ class StepStager:
         found = None if wanted is None else there.wanted
         tables = there.tables.view(shape.rows, columns)
         if padded is None:
-            return self._inputs(shape, tables, rows, found, there.targets)
+            return self._inputs(shape, tables, rows, found, ends, there.targets)
         if columns:
             self._table[: shape.rows, :columns].copy_(tables)
         return self.views(shape, found, there.targets)
@@ -165,10 +168,16 @@ class StepStager:
         tables: Tensor,
         rows: StepRows,
         wanted: Tensor | None,
+        ends: NDArray[np.int64] | None,
         targets: Tensor,
     ) -> StepInputs:
         fields = self.staging.fields(shape, keep=False)
         n, lens = shape.decodes, rows.lens
+        wanted_rows = None
+        if ends is not None:
+            assert wanted is not None, "rows that end with wanted tokens follow these"
+            wanted, theirs = wanted.view(2, len(ends)).unbind()
+            wanted_rows = WantedRows(theirs, int(lens[ends].max(initial=0)))
         sequences = StepSequences(
             num_decodes=n,
             query_start=fields.query_start,
@@ -178,6 +187,7 @@ class StepStager:
             max_query_len=int(rows.counts[n:].max(initial=0)),
             max_decode_len=int(lens[:n].max(initial=0)),
             max_chunk_len=int(lens[n:].max(initial=0)),
+            wanted=wanted_rows,
         )
         return self._of(shape, fields, sequences, wanted, targets, padded=False)
 
@@ -218,7 +228,7 @@ class StepStager:
             self._fill_tokens(fields, slice(shape.decodes, end), owners, positions)
         for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
             self._pad_tokens(fields, part)
-        fields.query_start[:] = self._counting[: shape.decodes + 1]
+        fields.query_start[:] = self._counting[: shape.rows + 1]
         fields.chunk_start[0] = 0
         if shape.chunks:
             fields.chunk_start[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
@@ -249,6 +259,15 @@ class StepStager:
                 each[part] = 0
             fields.blocks[part] = self._spare
             fields.offsets[part] = np.arange(part.start, part.stop) % self.batch.block_size
+
+
+def _rows_ending(rows: StepRows, wanted: Numbers | None) -> NDArray[np.int64] | None:
+    """Rows of the step whose last tokens ``wanted`` are, in its order. None if there are others
+    among them, or where every row is a decode."""
+    if wanted is None or not rows.shape.chunks:
+        return None
+    found = np.searchsorted(rows.ends, wanted)
+    return found if np.array_equal(rows.ends[found], wanted) else None
 
 
 def unpadded(_: StepShape) -> None:

@@ -63,7 +63,7 @@ class Fields(NamedTuple, Generic[A]):
     offsets: A
     """int64 [tokens]."""
     query_start: A
-    """int32 [decodes + 1]."""
+    """int32 [rows + 1]."""
     chunk_start: A
     """int32 [chunks + 1]."""
     seq_lens: A
@@ -74,7 +74,8 @@ class Tail(NamedTuple, Generic[A]):
     """What follows the fields, of a size that changes from step to step."""
 
     wanted: A
-    """int64 [wanted]: tokens whose hidden states are wanted."""
+    """int64 [wanted]: tokens whose hidden states are wanted; int64 [2 * wanted] if they are the
+    last of their rows, which follow."""
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token the draws become."""
     tables: A
@@ -99,7 +100,7 @@ def _cut_all(cut: Cut[A], first: int, sizes: tuple[tuple[int, bool], ...]) -> tu
 
 def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
     wide = ((shape.tokens, True),) * 5
-    return (*wide, (shape.decodes + 1, False), (shape.chunks + 1, False), (shape.rows, False))
+    return (*wide, (shape.rows + 1, False), (shape.chunks + 1, False), (shape.rows, False))
 
 
 class Staging:

@@ -1,4 +1,7 @@
-"""What lies between the qkv projection and attention, in one op: qk-norm, RoPE, KV write."""
+"""What lies between the qkv projection and attention, in one op: qk-norm, RoPE, KV write.
+
+Where queries are fewer than keys, `rotary_kv` takes k and v alone and `rotary_q` the queries.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +43,20 @@ class QKNorm(NamedTuple):
 
 
 RotaryKV = Callable[[Tensor, Tensor, Rotation, Slots, QKNorm | None], Tensor]
+RotaryQ = Callable[[Tensor, Rotation, QKNorm | None], Tensor]
 
 ROTARY_KV: Op[RotaryKV] = Op(
     "rotary_kv",
     {
         Backend.TORCH: "tandem.kernels.rotary_kv.reference:rotary_kv",
         Backend.TRITON: "tandem.kernels.rotary_kv.triton:rotary_kv",
+    },
+)
+ROTARY_Q: Op[RotaryQ] = Op(
+    "rotary_q",
+    {
+        Backend.TORCH: "tandem.kernels.rotary_kv.reference:rotary_q",
+        Backend.TRITON: "tandem.kernels.rotary_kv.triton:rotary_q",
     },
 )
 
@@ -65,7 +76,8 @@ def rotary_kv(
     Llama checkpoints).
 
     Args:
-        qkv: [tokens, heads + 2 * kv_heads, head_dim], dense; q and k are overwritten.
+        qkv: [tokens, heads + 2 * kv_heads, head_dim], dense; q and k are overwritten. There may be
+            no query head.
         kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the slab.
         rotation: of each token's position.
         slots: distinct destinations.
@@ -79,16 +91,35 @@ def rotary_kv(
     checks.shape("qkv", qkv, None, None, kv.shape[4])
     checks.same("kv", kv, "qkv", qkv)
     checks.dense_last("kv", kv)
-    if not qkv.is_contiguous() or qkv.shape[1] <= 2 * kv.shape[2]:
+    if not qkv.is_contiguous() or qkv.shape[1] < 2 * kv.shape[2]:
         raise BadTensor(
             f"qkv has shape {tuple(qkv.shape)} and strides {qkv.stride()}, expected dense rows of "
-            f"more than {2 * kv.shape[2]} heads"
+            f"at least {2 * kv.shape[2]} heads"
         )
-    for name, angle in (("cos", rotation.cos), ("sin", rotation.sin)):
-        checks.shape(name, angle, qkv.shape[0], kv.shape[4])
-        checks.dense_last(name, angle)
+    _check_angles(rotation, qkv)
     checks.shape("slots.blocks", slots.blocks, qkv.shape[0])
     checks.shape("slots.offsets", slots.offsets, qkv.shape[0])
     checks.kind("slots.blocks", slots.blocks, torch.int64)
     checks.kind("slots.offsets", slots.offsets, torch.int64)
     return ROTARY_KV.on(qkv.device, backend)(qkv, kv, rotation, slots, qk_norm)
+
+
+def rotary_q(
+    q: Tensor,
+    rotation: Rotation,
+    qk_norm: QKNorm | None = None,
+    *,
+    backend: Backend | None = None,
+) -> Tensor:
+    """Norm and rotate q [tokens, heads, head_dim], dense, in place; returns it."""
+    checks.shape("q", q, None, None, None)
+    if not q.is_contiguous():
+        raise BadTensor(f"q has strides {q.stride()}, expected dense rows")
+    _check_angles(rotation, q)
+    return ROTARY_Q.on(q.device, backend)(q, rotation, qk_norm)
+
+
+def _check_angles(rotation: Rotation, x: Tensor) -> None:
+    for name, angle in (("cos", rotation.cos), ("sin", rotation.sin)):
+        checks.shape(name, angle, x.shape[0], x.shape[2])
+        checks.dense_last(name, angle)

@@ -17,13 +17,24 @@ def rotary_kv(
     kv_heads = kv.shape[2]
     heads = all_heads - 2 * kv_heads
     rotated = qkv[:, : heads + kv_heads]
-    normed = rotated if qk_norm is None else _norm(rotated, heads, qk_norm)
-    cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
-    torch.addcmul(normed * cos, normed.roll(dim // 2, -1), sin, out=rotated)
+    _rotate(rotated, heads, rotation, qk_norm)
     places = kv.permute(0, 3, 1, 2, 4)
     new = qkv[:, heads:].view(tokens, 2, kv_heads, dim)
     places.index_put_((slots.blocks, slots.offsets), new)
     return qkv[:, :heads]
+
+
+def rotary_q(q: Tensor, rotation: Rotation, qk_norm: QKNorm | None) -> Tensor:
+    """See the wrapper."""
+    _rotate(q, q.shape[1], rotation, qk_norm)
+    return q
+
+
+def _rotate(qk: Tensor, heads: int, rotation: Rotation, norm: QKNorm | None) -> None:
+    """In place, ``heads`` of q and then those of k."""
+    normed = qk if norm is None else _norm(qk, heads, norm)
+    cos, sin = rotation.cos.unsqueeze(1), rotation.sin.unsqueeze(1)
+    torch.addcmul(normed * cos, normed.roll(qk.shape[2] // 2, -1), sin, out=qk)
 
 
 def _norm(qk: Tensor, heads: int, norm: QKNorm) -> Tensor:

@@ -21,33 +21,44 @@ def rotary_kv(
     qkv: Tensor, kv: Tensor, rotation: Rotation, slots: Slots, qk_norm: QKNorm | None
 ) -> Tensor:
     """See the wrapper."""
-    tokens, all_heads, dim = qkv.shape
-    kv_heads = kv.shape[2]
-    heads = all_heads - 2 * kv_heads
-    if tokens:
-        rotate_heads[(tokens, triton.cdiv(all_heads, _AT_ONCE))](
-            qkv,
-            kv,
-            rotation.cos,
-            rotation.sin,
-            slots.blocks,
-            slots.offsets,
-            qkv if qk_norm is None else qk_norm.q_weight,
-            qkv if qk_norm is None else qk_norm.k_weight,
-            rotation.cos.stride(0),
-            rotation.sin.stride(0),
-            kv.stride(0),
-            kv.stride(1),
-            kv.stride(2),
-            kv.stride(3),
-            0.0 if qk_norm is None else qk_norm.eps,
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            D=dim,
-            HALF=triton.next_power_of_2(dim // 2),
-            AT_ONCE=_AT_ONCE,
-            NORM=qk_norm is not None,
-            num_warps=2,
-            **dependent(qkv.device),
-        )
-    return qkv[:, :heads]
+    _launch(qkv, rotation, qk_norm, kv, slots)
+    return qkv[:, : qkv.shape[1] - 2 * kv.shape[2]]
+
+
+def rotary_q(q: Tensor, rotation: Rotation, qk_norm: QKNorm | None) -> Tensor:
+    """See the wrapper."""
+    _launch(q, rotation, qk_norm, None, Slots(q, q))
+    return q
+
+
+def _launch(
+    heads: Tensor, rotation: Rotation, qk_norm: QKNorm | None, kv: Tensor | None, slots: Slots
+) -> None:
+    """Rotate [tokens, heads, head_dim], all of q where there is no kv; slots are not read then."""
+    tokens, all_heads, dim = heads.shape
+    if not tokens:
+        return
+    kv_heads = 0 if kv is None else kv.shape[2]
+    strides = (0, 0, 0, 0) if kv is None else kv.stride()[:4]
+    rotate_heads[(tokens, triton.cdiv(all_heads, _AT_ONCE))](
+        heads,
+        heads if kv is None else kv,
+        rotation.cos,
+        rotation.sin,
+        slots.blocks,
+        slots.offsets,
+        heads if qk_norm is None else qk_norm.q_weight,
+        heads if qk_norm is None else qk_norm.k_weight,
+        rotation.cos.stride(0),
+        rotation.sin.stride(0),
+        *strides,
+        0.0 if qk_norm is None else qk_norm.eps,
+        HEADS=all_heads - 2 * kv_heads,
+        KV_HEADS=kv_heads,
+        D=dim,
+        HALF=triton.next_power_of_2(dim // 2),
+        AT_ONCE=_AT_ONCE,
+        NORM=qk_norm is not None,
+        num_warps=2,
+        **dependent(heads.device),
+    )

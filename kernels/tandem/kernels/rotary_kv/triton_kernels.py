@@ -21,14 +21,16 @@ def _gain(q_weight, k_weight, col, is_q, keep):
     return tl.where(is_q[:, None], q[None, :], k[None, :])
 
 
-@triton.jit
+# Where a step's slots begin in a buffer must not make another kernel.
+@triton.jit(do_not_specialize=["blocks", "offsets"])
 def rotate_heads(
     qkv, kv, cos, sin, blocks, offsets, q_weight, k_weight,
     cos_row, sin_row, kv_block, kv_two, kv_head, kv_token, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     AT_ONCE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """AT_ONCE heads of one token. Grid: (tokens, cdiv(HEADS + 2 * KV_HEADS, AT_ONCE)).
+    """AT_ONCE heads of one token. Grid: (tokens, cdiv(HEADS + 2 * KV_HEADS, AT_ONCE)). Without KV
+    heads there are no slots.
 
     qkv [tokens, HEADS + 2 * KV_HEADS, D] dense; q and k are rotated in place, k and v also go to
     their slot of kv [blocks, K|V, KV_HEADS, page, D] with strides kv_block to kv_token and a dense
@@ -72,9 +74,11 @@ def rotate_heads(
     rotated = real & (~is_v)[:, None]
     tl.store(at, new_low, mask=rotated)
     tl.store(at + half, new_high, mask=rotated)
-    cached = real & (~is_q)[:, None]
-    which = head - HEADS
-    page = kv + tl.load(blocks + token) * kv_block + tl.load(offsets + token) * kv_token
-    place = page + (which // KV_HEADS * kv_two + which % KV_HEADS * kv_head)[:, None] + col[None, :]
-    tl.store(place, new_low, mask=cached)
-    tl.store(place + half, new_high, mask=cached)
+    if KV_HEADS:
+        cached = real & (~is_q)[:, None]
+        which = head - HEADS
+        page = kv + tl.load(blocks + token) * kv_block + tl.load(offsets + token) * kv_token
+        at_head = which // KV_HEADS * kv_two + which % KV_HEADS * kv_head
+        place = page + at_head[:, None] + col[None, :]
+        tl.store(place, new_low, mask=cached)
+        tl.store(place + half, new_high, mask=cached)

@@ -141,3 +141,14 @@ def test_steps_launched_ahead_draw_the_same_tokens(padded, params):
     (want,) = padded.generate([seq], 5)
     padded.drop(seq)
     assert decode_ahead(padded, params) == want
+
+
+@pytest.mark.parametrize("seats", [1, 2, 5])
+def test_every_shape_of_a_small_engine_is_staged(seats):
+    """An engine of fewer sequences than a graph has chunks has room for each of its graphs."""
+    driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=seats)
+    stager = StepStager(
+        driver.runner.batch, torch.device("cpu"), max_tokens=600, max_len=64, spare_block=7
+    )
+    for shape in step_shapes(max_rows=seats, max_tokens=600, max_captured=512):
+        assert stager.stage_nothing(shape).shape == shape

@@ -25,7 +25,7 @@ from tandem.engine.worker.staging import StepShape
 logger = logging.getLogger(__name__)
 
 CHUNKS = 8
-"""Prompt chunks that a graph of a mixed step holds."""
+"""Prompt chunks that a graph of a mixed step holds, at most."""
 _CHUNK_TOKENS = (16, 32, 64, 128, 192, 256, 384, 512)
 """Tokens of chunks, in a step without decodes."""
 _MIXED_TOKENS = (64, 128, 256, 512)
@@ -43,9 +43,10 @@ def decode_sizes(most: int) -> list[int]:
 def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
     """Every class, for steps of at most so many rows and tokens; none over ``max_captured``."""
     limit = min(max_tokens, max_captured)
+    chunks = min(CHUNKS, max_rows)
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
-    shapes += [StepShape(0, n, CHUNKS) for n in _CHUNK_TOKENS]
-    shapes += [StepShape(d, n, CHUNKS) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n <= 4 * d]
+    shapes += [StepShape(0, n, chunks) for n in _CHUNK_TOKENS]
+    shapes += [StepShape(d, n, chunks) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n <= 4 * d]
     return [each for each in shapes if each.tokens <= limit and each.decodes <= max_rows]
 
 

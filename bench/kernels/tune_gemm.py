@@ -230,7 +230,8 @@ def main() -> None:
             "entries": list(entries.values()),
         }
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(table, indent=1) + "\n")
+        kept = json.loads(args.out.read_text()) if args.out.exists() else {"many_rows": []}
+        args.out.write_text(json.dumps(kept | table, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,9 @@ A table is tables/<device>.json: the command that made it, the versions it was m
 (kind, outputs, inner size, most rows) the fastest form, its time, and the time without it: that of
 cuBLAS for a product alone, that of the ops one after the other for a product with its neighbours.
 Where that was faster the form is null, as it is for whatever is not in the table.
+
+For many rows, where cuBLAS multiplies, it names the algorithms to take in place of cuBLAS's own
+choice, each with the fewest rows that it is for.
 """
 
 from __future__ import annotations
@@ -48,8 +51,18 @@ class Form:
     """Tiles of `outputs` that a program of that kernel multiplies with the same rows of x."""
 
 
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """One of cuBLASLt's, by the library's own numbers."""
+
+    tile: int
+    cluster: int
+
+
 Key = tuple[Kind, int, int, int]
 """Kind, outputs, inner size, row class."""
+Algorithms = dict[tuple[int, int], list[tuple[int, Algorithm | None]]]
+"""Outputs and inner size to ranges, most rows first: the fewest rows, and what is taken."""
 
 
 def row_class(rows: int) -> int | None:
@@ -62,14 +75,39 @@ def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: i
     most = row_class(rows)
     if most is None or device.type != "cuda":
         return None
-    return _table(torch.cuda.get_device_name(device)).get((kind, outputs, inner, most))
+    return _forms(torch.cuda.get_device_name(device)).get((kind, outputs, inner, most))
+
+
+def algorithm_for(device: torch.device, outputs: int, inner: int, rows: int) -> Algorithm | None:
+    """cuBLASLt's algorithm that the device's table has; None leaves the choice to the library."""
+    if rows <= ROW_CLASSES[-1] or device.type != "cuda":
+        return None
+    ranges = algorithms_on(device).get((outputs, inner), ())
+    return next((each for fewest, each in ranges if rows >= fewest), None)
+
+
+def algorithms_on(device: torch.device) -> Algorithms:
+    """Of the device's table; see ``algorithms_of``."""
+    return _algorithms(torch.cuda.get_device_name(device))
 
 
 @cache
-def _table(device_name: str) -> dict[Key, Form]:
+def _forms(device_name: str) -> dict[Key, Form]:
+    return forms_of(_table(device_name))
+
+
+@cache
+def _algorithms(device_name: str) -> Algorithms:
+    return algorithms_of(_table(device_name))
+
+
+@cache
+def _table(device_name: str) -> dict[str, Any]:
     name = device_name.lower().replace(" ", "-") + ".json"
     file = files("tandem.kernels.gemm") / "tables" / name
-    return forms_of(json.loads(file.read_text())) if file.is_file() else {}
+    found = file.read_text() if file.is_file() else '{"entries": [], "many_rows": []}'
+    content: dict[str, Any] = json.loads(found)
+    return content
 
 
 def forms_of(table: dict[str, Any]) -> dict[Key, Form]:
@@ -81,3 +119,12 @@ def forms_of(table: dict[str, Any]) -> dict[Key, Form]:
         for entry in table["entries"]
         if entry["form"] is not None
     }
+
+
+def algorithms_of(table: dict[str, Any]) -> Algorithms:
+    """The choices for many rows of a parsed table."""
+    ranges: Algorithms = {}
+    for entry in sorted(table["many_rows"], key=lambda each: -int(each["rows"])):
+        chosen = None if entry["algorithm"] is None else Algorithm(**entry["algorithm"])
+        ranges.setdefault((entry["outputs"], entry["inner"]), []).append((entry["rows"], chosen))
+    return ranges

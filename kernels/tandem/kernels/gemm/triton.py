@@ -16,8 +16,8 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.launch import dependent
 from tandem.kernels.norm import rms_norm
 
-from . import reference
-from .table import Form, Kind, form_for
+from . import cublaslt, reference
+from .table import Form, Kind, algorithm_for, form_for
 from .triton_kernels import multiply_few, multiply_one
 
 PARTIAL_BYTES = 32 << 20
@@ -30,9 +30,15 @@ MOST_ROWS = 64
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     """See the wrapper."""
     form = _form(x, weight)
-    if form is None:
-        return reference.linear(x, weight, bias, out_dtype)
-    return launch(x, weight, form, bias=bias, out_dtype=out_dtype)
+    if form is not None:
+        return launch(x, weight, form, bias=bias, out_dtype=out_dtype)
+    if bias is None and out_dtype == x.dtype:
+        outputs, inner = weight.shape
+        algorithm = algorithm_for(x.device, outputs, inner, x.shape[0])
+        product = None if algorithm is None else cublaslt.multiply(x, weight, algorithm)
+        if product is not None:
+            return product
+    return reference.linear(x, weight, bias, out_dtype)
 
 
 def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:

@@ -92,7 +92,6 @@ def starts(args: argparse.Namespace) -> list[dict[str, float]]:
 
 def write(out: Path, found: dict[str, Any]) -> None:
     """http.json, and the table in http.md."""
-    out.mkdir(parents=True, exist_ok=True)
     (out / "http.json").write_text(json.dumps(found, indent=1) + "\n")
     lines = ["| what | vLLM 0.26 | asked (stretch) | seen | runs |", "|---|---|---|---|---|"]
     for name, case in found["cases"].items():
@@ -109,6 +108,7 @@ def write(out: Path, found: dict[str, Any]) -> None:
 def main() -> None:
     """Starts, then the loads."""
     args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {"python": platform.python_version(), "cases": {}}
     if args.weights:
         found["starts"] = starts(args)
@@ -122,7 +122,6 @@ def main() -> None:
         if args.url:
             measure_all(args, Server(args.url), found)
             return
-        args.out.mkdir(parents=True, exist_ok=True)
         command = ["serve", "--model", folder, f"--worker-flags={flags} {args.worker_flags}"]
         with serving(command, args.port, args.out / "server.log") as server:
             measure_all(args, server, found)

@@ -160,6 +160,22 @@ def test_wrong_settings_are_named(wrong: list[str]) -> None:
         bench.run(["serve", "--base-url", "http://127.0.0.1:9", "--model", "m", *wrong])
 
 
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        *(("serve", "result"), ("serve", "plot"), ("startup", "output-json")),
+        *(("latency", "output-json"), ("throughput", "output-json"), ("kernels", "output-json")),
+    ],
+)
+def test_a_result_without_a_place_is_refused_before_it_is_measured(
+    kind: str, flag: str, tmp_path: Path
+) -> None:
+    """Not after minutes, when all there was is lost."""
+    for place in (tmp_path / "none" / "r.json", tmp_path):
+        with pytest.raises(InvalidParameter, match="a file in a folder that is there"):
+            bench.run([kind, f"--{flag}", str(place)])
+
+
 def test_a_server_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
     """Its own last words say why."""
     with pytest.raises(TandemError, match="ended with status 1"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.protocol.errors import InvalidParameter
@@ -45,6 +46,7 @@ class KernelsConfig:
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:
+        check_place("output_json", self.output_json)
         check_choices(self)
         for name in ("context_len", "hidden_size", "intermediate_size", "num_heads"):
             check_integer(name, getattr(self, name), 1)

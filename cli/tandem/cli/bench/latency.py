@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.bench.load import LoadConfig, asks
+from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.worker_settings import engine_sections
@@ -27,6 +28,7 @@ class LatencyConfig:
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:
+        check_place("output_json", self.output_json)
         for name in ("batch_size", "input_len", "output_len", "num_iters"):
             check_integer(name, getattr(self, name), 1)
         check_integer("num_iters_warmup", self.num_iters_warmup, 0)

@@ -25,6 +25,12 @@ _COUNTS = {
 }
 
 
+def check_place(param: str, path: str | None) -> None:
+    """Raise InvalidParameter if a file that is written at the end would find no folder then."""
+    if path is not None and (not Path(path).parent.is_dir() or Path(path).is_dir()):
+        raise InvalidParameter(param, path, "a file in a folder that is there")
+
+
 def show(result: dict[str, Any]) -> None:
     """Print the table."""
     from rich.console import Console

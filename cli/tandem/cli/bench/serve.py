@@ -13,7 +13,7 @@ import httpx
 from tandem.cli.bench.client import Record, Target
 from tandem.cli.bench.drive import Bounds, drive, drive_in_processes
 from tandem.cli.bench.load import LoadConfig, asks
-from tandem.cli.bench.report import plot, save, show
+from tandem.cli.bench.report import check_place, plot, save, show
 from tandem.cli.bench.summary import parse_goodput, summarize
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
@@ -51,6 +51,8 @@ class ServeConfig:
     plot: str | None = setting(None, "Picture of latencies over time to write (png, svg, pdf).")
 
     def __post_init__(self) -> None:
+        check_place("result", self.result)
+        check_place("plot", self.plot)
         check_optional_integer("max_concurrency", self.max_concurrency, 1)
         check_integer("client_processes", self.client_processes, 1, 64)
         check_integer("num_warmups", self.num_warmups, 0)

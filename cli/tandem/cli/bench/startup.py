@@ -13,6 +13,7 @@ from typing import IO
 
 import httpx
 
+from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.stack import LOOPBACK, free_ports
@@ -37,6 +38,7 @@ class StartupConfig:
     output_json: str | None = setting(None, "JSON file to write.")
 
     def __post_init__(self) -> None:
+        check_place("output_json", self.output_json)
         check_integer("num_iters", self.num_iters, 1)
         check_positive("timeout", self.timeout)
 

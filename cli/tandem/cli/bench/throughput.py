@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cli.bench.load import Ask, LoadConfig, asks
+from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.worker_settings import engine_sections
@@ -21,6 +22,9 @@ class ThroughputConfig:
 
     output_json: str | None = setting(None, "JSON file to write.")
 
+    def __post_init__(self) -> None:
+        check_place("output_json", self.output_json)
+
 
 def run(argv: list[str]) -> int:
     """Measure and print."""
@@ -32,12 +36,12 @@ def run(argv: list[str]) -> int:
     ]
     given = parse("bench throughput", __doc__ or "", sections, argv)
     set_up_logging("warning")
+    output = ThroughputConfig(**given[ThroughputConfig]).output_json
     load = LoadConfig(**given[LoadConfig])
     given[ModelConfig]["max_model_len"] = load.max_model_len
     result = measure(load, given)
     for name, value in result.items():
         print(f"{name:24} {value:,.2f}" if isinstance(value, float) else f"{name:24} {value:,}")
-    output = ThroughputConfig(**given[ThroughputConfig]).output_json
     if output:
         Path(output).write_text(json.dumps(result, indent=1) + "\n")
     return 0

@@ -1,10 +1,14 @@
 """What is run before a worker is ready, so that nothing is compiled later, in a request."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
-from tandem.engine.worker.profile import load_kernels
+from tandem.engine.models.decoder import Decoder
+from tandem.engine.worker.profile import load_kernels, shortened
 
 
 def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
@@ -30,3 +34,23 @@ def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
     assert [count for count, _ in steps] == draws == [1, 2, 4, 8, 11]
     budget = driver.config.scheduler.max_num_batched_tokens
     assert all(count <= tokens <= budget for count, tokens in steps)
+
+
+def test_a_short_model_runs_both_kinds_of_layers_and_is_put_back():
+    """The last layer is unlike the others; whatever happens meanwhile, the whole model returns."""
+    driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=2)
+    runner, model = driver.runner, driver.runner.model
+    assert isinstance(model, Decoder)
+    runner.model = replace(model, layers=model.layers[:1] * 3 + model.layers)
+    seen = []
+
+    def within():
+        with shortened(runner):
+            seen.append(runner.model)
+            raise RuntimeError("in between")
+
+    whole = runner.model
+    with pytest.raises(RuntimeError, match="in between"):
+        within()
+    assert [each.layers for each in seen] == [whole.layers[-2:]]
+    assert runner.model is whole

@@ -85,7 +85,7 @@ def test_a_refusal_is_an_error_with_its_status():
 )
 def test_the_table_names_what_the_library_has():
     """A table that outlived its library would be a slow path in silence."""
-    ranges = algorithms_on(DEVICE)
+    ranges = algorithms_on(torch.device(DEVICE))
     assert ranges
     for (outputs, inner), chosen in ranges.items():
         offered = Library().all_products(Shape(outputs, inner, torch.bfloat16))

@@ -43,6 +43,10 @@ class CausalModel(Protocol):
         """
         ...
 
+    def shortened(self) -> CausalModel:
+        """The same with its last layers alone, but every kernel that the whole one launches."""
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
         ...

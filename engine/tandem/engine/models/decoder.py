@@ -7,7 +7,7 @@ read them, so that a form of weights may fold them in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -123,6 +123,10 @@ class Decoder:
             stream = layer(stream, step)
         stream = last(stream, step) if rows is None else last.of_rows(stream, step, rows)
         return self.norm(stream)
+
+    def shortened(self) -> Decoder:
+        """See CausalModel. The last layer is unlike the others (``Layer.of_rows``)."""
+        return replace(self, layers=self.layers[-2:])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""

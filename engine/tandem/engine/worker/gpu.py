@@ -14,9 +14,10 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import SlabAllocator
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.graphs import step_shapes
-from tandem.engine.worker.profile import activation_bytes
+from tandem.engine.worker.profile import activation_bytes, largest_steps, shortened
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
+from tandem.kernels.launch.ahead import building_ahead
 from tandem.protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,8 @@ def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) 
     """Memory to keep for steps: activations, measured, and graphs. Raises InvalidParameter when
     the largest step finds no room."""
     try:
+        with building_ahead(), shortened(runner):
+            largest_steps(config, runner, device)
         activations = activation_bytes(config, runner, device)
     except torch.OutOfMemoryError as error:
         budget = config.scheduler.max_num_batched_tokens
@@ -87,6 +90,9 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
     """Capture the graphs of ``runner``'s steps; its slab has a spare block."""
     shapes = _shapes(config)
     if shapes:
+        with building_ahead(), shortened(runner):
+            for shape in shapes:
+                runner.hidden(runner.stager.stage_nothing(shape))
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
     gc.collect()
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step

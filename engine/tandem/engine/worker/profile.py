@@ -8,6 +8,9 @@ compiled here stalls no request later.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 
@@ -32,13 +35,7 @@ def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.de
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    budget, longest = config.scheduler.max_num_batched_tokens, config.max_model_len
-    seats = config.scheduler.max_num_seqs
-    whole, rest = divmod(budget, longest)
-    _run_step(config, runner, ([longest] * whole + [rest] * bool(rest))[:seats])
-    for count in (seats, 1):
-        _draw(config, runner, device, count)
-    load_kernels(config, runner, device)
+    largest_steps(config, runner, device)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_reserved(device) - before
     torch.cuda.empty_cache()
@@ -46,6 +43,29 @@ def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.de
 
 
 @torch.inference_mode()
+def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
+    """The most tokens, the most draws, and a step for every kernel."""
+    budget, longest = config.scheduler.max_num_batched_tokens, config.max_model_len
+    seats = config.scheduler.max_num_seqs
+    whole, rest = divmod(budget, longest)
+    _run_step(config, runner, ([longest] * whole + [rest] * bool(rest))[:seats])
+    for count in (seats, 1):
+        _draw(config, runner, device, count)
+    with shortened(runner):
+        load_kernels(config, runner, device)
+
+
+@contextmanager
+def shortened(runner: ModelRunner) -> Iterator[None]:
+    """The runner's model is a short one meanwhile, for steps that are run for their kernels."""
+    whole = runner.model
+    runner.model = whole.shortened()
+    try:
+        yield
+    finally:
+        runner.model = whole
+
+
 def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device) -> None:
     """Run what is built by the number of prompts in a step, or of rows that draw: each power of two
     and the most there can be."""

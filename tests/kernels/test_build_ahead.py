@@ -1,0 +1,81 @@
+"""Kernels are built in threads while nothing runs: for Hopper, without a GPU."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler.errors import CompilationError
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from tandem.kernels import Backend
+from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.activation.triton_kernels import silu_and_mul_rows
+from tandem.kernels.launch.ahead import building_ahead
+
+
+class Hopper:
+    """What a launch asks of a driver; it has no way to run anything."""
+
+    def get_current_target(self) -> GPUTarget:
+        """An H100 or H200."""
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        """The first."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """The default one."""
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is found on disk; launches go to a driver that cannot launch."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.setattr(driver, "_active", Hopper())
+    yield
+    silu_and_mul_rows.device_caches.clear()
+
+
+@triton.jit
+def broken(x):
+    """Asks for what is not there."""
+    x.nothing()
+
+
+def test_launches_build_in_threads_and_run_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shapes of one op are two kernels; a launch after the block finds them."""
+    builders = []
+
+    def built(**_: Any) -> None:
+        builders.append(threading.current_thread())
+
+    monkeypatch.setattr(knobs.compilation, "listener", built)
+    launch = JITFunction.run
+    with building_ahead():
+        for dtype in (torch.bfloat16, torch.float16):
+            silu_and_mul(torch.ones(4, 512, dtype=dtype), backend=Backend.TRITON)
+    assert JITFunction.run is launch
+    kernels = list(silu_and_mul_rows.device_caches[0][0].values())
+    assert len(kernels) == len(builders) == 2
+    assert all(kernel.asm["cubin"] for kernel in kernels)
+    assert threading.main_thread() not in builders
+
+
+def test_what_cannot_be_built_is_raised() -> None:
+    """And launches are themselves again."""
+    launch = JITFunction.run
+    with pytest.raises(CompilationError, match="nothing"), building_ahead():
+        broken[(1,)](torch.ones(4))
+    assert JITFunction.run is launch

@@ -122,14 +122,14 @@ def test_host_buffers_take_turns():
     assert inputs.sequences.chunk_start.tolist() == [0, 20]
 
 
-def staged(first, counts, num_decodes, wanted, *, spare=None, fit=unpadded):
-    """Three rows of two blocks each, staged; ``wanted`` is tokens, or None."""
+def staged(first, counts, num_decodes, wanted, *, spare=None, shape=None):
+    """Three rows of two blocks each, staged, padded to ``shape`` if given; ``wanted`` is tokens."""
     batch = InputBatch(16, 4)
     for row, blocks in enumerate(([3, 4], [5, 6], [7, 8])):
         batch.table.assign(row, blocks)
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=spare)
     rows = StepRows(np.arange(3), np.array(first), np.array(counts), num_decodes)
-    return stager.stage(rows, wanted, (), fit)
+    return stager.stage(rows, wanted, (), lambda _: None if shape is None else StepShape(*shape))
 
 
 @pytest.mark.parametrize("wanted", [[0, 15], [5, 0, 15], [5], []])
@@ -158,16 +158,33 @@ def test_rows_that_want_their_last_token_become_decodes(wanted):
 
 
 def test_other_steps_have_no_wanted_rows():
-    """Decodes alone, all tokens, scored positions, and steps that a graph runs."""
-    shape = StepShape(2, 20, 2)
-    several = np.array([0, 5, 15])
+    """Decodes alone, all tokens, and scored positions."""
     for inputs in (
         staged([9, 12, 0], [1, 1, 1], 3, np.array([0, 2])),
+        staged([9, 12, 0], [1, 1, 1], 3, np.array([0, 2]), spare=9, shape=(4, 0, 0)),
         staged([9, 12, 0], [1, 5, 10], 1, None),
         staged([9, 12, 0], [1, 5, 10], 1, np.array([0, 5, 15, 6, 7])),
-        staged([9, 12, 0], [1, 5, 10], 1, several, spare=9, fit=lambda _: shape),
     ):
         assert inputs.sequences.wanted is None
         assert PagedAttention(8, None).plan(inputs.sequences).wanted is None
-    assert inputs.wanted.tolist() == [0, 6, 16]
-    assert inputs.sequences.query_start[:3].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("wanted", "kept"), [([15, 0], [3, 0]), ([], []), ([0, 5, 15], [0, 2, 3])])
+def test_a_graph_with_chunks_gives_the_last_token_of_every_row(wanted, kept):
+    """Those of padding too; which of them are wanted is said by row, behind the padded decodes."""
+    tokens = np.array(wanted, dtype=np.int64)
+    inputs = staged([9, 12, 0], [1, 5, 10], 1, tokens, spare=9, shape=(2, 20, 3))
+    assert inputs.wanted.tolist() == [0, 1, 6, 16, 16]
+    assert inputs.kept.tolist() == kept
+    meta = PagedAttention(8, None).plan(inputs.sequences).wanted
+    assert meta is not None
+    assert meta.decode is not None
+    assert meta.decode.check().query_start.tolist() == [0, 1, 2, 3, 4, 5]
+    assert meta.decode.seq_lens.tolist() == [10, 0, 17, 10, 0]
+    assert meta.decode.block_tables[:, :2].tolist() == [[3, 4], [0, 0], [5, 6], [7, 8], [0, 0]]
+
+
+def test_a_graph_with_chunks_gives_no_scored_position():
+    """Such a step is not for a graph: its tokens would be lost."""
+    with pytest.raises(AssertionError, match="last tokens alone"):
+        staged([9, 12, 0], [1, 5, 10], 1, np.array([6, 15]), spare=9, shape=(2, 20, 2))

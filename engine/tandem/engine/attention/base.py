@@ -45,8 +45,8 @@ class Metadata:
 class WantedRows:
     """Rows of a step of which the last token alone is wanted, each once."""
 
-    rows: Tensor
-    """int64 [wanted]."""
+    rows: Tensor | None
+    """int64 [wanted]; None is all."""
     max_len: int
     """Keys of the longest."""
 

@@ -74,12 +74,14 @@ def _last_queries(step: StepSequences) -> Metadata | None:
     """One query of each wanted row, its last token, which sees all the row's keys."""
     if step.wanted is None:
         return None
-    rows = step.wanted.rows
-    n = rows.shape[0]
+    lens, tables = step.seq_lens, step.block_tables
+    if step.wanted.rows is not None:
+        lens, tables = (each.index_select(0, step.wanted.rows) for each in (lens, tables))
+    n = lens.shape[0]
     batch = PagedBatch(
         query_start=step.query_start[: n + 1],
-        seq_lens=step.seq_lens.index_select(0, rows),
-        block_tables=step.block_tables.index_select(0, rows),
+        seq_lens=lens,
+        block_tables=tables,
         max_query_len=1,
         max_seq_len=step.wanted.max_len,
     )

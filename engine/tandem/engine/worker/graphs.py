@@ -74,7 +74,7 @@ class StepGraphs:
         return next((each for each in self._others if _holds(each, own)), None)
 
     def replay(self, shape: StepShape) -> Tensor:
-        """Run the class on what is staged: hidden states [tokens of the class, hidden], valid until
+        """Run the class on what is staged: hidden states [rows of the class, hidden], valid until
         the next replay of it."""
         graph, hidden = self._graphs[shape]
         graph.replay()

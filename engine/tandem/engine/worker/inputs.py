@@ -42,7 +42,10 @@ class StepInputs:
     slots: Slots
     sequences: StepSequences
     wanted: Tensor | None
-    """int64: tokens whose hidden states are wanted, in this order; None is all of them."""
+    """int64: tokens whose hidden states a forward pass gives, in this order; None is all of them.
+    In a graph with chunks the last of each row."""
+    kept: Tensor | None
+    """int64: which of these are wanted, in this order; None is all of them."""
     targets: Tensor
     """int64: rows of the batch whose last token the step's draws become."""
 
@@ -86,7 +89,7 @@ class StepStager:
 
         Args:
             rows: of sequences that the batch knows, with blocks for all their tokens.
-            wanted: tokens of the unpadded step; None is all.
+            wanted: tokens of the unpadded step, the last ones of rows if it is padded; None is all.
             targets: see StepInputs.
             fit: the shape to pad to.
         """
@@ -96,10 +99,13 @@ class StepStager:
         host = self.staging.open()
         fields = host.fields(shape, self.staging.front, keep=padded is not None)
         columns = self._new_columns(rows, padded)
-        ends = _rows_ending(rows, wanted) if padded is None else None
+        ends = _rows_ending(rows, wanted)
+        if padded is not None and shape.chunks:
+            assert wanted is None or ends is not None, "a graph gives rows' last tokens alone"
+            wanted = ends
+        elif wanted is not None and ends is not None:
+            wanted = np.concatenate((np.asarray(wanted), ends))
         count = 0 if wanted is None else len(wanted)
-        if wanted is not None and ends is not None:
-            wanted, count = np.concatenate((np.asarray(wanted), ends)), 2 * count
         tail = host.tail(count, len(targets), shape.rows * columns)
         self._fill(fields, rows, shape)
         tail.targets[:] = targets
@@ -137,7 +143,7 @@ class StepStager:
         table[:n, :width] = held[:n]
         table[shape.decodes : shape.decodes + len(held) - n, :width] = held[n:]
 
-    def views(self, shape: StepShape, wanted: Tensor | None, targets: Tensor) -> StepInputs:
+    def views(self, shape: StepShape, kept: Tensor | None, targets: Tensor) -> StepInputs:
         """A step at the fixed addresses of a graph's ``shape``."""
         fields = self.staging.fields(shape, keep=True)
         most = self.columns * self.batch.block_size
@@ -150,8 +156,10 @@ class StepStager:
             max_query_len=shape.chunk_tokens,
             max_decode_len=most,
             max_chunk_len=most,
+            wanted=WantedRows(None, most) if shape.chunks else None,
         )
-        return self._of(shape, fields, sequences, wanted, targets, padded=True)
+        ends = fields.ends if shape.chunks else None
+        return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
 
     def stage_nothing(self, shape: StepShape) -> StepInputs:
         """A step of ``shape`` that is all padding."""
@@ -189,7 +197,7 @@ class StepStager:
             max_chunk_len=int(lens[n:].max(initial=0)),
             wanted=wanted_rows,
         )
-        return self._of(shape, fields, sequences, wanted, targets, padded=False)
+        return self._of(shape, fields, sequences, wanted, None, targets, padded=False)
 
     def _of(
         self,
@@ -197,6 +205,7 @@ class StepStager:
         fields: Fields[Tensor],
         sequences: StepSequences,
         wanted: Tensor | None,
+        kept: Tensor | None,
         targets: Tensor,
         *,
         padded: bool,
@@ -209,6 +218,7 @@ class StepStager:
             slots=Slots(fields.blocks, fields.offsets),
             sequences=sequences,
             wanted=wanted,
+            kept=kept,
             targets=targets,
         )
 
@@ -233,6 +243,11 @@ class StepStager:
         if shape.chunks:
             fields.chunk_start[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
             fields.chunk_start[own.chunks + 1 :] = own.chunk_tokens
+            fields.ends[: shape.decodes] = self._counting[: shape.decodes]
+            # Of a chunk without a token, whose end nobody wants, any token.
+            np.maximum(
+                fields.chunk_start[1:] + (shape.decodes - 1), 0, out=fields.ends[shape.decodes :]
+            )
         fields.seq_lens[n:] = 0
         fields.seq_lens[:n] = lens[:n]
         if own.chunks:

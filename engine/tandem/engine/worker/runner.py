@@ -110,10 +110,8 @@ class ModelRunner:
             wanted = np.concatenate((wanted, *spans))
         fit = unpadded if scored else self.graphs.fit
         inputs = self.stager.stage(rows, wanted, rows.index[drawing], fit)
-        if not inputs.padded:
-            return self.hidden(inputs), inputs.targets
-        hidden = self.graphs.replay(inputs.shape)
-        return (hidden if wanted is None else hidden[inputs.wanted]), inputs.targets
+        hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
+        return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs.targets
 
     def _draw(
         self,

@@ -68,6 +68,8 @@ class Fields(NamedTuple, Generic[A]):
     """int32 [chunks + 1]."""
     seq_lens: A
     """int32 [rows]."""
+    ends: A
+    """int64 [rows]: the last token of each; empty in a step without chunks."""
 
 
 class Tail(NamedTuple, Generic[A]):
@@ -75,7 +77,7 @@ class Tail(NamedTuple, Generic[A]):
 
     wanted: A
     """int64 [wanted]: tokens whose hidden states are wanted; int64 [2 * wanted] if they are the
-    last of their rows, which follow."""
+    last of their rows, which follow; rows alone where all ends are computed (``Fields.ends``)."""
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token the draws become."""
     tables: A
@@ -100,7 +102,8 @@ def _cut_all(cut: Cut[A], first: int, sizes: tuple[tuple[int, bool], ...]) -> tu
 
 def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
     wide = ((shape.tokens, True),) * 5
-    return (*wide, (shape.rows + 1, False), (shape.chunks + 1, False), (shape.rows, False))
+    starts = ((shape.rows + 1, False), (shape.chunks + 1, False))
+    return (*wide, *starts, (shape.rows, False), (shape.rows if shape.chunks else 0, True))
 
 
 class Staging:

@@ -1,7 +1,8 @@
 """Paged decode attention against the memory's read rate: python bench/kernels/decode_attention.py.
 
 Every launch reads another layer of the slab (cold pages) and the figure includes the plan, made
-once for all layers as in a decode step. --sweep tries tunings, and prints each case's best.
+once for all layers as in a decode step. Both kernels are measured where both run, Gluon's first;
+--sweep tries its tunings too, and prints each case's best.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import torch
 
-from tandem.kernels.attention.decode import triton as kernel
+from tandem.kernels.attention.decode import gluon, triton
 from tandem.kernels.measure.paged import Case, Shape, error, make_case
 from tandem.kernels.measure.timing import L2_BYTES, replay_us
 
+Tuning = gluon.Tuning | triton.Tuning
 SHAPE = Shape()
 SCALE = SHAPE.head_dim**-0.5
 
@@ -35,7 +37,7 @@ def tenfold(batch: int, mean: int) -> list[int]:
 def cases(wanted: str) -> dict[str, tuple[list[int], int]]:
     """Name to lengths and queries a sequence."""
     even = [(1, 512), (1, 2048), (1, 16384), (8, 2048), (32, 1024), (32, 2048), (32, 8192)]
-    even += [(64, 1024), (128, 2048), (256, 1024)]
+    even += [(64, 1024), (64, 1160), (128, 1024), (128, 2048), (256, 1024)]
     out = {f"{b} x {n}": ([n] * b, 1) for b, n in even}
     out |= {f"{b} x ~{n}": (tenfold(b, n), 1) for b, n in ((8, 2048), (32, 2048), (32, 8192))}
     out |= {f"{b} x {n}, 4 queries": ([n] * b, 4) for b, n in ((1, 2048), (8, 2048), (32, 2048))}
@@ -48,19 +50,27 @@ def layers_for(lengths: list[int], blocks: int) -> int:
     return max(2, min(36, (40 << 30) // one, max(36, 4 * L2_BYTES // one)))
 
 
-def run_all(case: Case, out: torch.Tensor, tuning: kernel.Tuning) -> None:
+def run_all(case: Case, out: torch.Tensor, tuning: Tuning) -> None:
     """A step: the plan, then every layer."""
     batch = replace(case.batch, memo={})
     for layer in range(case.slab.shape[1]):
-        kernel.launch(case.q[layer], case.layer(layer), batch, SCALE, out, None, tuning)
+        q, kv = case.q[layer], case.layer(layer)
+        if isinstance(tuning, gluon.Tuning):
+            gluon.launch(q, kv, batch, SCALE, out, None, tuning)
+        else:
+            triton.launch(q, kv, batch, SCALE, out, None, tuning)
 
 
-def measure(case: Case, tuning: kernel.Tuning) -> tuple[float, float]:
+def measure(case: Case, tuning: Tuning) -> tuple[float, float]:
     """µs a layer and relative error; NaN in `out` before, so that an unwritten row shows."""
     out = torch.full_like(case.q[0], torch.nan)
     run_all(case, out, tuning)
     gap = error(case, case.slab.shape[1] - 1, out, SCALE)
     return replay_us(lambda: run_all(case, out, tuning), case.slab.shape[1]), gap
+
+
+def _us(found: tuple[float, float, Tuning]) -> float:
+    return found[0]
 
 
 def read_rate() -> float:
@@ -77,11 +87,14 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    tunings = [kernel.DEFAULT]
-    if args.sweep:
+    hopper = torch.cuda.get_device_capability()[0] == 9
+    tunings: list[Tuning] = [gluon.DEFAULT, triton.DEFAULT] if hopper else [triton.DEFAULT]
+    if args.sweep and hopper:
         tunings += [
-            kernel.Tuning(shares_per_sm=c, tile=t, stages=s, pieces=p)
-            for c, t, s, p in itertools.product((1, 2, 3), (32, 64), (3, 4), (8, 16))
+            gluon.Tuning(ring=kib << 10, shares_per_sm=c, pieces=p, early=e)
+            for (c, kib), p, e in itertools.product(
+                ((1, 128), (1, 192), (2, 64), (2, 96)), (8, 16), (True, False)
+            )
         ]
     print(f"reading alone (torch.sum): {read_rate():.2f} TB/s", flush=True)
     rows = []
@@ -97,18 +110,16 @@ def main() -> None:
                 continue
             found.append((us, gap, tuning))
             tbs = sum(lengths) * SHAPE.key_bytes / us / 1e6
-            rows.append(asdict(tuning) | {"case": name, "us": us, "tb_s": tbs, "error": gap})
-        best = sorted(found, key=lambda f: f[0])[:3]
-        worst = max(f[1] for f in found)
-        default = found[0][0]
+            kind = type(tuning).__module__.rpartition(".")[2]
+            figures = {"case": name, "kernel": kind, "us": us, "tb_s": tbs, "error": gap}
+            rows.append(figures | asdict(tuning))
         rates = sum(lengths) * SHAPE.key_bytes / 1e6
+        worst = max(gap for _, gap, _ in found)
         print(
-            f"{name:22} default {default:7.1f} µs {rates / default:5.2f} TB/s"
-            f" | best {best[0][0]:7.1f} µs {rates / best[0][0]:5.2f} TB/s error {worst:.1e}",
-            *(
-                (f"{b[0]:.1f}", b[2].shares_per_sm, b[2].tile, b[2].stages, b[2].pieces)
-                for b in best
-            ),
+            f"{name:22}",
+            *(f"{us:7.1f} µs {rates / us:5.2f} TB/s" for us, _, _ in found[:2]),
+            f"error {worst:.1e}",
+            *(f"| {us:.1f} {tuning}" for us, _, tuning in sorted(found, key=_us)[: 3 * args.sweep]),
             flush=True,
         )
         del case

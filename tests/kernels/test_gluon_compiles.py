@@ -16,6 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from tandem.kernels.attention.decode import gluon as decode
+from tandem.kernels.attention.decode import plan_kernels as decode_plan
+from tandem.kernels.attention.decode.gluon_kernels import decode_stream
 from tandem.kernels.attention.prefill.gluon import DEFAULT
 from tandem.kernels.attention.prefill.gluon_kernels import prefill_tiles
 from tandem.kernels.attention.prefill.plan_kernels import PLAN_FIELDS
@@ -125,3 +128,39 @@ def test_prefill_attention_compiles() -> None:
         "PRODUCER_REGS": DEFAULT.producer_registers,
     }
     assert compiled(prefill_tiles, types, constants)["shared"] <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(("group", "queries", "dim", "lse"), [(4, 1, 128, False), (4, 4, 64, True)])
+def test_decode_attention_compiles(group: int, queries: int, dim: int, lse: bool) -> None:
+    """As it is launched for 8 KV heads; as many fit on a multiprocessor as it is planned for."""
+    kept = group * queries
+    numbers = ("q_t", "q_h", "table_row", "block_rows", "two_rows", "head_rows")
+    types = {
+        "kv_desc": box(decode.TILE, dim),
+        "tail_desc": box(decode.TILE // 4, dim),
+        **dict.fromkeys(("q", "out"), "*bf16"),
+        **dict.fromkeys(("tables", "lengths", "starts", "plan", "arrivals"), "*i32"),
+        **dict.fromkeys(("lse", "pieces", "stats"), "*fp32"),
+        **dict.fromkeys(numbers, "i32"),
+        "scale": "fp32",
+    }
+    constants = {
+        "KV_HEADS": 8,
+        "GROUP": group,
+        "D": dim,
+        "PAGE": 64,
+        "TILE": decode.TILE,
+        "N": max(8, kept),
+        "KEPT": kept,
+        "WIDE": max(2, 32 // kept),
+        "STAGES": decode.DEFAULT.ring // (decode.TILE * dim * 4),
+        "FIELDS": decode_plan.PLAN_FIELDS,
+        "SPACING": decode_plan.COUNTER_STRIDE,
+        "HAS_LSE": lse,
+        "PRODUCER_REGS": decode.DEFAULT.producer_registers,
+        "AHEAD": True,
+        "PDL": True,
+    }
+    found = compiled(decode_stream, types, constants, maxnreg=decode.REGISTERS)
+    each = found["shared"] + 1024  # a kibibyte of each program is the system's
+    assert (SHARED_BYTES + 1024) // each == decode.DEFAULT.shares_per_sm

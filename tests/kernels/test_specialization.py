@@ -6,13 +6,15 @@ import pytest
 
 AT = "tandem.kernels"
 LOOSE = {
-    f"{AT}.attention.decode.triton_kernels:plan_shares": "lengths query_starts block_tables "
+    f"{AT}.attention.decode.plan_kernels:plan_shares": "lengths query_starts block_tables "
     "num_seqs num_shares most_pieces table_row num_blocks",
     f"{AT}.attention.decode.triton_kernels:decode_shares": "lengths query_starts block_tables "
     "table_row num_blocks",
+    f"{AT}.attention.decode.gluon_kernels:decode_stream": "tables lengths starts table_row",
     f"{AT}.attention.prefill.plan_kernels:plan_tiles": "query_starts lengths num_seqs max_tiles",
     f"{AT}.attention.prefill.gluon_kernels:prefill_tiles": "tables table_row",
     f"{AT}.attention.prefill.triton_kernels:prefill_tiles": "tables table_row",
+    f"{AT}.rotary_kv.triton_kernels:rotate_heads": "blocks offsets",
     f"{AT}.gemm.gluon_kernels:multiply_stream": "rows length pieces",
     f"{AT}.gemm.triton_kernels:multiply_few": "rows",
     f"{AT}.sampling.columns.triton_kernels:gather_columns": "n m",

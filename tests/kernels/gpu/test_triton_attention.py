@@ -93,7 +93,7 @@ def test_a_planned_batch_serves_every_layer_and_every_repeat(dtype):
     """The counters of cut pairs are zero again after a launch, and the plan is made once."""
     q, kv, batch = paged(sizes(900, 40, 1800), [1] * 3, dtype)
     first = decode(q, kv, batch, 0.1, backend=Backend.TRITON)
-    assert sum(key[0] == "decode.triton" for key in batch.memo) == 1
+    assert sum(key[0] == "decode.shares" for key in batch.memo) == 1
     for _ in range(3):
         assert torch.equal(decode(q, kv, batch, 0.1, backend=Backend.TRITON), first)
 
@@ -104,7 +104,7 @@ def test_a_few_queries_a_sequence_go_through_the_decode_kernel(dtype):
     queries = [3, 1, 4, 0, 2]
     q, kv, batch = paged(sizes(900, 1, 400, 64, 1300), queries, dtype)
     got = prefill(q, kv, batch, 0.1, backend=Backend.TRITON)
-    assert any(key[0] == "decode.triton" for key in batch.memo)
+    assert any(key[0] == "decode.shares" for key in batch.memo)
     assert gap(got, dense(q, kv, batch, 0.1)) < ERROR[dtype]
 
 

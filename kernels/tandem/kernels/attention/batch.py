@@ -51,6 +51,14 @@ class PagedBatch:
         return self
 
 
+def sequence_class(count: int) -> int:
+    """The power of four, from 16 on, that holds `count` sequences: plans are built for each."""
+    most = 16
+    while most < count:
+        most *= 4
+    return most
+
+
 def check_call(q: Tensor, kv: Tensor, batch: PagedBatch) -> None:
     """The queries [tokens, heads, head_dim] and pages of one layer fit each other.
 

@@ -19,37 +19,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-# Triton before 3.9 has other names.
-_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
-
-@gluon.jit
-def _wait(PDL: gl.constexpr):
-    """As wait in launch/triton_kernels.py, which Gluon cannot call."""
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def _release(PDL: gl.constexpr):
-    """As release in launch/triton_kernels.py."""
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // $0",
-            "=r",
-            [],
-            dtype=gl.int32,
-            is_pure=False,
-            pack=1,
-        )
+from tandem.kernels.launch.gluon_kernels import barrier, load_box, release, wait
 
 
 @gluon.jit
@@ -62,14 +36,14 @@ def _copy_weights(
         tile = group * GROUP + g
         if GATED:
             for part in gl.static_range(2):
-                _load_box(
+                load_box(
                     w_desc,
                     [tile * SIZE + part * half, k],
                     full.index(i),
                     ws.index(i * GROUP + g).slice(part * SIZE, SIZE, dim=0),
                 )
         else:
-            _load_box(w_desc, [tile * BN, k], full.index(i), ws.index(i * GROUP + g))
+            load_box(w_desc, [tile * BN, k], full.index(i), ws.index(i * GROUP + g))
 
 
 @gluon.jit
@@ -101,18 +75,18 @@ def _producer(
         group, k = _place(s, first, length, BK, SPLIT)
         mbarrier.expect(full.index(s), BYTES)
         _copy_weights(w_desc, ws, full, s, group, k, half, BN, GROUP, GATED)
-    _wait(PDL)
-    _release(PDL)
+    wait(PDL)
+    release(PDL)
     for s in range(ring):
         _, k = _place(s, first, length, BK, SPLIT)
-        _load_box(x_desc, [0, k], full.index(s), xs.index(s))
+        load_box(x_desc, [0, k], full.index(s), xs.index(s))
     for s in range(ring, count):
         group, k = _place(s, first, length, BK, SPLIT)
         i = s % STAGES
         mbarrier.wait(empty.index(i), ((s // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(i), BYTES)
         _copy_weights(w_desc, ws, full, i, group, k, half, BN, GROUP, GATED)
-        _load_box(x_desc, [0, k], full.index(i), xs.index(i))
+        load_box(x_desc, [0, k], full.index(i), xs.index(i))
 
 
 @gluon.jit
@@ -225,7 +199,7 @@ def _consumer(
     L: gl.constexpr = gl.BlockedLayout([4, 1], [8, 4], [1, 4], [0, 1])
     SIZE: gl.constexpr = BN // 2 if GATED else BN
     CHUNK: gl.constexpr = min(SIZE, 8192 // (BM * SPLIT))
-    _wait(PDL)
+    wait(PDL)
     first, mine = _share(pieces)
     for at in range(mine):
         piece = first + at
@@ -250,7 +224,7 @@ def _consumer(
                 place = (group * GROUP + g) * SPLIT + piece % SPLIT
                 part = partials + place * (BN * BM) + m * BN + n
                 gl.store(part, gl.convert_layout(sums[g], L))
-            _barrier()
+            barrier()
             if gl.atomic_add(counters + group, 1, sem="acq_rel") == SPLIT - 1:
                 gl.store(counters + group, 0)
                 for chunk in range(GROUP * SIZE // CHUNK):

@@ -18,6 +18,7 @@ DECODE: Op[Decode] = Op(
     {
         Backend.TORCH: "tandem.kernels.attention.decode.reference:decode",
         Backend.TRITON: "tandem.kernels.attention.decode.triton:decode",
+        Backend.GLUON: "tandem.kernels.attention.decode.gluon:decode",
     },
 )
 

@@ -1,8 +1,4 @@
-"""Paged decode attention in Triton: how a batch is cut into shares, and its two launches.
-
-The plan (one small launch) and the workspace are made once a step and kept in the batch's memo;
-every layer then costs one launch whose grid depends on the device alone, so that a CUDA graph of it
-serves any lengths. Nothing is read back to the host.
+"""Paged decode attention in Triton, for any GPU: a launch over the shares that plan.py makes.
 
 Takes one query a sequence and, for speculation, a few: `ROWS_MAX` rows of queries × group.
 
@@ -14,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import triton
@@ -24,7 +19,9 @@ from tandem.kernels.attention.batch import PagedBatch
 from tandem.kernels.launch import dependent, sm_count
 
 from . import reference
-from .triton_kernels import COUNTER_STRIDE, PLAN_FIELDS, decode_shares, plan_shares
+from .plan import Cut, shares_of
+from .plan_kernels import COUNTER_STRIDE, PLAN_FIELDS
+from .triton_kernels import decode_shares
 
 FEW_PAIRS = 64
 """(sequence, KV head) pairs below which one program a multiprocessor is faster than two."""
@@ -48,21 +45,6 @@ class Tuning:
     """Whether programs may take their places before the kernel ahead has ended: where pairs are
     few, and a launch is mostly latency. Otherwise those that come early would crowd on the first
     multiprocessors to be free."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """A planned batch: where each program starts, and room for the pieces of pairs that are cut."""
-
-    plan: Tensor
-    """int32 [shares, PLAN_FIELDS]."""
-    pieces: Tensor
-    """float32 [shares, 2, kept, head_dim]: rows before normalisation."""
-    stats: Tensor
-    """float32 [shares, 2, kept, 2]: maximum and sum of each row."""
-    arrivals: Tensor
-    """int32 [sequences, kv_heads, COUNTER_STRIDE], of which the first counts the finished shares of
-    a pair; zero between launches."""
 
 
 def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
@@ -109,8 +91,10 @@ def launch(
     tile = min(tuning.tile, page)
     few = batch.num_sequences * kv_heads < FEW_PAIRS
     pdl = dependent(q.device if tuning.early and few else _NOWHERE)
-    shares, planned = _shares(batch, kv, kept, tile, tuning)
-    decode_shares[(shares.plan.shape[0],)](
+    num = sm_count(q.device) * (1 if few else tuning.shares_per_sm)
+    cut = Cut(num, kept, tile, tuning.pieces if few else tuning.pieces // 2)
+    shares, planned = shares_of(batch, kv, cut)
+    decode_shares[(num,)](
         q,
         kv,
         batch.block_tables,
@@ -147,57 +131,6 @@ def launch(
         num_warps=tuning.warps,
         **pdl,
     )
-
-
-def _shares(
-    batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning
-) -> tuple[Shares, bool]:
-    """The batch's shares, and whether a layer before had planned them."""
-    key = ("decode.triton", kv.shape, kept, tile, tuning)
-    planned = key in batch.memo
-    if not planned:
-        batch.memo[key] = _plan(batch, kv, kept, tile, tuning)
-    return cast("Shares", batch.memo[key]), planned
-
-
-def _plan(batch: PagedBatch, kv: Tensor, kept: int, tile: int, tuning: Tuning) -> Shares:
-    num_blocks, _, kv_heads, page, dim = kv.shape
-    device = batch.seq_lens.device
-    few = batch.num_sequences * kv_heads < FEW_PAIRS
-    per_sm = 1 if few else tuning.shares_per_sm
-    pieces = tuning.pieces if few else tuning.pieces // 2
-    num = sm_count(device) * per_sm
-    shares = Shares(
-        torch.empty(num, PLAN_FIELDS, dtype=torch.int32, device=device),
-        torch.empty(num, 2, kept, dim, dtype=torch.float32, device=device),
-        torch.empty(num, 2, kept, 2, dtype=torch.float32, device=device),
-        torch.empty(
-            batch.num_sequences, kv_heads, COUNTER_STRIDE, dtype=torch.int32, device=device
-        ),
-    )
-    per_program = 16
-    plan_shares[(triton.cdiv(num, per_program),)](
-        batch.seq_lens,
-        batch.query_start,
-        batch.block_tables,
-        shares.plan,
-        shares.arrivals,
-        batch.num_sequences,
-        num,
-        max(4, pieces * 12 // (8 + kept)),
-        batch.block_tables.stride(0),
-        num_blocks,
-        KV_HEADS=kv_heads,
-        PAGE=page,
-        TILE=tile,
-        SEQS=triton.next_power_of_2(batch.num_sequences),
-        SHARES=per_program,
-        FIELDS=PLAN_FIELDS,
-        SPACING=COUNTER_STRIDE,
-        num_warps=4,
-        **dependent(device),
-    )
-    return shares
 
 
 DEFAULT = Tuning()

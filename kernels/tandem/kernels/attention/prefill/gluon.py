@@ -19,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.decode import gluon as decode_gluon
 from tandem.kernels.attention.decode import triton as decode_triton
 from tandem.kernels.launch import sm_count
 
@@ -46,8 +47,11 @@ DEFAULT = Tuning()
 
 
 def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
-    """See the wrapper; what this kernel does not take goes to the plain Triton one."""
-    if decode_triton.fits(q, kv, batch) or not takes(q, kv):
+    """See the wrapper; a few queries a sequence go through the decode kernel, and what this kernel
+    does not take to the plain Triton one."""
+    if decode_triton.fits(q, kv, batch):
+        return decode_gluon.decode(q, kv, batch, scale)
+    if not takes(q, kv):
         return plain.prefill(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     launch(q, kv, batch, scale, out, DEFAULT)

@@ -18,12 +18,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-_load_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # before 3.9
+from tandem.kernels.launch.gluon_kernels import load_box
 
 # What each partition carries: shared memory and barriers first, then the batch.
 # qs [2, 64, D]; ks, vs [STAGES, BN, D]; q_full, q_empty [2, 1]; k_*, v_* [STAGES, 1]; turn [2, 1].
@@ -78,7 +77,7 @@ def _producer(
             mbarrier.wait(k_empty.index(i), phase)
             mbarrier.expect(k_full.index(i), BYTES)
             for h in gl.static_range(PAGES):
-                _load_box(
+                load_box(
                     kv_desc,
                     [pages[h], 0],
                     k_full.index(i),
@@ -88,11 +87,11 @@ def _producer(
                 for w in gl.static_range(2):
                     mbarrier.wait(q_empty.index(w), (turn & 1) ^ 1)
                     mbarrier.expect(q_full.index(w), 64 * D * 2)
-                    _load_box(q_desc, [q_row + w * 64, head * D], q_full.index(w), qs.index(w))
+                    load_box(q_desc, [q_row + w * 64, head * D], q_full.index(w), qs.index(w))
             mbarrier.wait(v_empty.index(i), phase)
             mbarrier.expect(v_full.index(i), BYTES)
             for h in gl.static_range(PAGES):
-                _load_box(
+                load_box(
                     kv_desc,
                     [pages[h] + two_rows, 0],
                     v_full.index(i),

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.batch import PagedBatch, sequence_class
 
 from .plan_kernels import PLAN_FIELDS, plan_tiles
 
@@ -53,7 +53,7 @@ def _plan(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
         sequences,
         most,
         BM=rows,
-        SEQS=triton.next_power_of_2(sequences),
+        SEQS=sequence_class(sequences),
         TILES=per_program,
         FIELDS=PLAN_FIELDS,
     )

@@ -1,0 +1,147 @@
+"""Paged decode attention in Gluon for Hopper: the ring's size, descriptors and launch.
+
+Works through the same shares as triton.py and leaves pieces in the same places. Its programs' rings
+take so much shared memory that a multiprocessor never holds more of them than it should: that is
+why they may take their places before the kernel ahead has ended, at any batch size.
+
+Roofline: bytes of K and V over the memory's read rate; bench/results/attention_h200.md says
+what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.launch import dependent, sm_count
+
+from . import triton as plain
+from .gluon_kernels import decode_stream
+from .plan import Cut, shares_of
+from .plan_kernels import COUNTER_STRIDE, PLAN_FIELDS
+
+TILE = 64
+"""Tokens of a unit: the long side of the matrix instruction."""
+ROWS_MAX = 16
+"""Query rows (tokens × query heads of a KV head) for which two programs fit a multiprocessor."""
+REGISTERS = 128
+"""A thread, of eight warps; the four that multiply take what the producer leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How one device is used; measured by bench/kernels/decode_attention.py."""
+
+    ring: int = 96 << 10
+    """Bytes of K and V on their way into a program."""
+    shares_per_sm: int = 2
+    pieces: int = 8
+    """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows."""
+    early: bool = True
+    """Whether programs fill their rings before the kernel ahead has ended."""
+    producer_registers: int = 24
+
+
+DEFAULT = Tuning()
+
+
+def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
+    """See the wrapper; what this kernel does not take goes to the plain Triton one."""
+    if not takes(q, kv, batch):
+        return plain.decode(q, kv, batch, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    launch(q, kv, batch, scale, out, None, DEFAULT)
+    return out
+
+
+def decode_states(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> tuple[Tensor, Tensor]:
+    """`decode` and, for merging with other keys, lse float32 [tokens, heads] in natural log."""
+    if not takes(q, kv, batch):
+        return plain.decode_states(q, kv, batch, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    launch(q, kv, batch, scale, out, lse, DEFAULT)
+    return out, lse
+
+
+def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
+    """Hopper, 16-bit, head size 64 or 128, pages of whole tiles, few query rows."""
+    return (
+        torch.cuda.get_device_capability(q.device)[0] == 9
+        and q.dtype in (torch.bfloat16, torch.float16)
+        and kv.shape[4] in (64, 128)
+        and kv.shape[3] % TILE == 0
+        and kept_rows(q, kv, batch) <= ROWS_MAX
+        and kv.data_ptr() % 16 == 0
+    )
+
+
+def kept_rows(q: Tensor, kv: Tensor, batch: PagedBatch) -> int:
+    """The power of two that holds the query rows of every sequence."""
+    rows = max(1, batch.max_query_len) * (q.shape[1] // kv.shape[2])
+    return int(triton.next_power_of_2(rows))
+
+
+def launch(
+    q: Tensor,
+    kv: Tensor,
+    batch: PagedBatch,
+    scale: float,
+    out: Tensor,
+    lse: Tensor | None,
+    tuning: Tuning,
+) -> None:
+    """Plan the batch unless a layer before did, and fill `out` (and `lse`)."""
+    kv_heads, page, dim = kv.shape[2:]
+    kept = kept_rows(q, kv, batch)
+    num = sm_count(q.device) * tuning.shares_per_sm
+    shares, planned = shares_of(batch, kv, Cut(num, kept, TILE, tuning.pieces))
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    block_rows, two_rows, head_rows = (kv.stride(d) // dim for d in (0, 1, 2))
+    last = (kv.shape[0] - 1) * block_rows + two_rows + (kv_heads - 1) * head_rows + page
+    pdl = dependent(q.device)
+    decode_stream[(num,)](
+        TensorDescriptor(kv, [last, dim], [dim, 1], [TILE, dim], layout),
+        TensorDescriptor(kv, [last, dim], [dim, 1], [TILE // 4, dim], layout),
+        q,
+        batch.block_tables,
+        batch.seq_lens,
+        batch.query_start,
+        out,
+        out if lse is None else lse,
+        shares.plan,
+        shares.pieces,
+        shares.stats,
+        shares.arrivals,
+        q.stride(0),
+        q.stride(1),
+        batch.block_tables.stride(0),
+        block_rows,
+        two_rows,
+        head_rows,
+        scale * math.log2(math.e),
+        KV_HEADS=kv_heads,
+        GROUP=q.shape[1] // kv_heads,
+        D=dim,
+        PAGE=page,
+        TILE=TILE,
+        N=max(8, kept),
+        KEPT=kept,
+        WIDE=max(2, 32 // kept),
+        STAGES=tuning.ring // (TILE * dim * 2 * kv.element_size()),
+        FIELDS=PLAN_FIELDS,
+        SPACING=COUNTER_STRIDE,
+        HAS_LSE=lse is not None,
+        PRODUCER_REGS=tuning.producer_registers,
+        AHEAD=pdl["PDL"] and planned and tuning.early,
+        num_warps=4,
+        maxnreg=REGISTERS,
+        **pdl,
+    )

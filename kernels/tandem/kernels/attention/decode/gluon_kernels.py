@@ -1,0 +1,319 @@
+"""Jit code of paged decode attention for Hopper: a producer warp that never stops, a warpgroup.
+
+A program works through one share of the planned line of units (plan_kernels.py). Its producer warp
+copies tile by tile of K and V by TMA into a ring, ahead of the sums and across the borders between
+(sequence, head) pairs. It begins before the kernel ahead has ended, with tiles that no step writes:
+those without one of this call's own tokens.
+
+Few query rows meet many keys, so the products are taken the other way round, with the keys and
+then the head's dimensions on the long side of the matrix instruction: S^T = K Q^T [TILE, N] and
+O^T += V^T P^T [D, N], where N, 8 at the least, holds the rows. Launched by gluon.py.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from tandem.kernels.launch.gluon_kernels import barrier, load_box, release, wait
+
+from .pieces.gluon_kernels import leave_piece, merge_pieces, write
+
+
+@gluon.jit
+def _next(i, phase, STAGES: gl.constexpr):
+    """The ring's next place, and the parity of its barriers there."""
+    last = i == STAGES - 1
+    return gl.where(last, 0, i + 1), gl.where(last, phase ^ 1, phase)
+
+
+@gluon.jit
+def _place(plan, FIELDS: gl.constexpr):
+    """Where this program's share begins: sequence, head, tile, units; keys and queries there."""
+    mine = plan + gl.program_id(0) * FIELDS
+    return (
+        gl.load(mine), gl.load(mine + 1), gl.load(mine + 2), gl.load(mine + 3),
+        gl.load(mine + 5), gl.load(mine + 7),
+    )  # fmt: skip
+
+
+@gluon.jit
+def _reach(tile, left, length, TILE: gl.constexpr):
+    """Tiles of a pair, those that fall to a share with `left` units, and where their keys end."""
+    tiles = gl.maximum(gl.cdiv(length, TILE), 1)
+    take = gl.minimum(left, tiles - tile)
+    return tiles, take, gl.where(length > 0, tile + take, tile)  # an empty sequence has no key
+
+
+@gluon.jit
+def _copy_tile(
+    kv_desc, tail_desc, k_row, v_row, tokens, k, v, full, D: gl.constexpr, TILE: gl.constexpr
+):
+    """K and V of a tile; of the last one, only the quarters that hold a token."""
+    PART: gl.constexpr = TILE // 4
+    parts = gl.cdiv(tokens, PART)
+    if parts >= 4:
+        mbarrier.expect(full, TILE * D * 4)
+        load_box(kv_desc, [k_row, 0], full, k)
+        load_box(kv_desc, [v_row, 0], full, v)
+    else:
+        for p in gl.static_range(1, 4):
+            if parts == p:
+                mbarrier.expect(full, p * PART * D * 4)
+        for p in gl.static_range(3):
+            if parts > p:
+                load_box(tail_desc, [k_row + p * PART, 0], full, k.slice(p * PART, PART, dim=0))
+                load_box(tail_desc, [v_row + p * PART, 0], full, v.slice(p * PART, PART, dim=0))
+
+
+@gluon.jit
+def _producer(
+    kv_desc, tail_desc, tables, lengths, starts, plan, table_row, block_rows, two_rows, head_rows,
+    ks, vs, full, empty,
+    KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, TILE: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    if not AHEAD:
+        wait(PDL)
+    seq, head, tile, left, length, queries = _place(plan, FIELDS)
+    block = gl.load(plan + gl.program_id(0) * FIELDS + 8)
+    i = 0
+    phase = 1
+    while left > 0:
+        tiles, take, end = _reach(tile, left, length, TILE)
+        table = tables + seq.to(gl.int64) * table_row
+        for j in range(tile, end):
+            row = block * block_rows + head * head_rows + j * TILE % PAGE
+            # Read before the ring is waited for: no latency when it opens.
+            block = gl.load(table + gl.minimum(j + 1, tiles - 1) * TILE // PAGE)
+            mbarrier.wait(empty.index(i), phase)
+            if AHEAD:  # noqa: SIM102 - this one is a constant, the other is not
+                if (j + 1) * TILE > length - queries:
+                    wait(PDL)
+            _copy_tile(
+                kv_desc, tail_desc, row, row + two_rows, length - j * TILE,
+                ks.index(i), vs.index(i), full.index(i), D, TILE,
+            )  # fmt: skip
+            i, phase = _next(i, phase, STAGES)
+        left -= take
+        tile = 0
+        head += 1
+        if head == KV_HEADS:
+            head = 0
+            seq += 1
+            if left > 0:
+                length = gl.load(lengths + seq)
+                queries = gl.load(starts + seq + 1) - gl.load(starts + seq)
+        if left > 0:
+            block = gl.load(tables + seq.to(gl.int64) * table_row)
+
+
+@gluon.jit
+def _blank_tail(v, tail, D: gl.constexpr, TILE: gl.constexpr):
+    """Zero rows >= tail of a V tile: a page's tail may hold anything, and 0 x NaN is NaN."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    for part in gl.static_range(TILE // 16):
+        piece = v.slice(part * 16, 16, dim=0)
+        row = part * 16 + gl.arange(0, 16, gl.SliceLayout(1, L))
+        x = piece.load(L)
+        piece.store(gl.where(gl.expand_dims(row < tail, 1), x, gl.zeros_like(x)))
+    fence_async_shared()
+
+
+@gluon.jit
+def _fetch_queries(
+    q, qs, q_first, q_len, head, q_t, q_h,
+    GROUP: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+):  # fmt: skip
+    """A pair's query rows to qs [N, D]; zero where there is none."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    n = gl.arange(0, N, gl.SliceLayout(1, L))
+    d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, L)), 0)
+    at = (q_first + n // GROUP).to(gl.int64) * q_t + (head * GROUP + n % GROUP) * q_h
+    keep = gl.expand_dims(n // GROUP < q_len, 1)
+    qs.store(gl.load(q + gl.expand_dims(at, 1) + d, mask=keep, other=0.0))
+    fence_async_shared()
+
+
+@gluon.jit
+def _score(k, queries, TILE: gl.constexpr, N: gl.constexpr, ML: gl.constexpr):
+    """Start S^T = K Q^T: [TILE, N]."""
+    zeros = gl.zeros([TILE, N], gl.float32, ML)
+    return warpgroup_mma(k, queries.permute((1, 0)), zeros, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _weigh(
+    s, top, mass, ps, key0, seen, scale,
+    TILE: gl.constexpr, N: gl.constexpr, ML: gl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax: weights to ps [N, TILE]; new maxima, masses, factor."""
+    key = gl.expand_dims(key0 + gl.arange(0, TILE, gl.SliceLayout(1, ML)), 1)
+    visible = key < gl.expand_dims(seen, 0)
+    s = gl.where(visible, s * scale, -1e30)
+    new = gl.maximum(top, gl.max(s, 0))
+    p = gl.where(visible, gl.exp2(s - gl.expand_dims(new, 0)), 0.0)
+    old = gl.expand_dims(gl.exp2(top - new), 0)
+    ps.store(gl.permute(p.to(ps.dtype), (1, 0)))
+    return new, mass * old + p, old
+
+
+@gluon.jit
+def _attend(
+    first, last, length, seen, scale, i, phase, queries, ps, ks, vs, full, empty,
+    D: gl.constexpr, TILE: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, ML: gl.constexpr,
+):  # fmt: skip
+    """Sum over tiles first..last - 1 as they come: O^T [D, N], maxima, masses, place in the ring.
+
+    A mass is the sum of a column's weights, kept as [TILE, N] until the end; `seen` [N] says how
+    many keys each column may look at. Q K^T of the next tile is issued behind P V of this one.
+    """
+    top = gl.full([N], -1e30, gl.float32, gl.SliceLayout(0, ML))
+    mass = gl.zeros([TILE, N], gl.float32, ML)
+    acc = gl.zeros([D, N], gl.float32, ML)
+    weights = ps.permute((1, 0))
+    if first < last:
+        mbarrier.wait(full.index(i), phase)
+        s_wait = _score(ks.index(i), queries, TILE, N, ML)
+        s = warpgroup_mma_wait(0, deps=[s_wait])
+        for j in range(first, last - 1):
+            top, mass, old = _weigh(s, top, mass, ps, j * TILE, seen, scale, TILE, N, ML)
+            fence_async_shared()
+            o_wait = warpgroup_mma(vs.index(i).permute((1, 0)), weights, acc * old, is_async=True)
+            done = empty.index(i)
+            i, phase = _next(i, phase, STAGES)
+            mbarrier.wait(full.index(i), phase)
+            s_wait = _score(ks.index(i), queries, TILE, N, ML)
+            acc = warpgroup_mma_wait(1, deps=[o_wait])
+            mbarrier.arrive(done, count=1)
+            s = warpgroup_mma_wait(0, deps=[s_wait])
+        key0 = (last - 1) * TILE
+        top, mass, old = _weigh(s, top, mass, ps, key0, seen, scale, TILE, N, ML)
+        if key0 + TILE > length:
+            _blank_tail(vs.index(i), length - key0, D, TILE)
+        fence_async_shared()
+        o_wait = warpgroup_mma(vs.index(i).permute((1, 0)), weights, acc * old, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[o_wait])
+        mbarrier.arrive(empty.index(i), count=1)
+        i, phase = _next(i, phase, STAGES)
+    return acc, top, mass, i, phase
+
+
+@gluon.jit
+def _consumer(
+    q, lengths, starts, out, lse, plan, pieces, stats, arrivals, q_t, q_h, scale,
+    qs, ps, ks, vs, full, empty,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, TILE: gl.constexpr,
+    N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
+    FIELDS: gl.constexpr, SPACING: gl.constexpr, HAS_LSE: gl.constexpr, AHEAD: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    ML: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16]
+    )
+    L: gl.constexpr = gl.BlockedLayout([4, 1], [D // 4, 128 // D], [1, 4], [0, 1])
+    HEADS: gl.constexpr = KV_HEADS * GROUP
+    if not AHEAD:
+        wait(PDL)
+    me = gl.program_id(0)
+    seq, head, tile, left, length, q_len = _place(plan, FIELDS)
+    share = gl.load(plan + me * FIELDS + 4)
+    q_first = gl.load(plan + me * FIELDS + 6)
+    if AHEAD:
+        wait(PDL)
+    release(PDL)
+    unit = me * share
+    token = gl.arange(0, N, gl.SliceLayout(0, ML)) // GROUP
+    i = 0
+    phase = 0
+    while left > 0:
+        tiles, take, end = _reach(tile, left, length, TILE)
+        _fetch_queries(q, qs, q_first, q_len, head, q_t, q_h, GROUP, N, D)
+        acc, top, mass, i, phase = _attend(
+            tile, end, length, length - q_len + token + 1, scale, i, phase,
+            qs, ps, ks, vs, full, empty, D, TILE, N, STAGES, ML,
+        )  # fmt: skip
+        acc = gl.convert_layout(acc, L)
+        top = gl.convert_layout(top, gl.SliceLayout(0, L))
+        total = gl.convert_layout(gl.sum(mass, 0), gl.SliceLayout(0, L))
+        whole = take == tiles
+        if not whole:
+            slot = me * 2 + (unit > me * share).to(gl.int32)
+            leave_piece(pieces, stats, slot, acc, top, total, KEPT, N, D, L)
+            head_first = unit - tile
+            first = head_first // share
+            last = (head_first + tiles - 1) // share
+            counter = arrivals + (seq * KV_HEADS + head) * SPACING
+            barrier()
+            if gl.atomic_add(counter, 1, sem="acq_rel") == last - first:
+                gl.store(counter, 0)
+                acc, top, total = merge_pieces(
+                    pieces, stats, head_first, first, last, share, KEPT, N, D, WIDE, L
+                )
+                whole = True
+        if whole:
+            write(out, lse, acc, top, total, q_first, q_len, head, GROUP, HEADS, N, D, HAS_LSE, L)
+        unit += take
+        left -= take
+        tile = 0
+        head += 1
+        if head == KV_HEADS:
+            head = 0
+            seq += 1
+            if left > 0:
+                length = gl.load(lengths + seq)
+                q_first = gl.load(starts + seq)
+                q_len = gl.load(starts + seq + 1) - q_first
+
+
+@gluon.jit(do_not_specialize=["tables", "lengths", "starts", "table_row"])
+def decode_stream(
+    kv_desc, tail_desc, q, tables, lengths, starts, out, lse, plan, pieces, stats, arrivals,
+    q_t, q_h, table_row, block_rows, two_rows, head_rows, scale,
+    KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
+    TILE: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr, HAS_LSE: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """One share of the line of units. Grid: (shares,), 4 warps.
+
+    kv_desc: rows of D, boxes [TILE, D], and tail_desc the same in boxes of a quarter; the first row
+    of (block, K|V, KV head) is block * block_rows + K|V * two_rows + KV head * head_rows. q
+    [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] and lse [tokens, heads] dense;
+    the rest as plan.py describes it. Column n of a tile is query token n // GROUP, query head
+    n % GROUP of the KV head; KEPT of the N columns can be real. TILE divides PAGE. scale carries
+    log2(e). AHEAD asks that the kernel before last has ended, with the plan.
+    """
+    qs = gl.allocate_shared_memory(kv_desc.dtype, [N, D], kv_desc.layout)
+    ps = gl.allocate_shared_memory(kv_desc.dtype, [N, TILE], kv_desc.layout)
+    ks = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, TILE, D], kv_desc.layout)
+    vs = gl.allocate_shared_memory(kv_desc.dtype, [STAGES, TILE, D], kv_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_consumer, (
+                q, lengths, starts, out, lse, plan, pieces, stats, arrivals, q_t, q_h, scale,
+                qs, ps, ks, vs, full, empty,
+                KV_HEADS, GROUP, D, TILE, N, KEPT, WIDE, STAGES, FIELDS, SPACING, HAS_LSE, AHEAD,
+                PDL,
+            )),
+            (_producer, (
+                kv_desc, tail_desc, tables, lengths, starts, plan, table_row,
+                block_rows, two_rows, head_rows, ks, vs, full, empty,
+                KV_HEADS, D, PAGE, TILE, STAGES, FIELDS, AHEAD, PDL,
+            )),
+        ],
+        [1],
+        [PRODUCER_REGS],
+    )  # fmt: skip

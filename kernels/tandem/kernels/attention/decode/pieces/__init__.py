@@ -1,0 +1,1 @@
+"""What becomes of the sums of a (sequence, head) pair: left as a piece, merged, written."""

@@ -1,0 +1,95 @@
+"""The shares of a batch that both decode kernels work through, planned once a step on the device.
+
+The plan (one small launch) and the workspace are kept in the batch's memo; every layer then costs
+one launch whose grid depends on the device alone, so that a CUDA graph of it serves any lengths.
+Nothing is read back to the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import triton
+from torch import Tensor
+
+from tandem.kernels.attention.batch import PagedBatch, sequence_class
+from tandem.kernels.launch import dependent
+
+from .plan_kernels import COUNTER_STRIDE, PLAN_FIELDS, plan_shares
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a batch is cut; what one cut made serves every layer that asks for the same."""
+
+    num: int
+    """Shares, one a program."""
+    kept: int
+    """Rows of a piece: a power of two that holds the queries × group of every sequence."""
+    tile: int
+    """Tokens of a unit."""
+    pieces: int
+    """Pieces of a (sequence, head) beyond which shares grow, for 4 rows; fewer for more rows, more
+    for many tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A planned batch: where each program starts, and room for the pieces of pairs that are cut."""
+
+    plan: Tensor
+    """int32 [shares, PLAN_FIELDS]."""
+    pieces: Tensor
+    """float32 [shares, 2, kept, head_dim]: rows before normalisation."""
+    stats: Tensor
+    """float32 [shares, 2, kept, 2]: maximum and sum of each row."""
+    arrivals: Tensor
+    """int32 [sequences, kv_heads, COUNTER_STRIDE], of which the first counts the finished shares of
+    a pair; zero between launches."""
+
+
+def shares_of(batch: PagedBatch, kv: Tensor, cut: Cut) -> tuple[Shares, bool]:
+    """The batch's shares, and whether a layer before had planned them."""
+    key = ("decode.shares", kv.shape, cut)
+    planned = key in batch.memo
+    if not planned:
+        batch.memo[key] = _plan(batch, kv, cut)
+    return cast("Shares", batch.memo[key]), planned
+
+
+def _plan(batch: PagedBatch, kv: Tensor, cut: Cut) -> Shares:
+    num_blocks, _, kv_heads, page, dim = kv.shape
+    device = batch.seq_lens.device
+    shares = Shares(
+        torch.empty(cut.num, PLAN_FIELDS, dtype=torch.int32, device=device),
+        torch.empty(cut.num, 2, cut.kept, dim, dtype=torch.float32, device=device),
+        torch.empty(cut.num, 2, cut.kept, 2, dtype=torch.float32, device=device),
+        torch.empty(
+            batch.num_sequences, kv_heads, COUNTER_STRIDE, dtype=torch.int32, device=device
+        ),
+    )
+    per_program = 16
+    plan_shares[(triton.cdiv(cut.num, per_program),)](
+        batch.seq_lens,
+        batch.query_start,
+        batch.block_tables,
+        shares.plan,
+        shares.arrivals,
+        batch.num_sequences,
+        cut.num,
+        max(4, cut.pieces * 12 // (8 + cut.kept)),
+        batch.block_tables.stride(0),
+        num_blocks,
+        KV_HEADS=kv_heads,
+        PAGE=page,
+        TILE=cut.tile,
+        SEQS=sequence_class(batch.num_sequences),
+        SHARES=per_program,
+        FIELDS=PLAN_FIELDS,
+        SPACING=COUNTER_STRIDE,
+        num_warps=4,
+        **dependent(device),
+    )
+    return shares

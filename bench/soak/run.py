@@ -3,7 +3,8 @@
 Answers of a pool of prompts are made one at a time first; then, for ``--seconds``, requests come
 and go so that up to ``--streams`` run, with too few blocks for them. Every greedy answer must
 begin as the one made alone; where one parts, the gap between the two best tokens there is looked
-up. Blocks, memory and graphs are counted all along. Writes soak.json and soak.md.
+up (rounding.py says whether rounding explains the wide ones). Blocks, memory and graphs are counted
+all along. Writes soak.json and soak.md.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from tandem.engine.metrics import EngineMetrics  # noqa: E402
 from tandem.hub import prepare  # noqa: E402
 from tandem.protocol.ids import RequestKey  # noqa: E402
 
+FAR = 0.05
+"""Gap of the two best tokens from which on a parting is looked into by rounding.py."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
@@ -158,16 +161,19 @@ def judge(engine: Engine, traffic: Traffic) -> dict[str, Any]:
         if (index, at) not in gaps:
             gaps[index, at] = engine.gap([*entry.prompt, *entry.answer[:at]])
         row = {"entry": index, "position": at, "gap": gaps[index, at], "times": times}
-        parted.append({**row, "alone": entry.answer[at], "came": token})
+        row |= {"alone": entry.answer[at], "came": token}
+        if gaps[index, at] >= FAR:  # for rounding.py
+            row["context"] = [*entry.prompt, *entry.answer[:at]]
+        parted.append(row)
     parted.sort(key=lambda row: -row["gap"])
     times = sum(row["times"] for row in parted)
-    far = sum(row["times"] for row in parted if row["gap"] >= 0.05)
+    far = sum(row["times"] for row in parted if row["gap"] >= FAR)
     return {
         **traffic.counts,
         "parted": times,
         "places_where_some_parted": len(parted),
         "largest_gap": parted[0]["gap"] if parted else 0.0,
-        "parted_by_0.05_or_more": far,
+        f"parted_by_{FAR}_or_more": far,
         "partings": parted,
     }
 

@@ -61,9 +61,11 @@ def stranger(cluster: Kube) -> Iterator[Kube]:
 
 
 def reached(kube: Kube, pod: str, address: str, *ports: int) -> set[int]:
-    """Ports of an address to which a pod can connect."""
+    """Ports of an address to which a pod can connect; it says of each whether it can."""
     said = kube.execute(pod, "python3", "-c", REACH, address, *map(str, ports))
-    return {int(line.split()[0]) for line in said.splitlines() if line.endswith("open")}
+    states = {int(port): state for port, state in map(str.split, said.splitlines())}
+    assert states.keys() == set(ports), said
+    return {port for port, state in states.items() if state == "open"}
 
 
 def fenced(kube: Kube, pod: str, address: str, *ports: int) -> bool:
@@ -78,6 +80,7 @@ def test_a_stranger_reaches_no_port_of_a_worker(service: Service, stranger: Kube
         at = worker["status"]["podIP"]
         nothing = partial(fenced, stranger, "stranger", at, *PORTS)
         wait_for("the policies to bite", nothing, seconds=20)
+        assert nothing(), "they let go again"
 
 
 def test_a_neighbour_reaches_no_port_of_a_worker(service: Service) -> None:

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tandem.kernels.attention.batch import PagedBatch
+from tandem.kernels.attention.descriptors import TokenRows
 from tandem.kernels.launch import dependent, sm_count
 
 from . import triton as plain
@@ -103,13 +102,11 @@ def launch(
     kept = kept_rows(q, kv, batch)
     num = sm_count(q.device) * tuning.shares_per_sm
     shares, planned = shares_of(batch, kv, Cut(num, kept, TILE, tuning.pieces))
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    block_rows, two_rows, head_rows = (kv.stride(d) // dim for d in (0, 1, 2))
-    last = (kv.shape[0] - 1) * block_rows + two_rows + (kv_heads - 1) * head_rows + page
+    rows = TokenRows.of(kv)
     pdl = dependent(q.device)
     decode_stream[(num,)](
-        TensorDescriptor(kv, [last, dim], [dim, 1], [TILE, dim], layout),
-        TensorDescriptor(kv, [last, dim], [dim, 1], [TILE // 4, dim], layout),
+        rows.boxes(TILE),
+        rows.boxes(TILE // 4),
         q,
         batch.block_tables,
         batch.seq_lens,
@@ -123,9 +120,9 @@ def launch(
         q.stride(0),
         q.stride(1),
         batch.block_tables.stride(0),
-        block_rows,
-        two_rows,
-        head_rows,
+        rows.block,
+        rows.two,
+        rows.head,
         scale * math.log2(math.e),
         KV_HEADS=kv_heads,
         GROUP=q.shape[1] // kv_heads,

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tandem.kernels.attention.gluon_kernels import blank_tail
 from tandem.kernels.launch.gluon_kernels import barrier, load_box, release, wait
 
 from .pieces.gluon_kernels import leave_piece, merge_pieces, write
@@ -115,18 +116,6 @@ def _producer(
 
 
 @gluon.jit
-def _blank_tail(v, tail, D: gl.constexpr, TILE: gl.constexpr):
-    """Zero rows >= tail of a V tile: a page's tail may hold anything, and 0 x NaN is NaN."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
-    for part in gl.static_range(TILE // 16):
-        piece = v.slice(part * 16, 16, dim=0)
-        row = part * 16 + gl.arange(0, 16, gl.SliceLayout(1, L))
-        x = piece.load(L)
-        piece.store(gl.where(gl.expand_dims(row < tail, 1), x, gl.zeros_like(x)))
-    fence_async_shared()
-
-
-@gluon.jit
 def _fetch_queries(
     q, qs, q_first, q_len, head, q_t, q_h,
     GROUP: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
@@ -196,7 +185,7 @@ def _attend(
         key0 = (last - 1) * TILE
         top, mass, old = _weigh(s, top, mass, ps, key0, seen, scale, TILE, N, ML)
         if key0 + TILE > length:
-            _blank_tail(vs.index(i), length - key0, D, TILE)
+            blank_tail(vs.index(i), length - key0, D, TILE)
         fence_async_shared()
         o_wait = warpgroup_mma(vs.index(i).permute((1, 0)), weights, acc * old, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[o_wait])

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tandem.kernels.attention.batch import PagedBatch
 from tandem.kernels.attention.decode import gluon as decode_gluon
 from tandem.kernels.attention.decode import triton as decode_triton
+from tandem.kernels.attention.descriptors import LAYOUT, TokenRows
 from tandem.kernels.launch import sm_count
 
 from . import triton as plain
@@ -79,25 +79,22 @@ def launch(
     heads, dim = q.shape[1:]
     kv_heads, page = kv.shape[2:4]
     tiles = tiles_of(batch, q.shape[0], ROWS)
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     q_desc = TensorDescriptor(
-        q, [q.shape[0], heads * dim], [q.stride(0), 1], [ROWS // 2, dim], layout
+        q, [q.shape[0], heads * dim], [q.stride(0), 1], [ROWS // 2, dim], LAYOUT
     )
-    block_rows, two_rows, head_rows = (kv.stride(d) // dim for d in (0, 1, 2))
-    last = (kv.shape[0] - 1) * block_rows + two_rows + (kv_heads - 1) * head_rows + page
-    kv_desc = TensorDescriptor(kv, [last, dim], [dim, 1], [page, dim], layout)
+    rows = TokenRows.of(kv)
     grid = min(tiles.most * heads, sm_count(q.device))
     prefill_tiles[(grid,)](
         q_desc,
-        kv_desc,
+        rows.boxes(page),
         batch.block_tables,
         tiles.rows,
         tiles.count,
         out,
         batch.block_tables.stride(0),
-        block_rows,
-        two_rows,
-        head_rows,
+        rows.block,
+        rows.two,
+        rows.head,
         scale * math.log2(math.e),
         HEADS=heads,
         GROUP=heads // kv_heads,

@@ -22,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tandem.kernels.attention.gluon_kernels import blank_tail
 from tandem.kernels.launch.gluon_kernels import load_box
 
 # What each partition carries: shared memory and barriers first, then the batch.
@@ -120,18 +121,6 @@ def _softmax(
 
 
 @gluon.jit
-def _blank_tail(v, tail, D: gl.constexpr, BN: gl.constexpr):
-    """Zero rows >= tail of a V tile: a page's tail may hold anything, and 0 x NaN is NaN."""
-    L: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [4, 1], [1, 0])
-    for part in gl.static_range(BN // 16):
-        piece = v.slice(part * 16, 16, dim=0)
-        row = part * 16 + gl.arange(0, 16, gl.SliceLayout(1, L))
-        x = piece.load(L)
-        piece.store(gl.where(gl.expand_dims(row < tail, 1), x, gl.zeros_like(x)))
-    fence_async_shared()
-
-
-@gluon.jit
 def _take_turn(turn, step, W: gl.constexpr, PINGPONG: gl.constexpr):
     if PINGPONG:
         mbarrier.wait(turn.index(W), (step & 1) ^ (1 - W))
@@ -225,7 +214,7 @@ def _consumer(
         p, top, total, _ = _softmax(s, top, total, scale, (tiles - 1) * BN, pos0, True, BN, SL)
         if tiles * BN > length:
             mbarrier.wait(v_full.index(i), (step // STAGES) & 1)
-            _blank_tail(vs.index(i), length - (tiles - 1) * BN, D, BN)
+            blank_tail(vs.index(i), length - (tiles - 1) * BN, D, BN)
         for t in range(1, gl.minimum(masked, tiles)):
             p, o, top, total = _step(
                 step + t, (tiles - 1 - t) * BN, q, ks, vs, k_full, k_empty, v_full, v_empty, turn,

@@ -1,0 +1,35 @@
+"""KV pages as boxes of tensor descriptors, by which Gluon's kernels copy them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+class TokenRows(NamedTuple):
+    """A layer's view of the slab as rows of head_dim, one a token of a KV head."""
+
+    kv: Tensor
+    """[num_blocks, 2, kv_heads, block_size, head_dim], dense pages."""
+    block: int
+    """Rows from one block to the next."""
+    two: int
+    """From K to V."""
+    head: int
+    """From one KV head to the next."""
+
+    @classmethod
+    def of(cls, kv: Tensor) -> TokenRows:
+        """Rows of ``kv``."""
+        return cls(kv, *(kv.stride(axis) // kv.shape[4] for axis in (0, 1, 2)))
+
+    def boxes(self, tokens: int) -> TensorDescriptor:
+        """A descriptor whose boxes are so many tokens of a page."""
+        blocks, _, heads, page, dim = self.kv.shape
+        count = (blocks - 1) * self.block + self.two + (heads - 1) * self.head + page
+        return TensorDescriptor(self.kv, [count, dim], [dim, 1], [tokens, dim], LAYOUT)

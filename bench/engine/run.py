@@ -110,7 +110,8 @@ def measure(rig: Any, args: argparse.Namespace, report: Report) -> None:
     _streams(rig, wanted, report)
     if "profile" in wanted:
         decodes = [profiler.decode(rig, batch, 1024) for batch in (32, 64, 256)]
-        others = [profiler.mixed(rig, 64, 1024), profiler.prompt(rig, 8192)]
+        others = [profiler.mixed(rig, 64, 1024)]
+        others += [profiler.prompt(rig, length) for length in (512, 8192)]
         report.kernels([profiler.decode(rig, 1, 512), *decodes, *others])
 
 

@@ -75,6 +75,8 @@ class EngineCoreProc:
         self._load = core.load_report()
         self._load_at = 0.0
         self._steps = 0
+        self._unflushed = False
+        """Whether something waits for the I/O thread to be woken."""
         self._drain = Drain()
         self._signals = 0
         self._peers = PeerSets()
@@ -167,15 +169,18 @@ class EngineCoreProc:
             return
         refusal = self._core.add(message.request)
         if refusal is None:
-            frame = Frame(step=self._steps, accepted=(Accepted(key.request, key.attempt),))
+            # Not flushed: the I/O thread would take the interpreter from the step's launch.
+            accepted = (Accepted(key.request, key.attempt),)
+            self._io.send(router, Frame(step=self._steps, accepted=accepted))
+            self._unflushed = True
         else:
-            refused = Refused(key.request, key.attempt, refusal)
-            frame = Frame(step=self._steps, refused=(refused,))
-        self._io.send(router, frame)
-        self._io.flush()
+            refused = (Refused(key.request, key.attempt, refusal),)
+            self._io.send(router, Frame(step=self._steps, refused=refused))
+            self._io.flush()
 
     def _send(self, outputs: StepOutputs) -> None:
-        sent = False
+        """What a step gave, and what was left to be sent behind its launch."""
+        sent, self._unflushed = self._unflushed, False
         for router, tokens, failed in outputs.by_router():
             self._io.send(router, Frame(step=self._steps, outputs=tokens, failed=failed))
             sent = True

@@ -15,6 +15,7 @@ from tests.router.fake_worker import FakeWorker
 
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
+from tandem.router.http_protocol import JoinedProtocol
 from tandem.text.tokenizer import Tokenizer
 
 ANSWER = "Paris is the capital of France, naïve café 日本 😀!"
@@ -44,7 +45,7 @@ class Served:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(
-            self.app, loop="uvloop", http="httptools", ws="none", log_config=None
+            self.app, loop="uvloop", http=JoinedProtocol, ws="none", log_config=None
         )
         config.timeout_graceful_shutdown = 1
         self.server = uvicorn.Server(config)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import Future
 
 from tests.engine_plan.builders import params_of
 from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, frames, started, submit
 
+from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import new_incarnation
@@ -165,3 +168,23 @@ def test_peers_and_beats_pass_through(worker: Worker, router: Router) -> None:
     assert isinstance(beat, WorkerBeat)
     assert beat.load.total_blocks == 64
     assert beat.peers == ()
+
+
+def test_a_long_step_does_not_hide_that_a_request_was_accepted(
+    worker: Worker, router: Router
+) -> None:
+    """The step loop leaves the word to the I/O thread, which says it whatever the loop does."""
+    execute = worker.executor.execute
+    ended, heard = threading.Event(), list[bool]()
+
+    def slow(plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        heard.append(ended.wait(10))
+        return execute(plan)
+
+    worker.executor.execute = slow  # type: ignore[method-assign]
+    submit(router, "a")
+    while not any(each.request == "a" for each in router.hear(Frame).accepted):
+        pass
+    ended.set()
+    frames(router, "a")
+    assert all(heard)

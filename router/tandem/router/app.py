@@ -27,6 +27,7 @@ from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.gauges import register_gauges
+from tandem.router.http_protocol import JoinedProtocol
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.auth import ApiKeys
 from tandem.router.middleware.canary import Canary
@@ -220,7 +221,7 @@ def serve(config: RouterConfig, *, log_level: str = "info") -> None:
         host=config.host,
         port=config.port,
         loop="uvloop",
-        http="httptools",
+        http=JoinedProtocol,
         ws="none",
         log_config=None,
         log_level=log_level,

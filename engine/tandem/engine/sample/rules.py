@@ -77,6 +77,8 @@ def rules_of(
     eos_token_ids: Collection[int],
 ) -> RowRules | None:
     """The rules of a row with these tokens (prompt, then output), or None if it has none."""
+    if not _asks(params):
+        return None
     rules = RowRules(
         allowed=_ids(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
         bad_words=tuple(word for word in params.bad_words_token_ids if word),
@@ -88,6 +90,22 @@ def rules_of(
     )
     rules.tail = list(token_ids[max(num_prompt, len(token_ids) - rules._lookback) :])
     return rules if rules.applies(position=0) else None
+
+
+def _asks(params: SamplingParams) -> bool:
+    """Whether there may be any: most requests have none, and learn so at once."""
+    return bool(
+        params.min_tokens
+        or params.bad_words_token_ids
+        or params.logit_bias
+        or params.allowed_token_ids is not None
+        or _penalized(params)
+    )
+
+
+def _penalized(params: SamplingParams) -> bool:
+    other = params.presence_penalty or params.frequency_penalty
+    return bool(other) or params.repetition_penalty != 1.0
 
 
 def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
@@ -104,9 +122,9 @@ def _bias(params: SamplingParams) -> tuple[Tensor, Tensor] | None:
 
 def _seen(params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> SeenTokens | None:
     """Presence and frequency ask for the output alone: a long prompt is then not even looked at."""
-    repetition = params.repetition_penalty != 1.0
-    if not (repetition or params.presence_penalty or params.frequency_penalty):
+    if not _penalized(params):
         return None
+    repetition = params.repetition_penalty != 1.0
     return SeenTokens(token_ids[:num_prompt] if repetition else (), token_ids[num_prompt:])
 
 

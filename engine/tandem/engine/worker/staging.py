@@ -121,8 +121,10 @@ class Staging:
         self.device = device
         self.front = front
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.words: Tensor = self._memory[: size // WORD * WORD].view(torch.int64)
+        whole = self._memory[: size // WORD * WORD]
+        self.words: Tensor = whole.view(torch.int64)
         """The whole device buffer as int64."""
+        self._halves = whole.view(torch.int32)
         self.last_tokens: Tensor = self.words[:max_rows]
         """int64 [rows of the batch]: the token that each drew last."""
         self._hosts = [_Host(size, self._memory) for _ in range(RING)]
@@ -161,8 +163,8 @@ class Staging:
         return Tail(*parts)
 
     def _tensor(self, first: int, count: int, wide: bool) -> Tensor:
-        dtype = torch.int64 if wide else torch.int32
-        return self._memory[first : first + count * dtype.itemsize].view(dtype)
+        words, at = (self.words, first // 8) if wide else (self._halves, first // 4)
+        return words[at : at + count]
 
 
 class _Host:

@@ -17,6 +17,7 @@ from tandem.router.openai.generate import Answer, Held, begin, run
 from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem.router.openai.schemas import ChatBody, StreamOptions, parse
 from tandem.router.openai.service import (
+    PlainRoute,
     Service,
     documented,
     input_options,
@@ -27,7 +28,7 @@ from tandem.router.openai.service import (
 from tandem.router.openai.sse import EventStream, while_connected
 from tandem.text.chat_template import ChatOptions
 
-routes = APIRouter(tags=["OpenAI"])
+routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 
 
 @routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))

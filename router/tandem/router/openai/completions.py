@@ -17,6 +17,7 @@ from tandem.router.openai.generate import Answer, Held, Totals, begin, run, with
 from tandem.router.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from tandem.router.openai.schemas import CompletionBody, StreamOptions, parse
 from tandem.router.openai.service import (
+    PlainRoute,
     Service,
     documented,
     input_options,
@@ -27,7 +28,7 @@ from tandem.router.openai.service import (
 from tandem.router.openai.sse import EventStream, while_connected
 from tandem.text.prompts import parse_prompts
 
-routes = APIRouter(tags=["OpenAI"])
+routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 
 
 @routes.post("/v1/completions", openapi_extra=documented(CompletionBody))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from tandem.llm.async_llm import AsyncLLM
@@ -20,6 +21,15 @@ from tandem.router.openai.sse import ClientGone
 from tandem.text.input_processor import InputOptions, TruncationSide
 
 MAX_REQUEST_ID = 256
+
+
+class PlainRoute(APIRoute):
+    """A route whose endpoint takes the request and gives a response as they are: FastAPI documents
+    it, and spends no time on looking for parameters and serializing."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The endpoint itself."""
+        return self.endpoint
 
 
 @dataclass(slots=True)

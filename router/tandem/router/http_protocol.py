@@ -1,0 +1,57 @@
+"""uvicorn's HTTP, but that an answer's headers go out with the first of its body.
+
+uvicorn writes the two apart: one more call into the kernel for every answer, and a client that
+wakes once for the headers and once more for the first token of a stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+
+class JoinedTransport(asyncio.Transport):
+    """What one answer writes to: holds the headers until more comes, but never beyond this turn of
+    the loop (an answer to HEAD has no body)."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._held: bytes | None = None
+        self._begun = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See Transport."""
+        if not self._begun:
+            self._begun, self._held = True, bytes(data)
+            asyncio.get_running_loop().call_soon(self._release)
+        elif self._held is not None:
+            joined, self._held = self._held + data, None
+            self._transport.write(joined)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """See Transport."""
+        self._release()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        """See Transport."""
+        return self._transport.is_closing()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            self._transport.write(held)
+
+
+class JoinedProtocol(HttpToolsProtocol):
+    """For ``uvicorn.run(http=...)``."""
+
+    def on_headers_complete(self) -> None:
+        """A request came, and its answer begins; its task has not run yet."""
+        super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = JoinedTransport(self.cycle.transport)

@@ -1,0 +1,115 @@
+"""How answers are put on the wire: headers with the first of the body, and never kept back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+
+from tandem.router.http_protocol import JoinedTransport
+
+BODY = json.dumps({"prompt": "a", "max_tokens": 4, "stream": True}).encode()
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@pytest.fixture
+def wire(
+    serve: Callable[..., Served], decode: Callable[..., FakeWorker]
+) -> Iterator[socket.socket]:
+    """A connection to a router, by hand."""
+    where = urlsplit(serve(decode()).url)
+    assert where.hostname
+    assert where.port
+    with closing(socket.create_connection((where.hostname, where.port), timeout=10)) as made:
+        yield made
+
+
+def read_until(wire: socket.socket, end: bytes) -> bytes:
+    """All that comes until ``end`` is in it."""
+    seen = b""
+    while end not in seen:
+        part = wire.recv(1 << 16)
+        assert part, f"the connection ended after {seen!r}"
+        seen += part
+    return seen
+
+
+class Written(asyncio.Transport):
+    """Keeps each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[bytes] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See Transport."""
+        self.parts.append(bytes(data))
+
+    def close(self) -> None:
+        """See Transport."""
+        self.parts.append(b"closed")
+
+
+async def test_headers_and_the_first_of_the_body_are_one_write() -> None:
+    """What follows goes out as it comes."""
+    below = Written()
+    joined = JoinedTransport(below)
+    for part in (b"headers ", b"first", b"second"):
+        joined.write(part)
+    await asyncio.sleep(0)
+    joined.write(b"third")
+    assert below.parts == [b"headers first", b"second", b"third"]
+
+
+async def test_headers_go_out_at_the_end_of_the_turn_or_with_the_end() -> None:
+    """Whether or not a body follows."""
+    below = Written()
+    joined = JoinedTransport(below)
+    joined.write(b"headers")
+    await asyncio.sleep(0)
+    assert below.parts == [b"headers"]
+    other = JoinedTransport(below)
+    other.write(b"others")
+    other.close()
+    assert below.parts == [b"headers", b"others", b"closed"]
+
+
+def test_a_connection_goes_on_after_a_stream(wire: socket.socket) -> None:
+    """The next answer of the same connection has headers of its own."""
+    for _ in range(2):
+        wire.sendall(POST)
+        seen = read_until(wire, b"0\r\n\r\n")
+        assert seen.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert seen.count(b"data: [DONE]") == 1
+
+
+def test_headers_without_a_body_are_not_kept_back(wire: socket.socket) -> None:
+    """An answer to HEAD is headers alone."""
+    wire.sendall(b"HEAD /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert read_until(wire, b"\r\n\r\n").startswith(b"HTTP/1.1 405 ")
+
+
+def test_requests_that_come_together_are_answered_in_turn(wire: socket.socket) -> None:
+    """Pipelined: the answers do not mix."""
+    wire.sendall(POST + b"HEAD /ready HTTP/1.1\r\nHost: a\r\n\r\n" + POST)
+    seen = read_until(wire, b"[DONE]")
+    while seen.count(b"0\r\n\r\n") < 2 or seen.count(b"[DONE]") < 2:
+        seen += read_until(wire, b"\n")
+    statuses = [line for line in seen.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+    assert [line.split()[1] for line in statuses] == [b"200", b"405", b"200"]
+
+
+def test_a_client_that_waits_to_send_its_body_is_told_to_go_on(wire: socket.socket) -> None:
+    """100-continue comes before there is any answer."""
+    head, _, body = POST.partition(b"\r\n\r\n")
+    wire.sendall(head + b"\r\nExpect: 100-continue\r\n\r\n")
+    assert read_until(wire, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    wire.sendall(body)
+    assert b"HTTP/1.1 200 OK\r\n" in read_until(wire, b"[DONE]")

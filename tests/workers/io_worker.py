@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from queue import SimpleQueue
+import time
+from collections import deque
 
 from prometheus_client import CollectorRegistry
 from tests.workers.hand_router import WAIT_MS
 
 from tandem.engine.core.guard import CurveGuard
-from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
+from tandem.engine.core.inbox import FromRouter, Inbox, Item, RouterFound, RouterLost
+from tandem.engine.core.io import IOThread
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import new_incarnation
@@ -23,7 +25,8 @@ class Worker:
     """An I/O thread on a port of its own."""
 
     def __init__(self, guard: CurveGuard | None = None) -> None:
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox = Inbox()
+        self._taken: deque[Item] = deque()
         self.registry = CollectorRegistry()
         me = new_incarnation()
         fingerprint = Fingerprint(revision="r", dtype="float32", layout=KVLayout((GROUP,)))
@@ -53,9 +56,14 @@ class Worker:
 
     def next(self) -> FromRouter | RouterLost | None:
         """What the step loop would see next, greetings apart."""
-        while isinstance(item := self.inbox.get(timeout=WAIT_MS / 1000), RouterFound):
-            pass
-        return item
+        deadline = time.monotonic() + WAIT_MS / 1000
+        while time.monotonic() < deadline:
+            self._taken += self.inbox.take()
+            while self._taken:
+                if not isinstance(item := self._taken.popleft(), RouterFound):
+                    return item
+            time.sleep(0.005)
+        raise AssertionError("nothing came")
 
     def dropped(self, reason: str) -> float:
         """Frames dropped for a reason."""

@@ -7,7 +7,6 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import Future
-from queue import SimpleQueue
 
 from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import config_of, request_of
@@ -15,7 +14,7 @@ from tests.workers.hand_router import Router
 
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.engine_proc import EngineCoreProc
-from tandem.engine.core.io import Inbox
+from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.role import Standalone
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
@@ -47,7 +46,7 @@ class Worker:
         registry = CollectorRegistry()
         server = ServerConfig(host="127.0.0.1", port=0, probe_port=0)
         self.probes = WorkerProbes(server, registry)
-        self.inbox: Inbox = SimpleQueue()
+        self.inbox = Inbox()
         metrics = EngineMetrics(registry, model_name="sim", max_model_len=4096)
         self.executor = PacedExecutor(64)
         config = config_of(num_gpu_blocks_override=64)

@@ -104,7 +104,7 @@ async def test_others_do_not(
     }[who]
 
     assert not await meets(worker, ring, 1.0)
-    assert worker.inbox.empty()
+    assert worker.inbox.empty
 
 
 def test_plain_sockets_do_not_either(worker: Worker) -> None:
@@ -113,7 +113,7 @@ def test_plain_sockets_do_not_either(worker: Worker) -> None:
     router.say(Hello(PROTOCOL_VERSION))
     assert not router.socket.poll(500)
     router.socket.close()
-    assert worker.inbox.empty()
+    assert worker.inbox.empty
 
 
 async def test_a_rotation_needs_no_restart_of_the_worker(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.workers.hand_router import Router, dealer
 from tests.workers.io_worker import Worker
 
-from tandem.engine.core import io
-from tandem.engine.core.io import FromRouter, RouterLost
+from tandem.engine.core import links
+from tandem.engine.core.inbox import FromRouter, RouterLost
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.link import Link
@@ -44,8 +44,7 @@ def router(worker: Worker) -> Iterator[Router]:
     made = Router(worker.endpoint)
     yield made
     made.socket.close()
-    while not worker.inbox.empty():
-        worker.inbox.get()
+    worker.inbox.take()
 
 
 def test_a_greeting_is_answered_with_the_card(worker: Worker, router: Router) -> None:
@@ -83,7 +82,7 @@ def test_a_message_before_the_greeting_is_reset(worker: Worker, router: Router) 
     router.say(Cancel("r", 0))
 
     assert isinstance(router.hear(Reset), Reset)
-    assert worker.inbox.empty()
+    assert worker.inbox.empty
 
 
 def test_a_lost_frame_loses_the_router(worker: Worker, router: Router) -> None:
@@ -109,7 +108,7 @@ def test_a_silent_router_is_lost(
     worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without beats its requests are dropped after the limit."""
-    monkeypatch.setattr(io, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(links, "LOST_SECONDS", 0.5)
     router.greet()
 
     lost = worker.next()

@@ -7,7 +7,6 @@ The same for both roles: I/O thread (routers), probes, signals, drain. The role 
 from __future__ import annotations
 
 import logging
-import queue
 import signal
 import threading
 import time
@@ -18,7 +17,8 @@ from prometheus_client import CollectorRegistry
 from tandem.engine.core.drain import Drain, grace_before
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.core.guard import CurveGuard
-from tandem.engine.core.io import FromRouter, Inbox, IOThread, RouterFound, RouterLost
+from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
+from tandem.engine.core.io import IOThread
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.core.peer_sets import PeerSets
 from tandem.engine.core.role import Role
@@ -76,7 +76,7 @@ class EngineCoreProc:
         self._load_at = 0.0
         self._steps = 0
         self._unflushed = False
-        """Whether something waits for the I/O thread to be woken."""
+        """Whether something is to be sent behind the next step's launch."""
         self._drain = Drain()
         self._signals = 0
         self._peers = PeerSets()
@@ -128,13 +128,9 @@ class EngineCoreProc:
             self._refresh_load()
 
     def _receive(self, *, block: bool) -> None:
-        timeout = PARKED_SECONDS if self._core.has_work else IDLE_SECONDS
-        while True:
-            try:
-                item = self._inbox.get(block, timeout) if block else self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            block = False
+        if block and self._inbox.empty:
+            self._io.attend(PARKED_SECONDS if self._core.has_work else IDLE_SECONDS)
+        for item in self._inbox.take():
             if isinstance(item, FromRouter):
                 self._handle(item)
             elif isinstance(item, RouterFound):
@@ -169,7 +165,7 @@ class EngineCoreProc:
             return
         refusal = self._core.add(message.request)
         if refusal is None:
-            # Not flushed: the I/O thread would take the interpreter from the step's launch.
+            # Said behind the step's launch, or with the next beat: it need not hold that up.
             accepted = (Accepted(key.request, key.attempt),)
             self._io.send(router, Frame(step=self._steps, accepted=accepted))
             self._unflushed = True
@@ -227,7 +223,7 @@ class EngineCoreProc:
         logger.info("draining for up to %g s", grace)
         self._core.drain()
         self._io.send(None, Draining(round(grace * 1000)))
-        self._io.flush()
+        self._io.ring()  # a signal handler may have interrupted a flush
         self._inbox.put(None)
 
     def _done(self) -> bool:

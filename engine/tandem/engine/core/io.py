@@ -1,94 +1,47 @@
 """The I/O thread of a worker: the ZMQ ROUTER socket that routers connect to.
 
-It alone touches the socket. It checks every frame's incarnations and sequence, answers HELLO and
-RESET by itself, sends the beats, and tells the step loop what concerns it through a queue. It
-lives outside the step loop so that a long step never looks like a dead worker; the beats carry
-the loop's progress so that a dead loop does not look alive.
+It decodes what comes, gives it to the links, and sends the beats. It lives outside the step loop so
+that a long step never looks like a dead worker; the beats carry the loop's progress so that a dead
+loop does not look alive.
+
+On an idle machine a thread takes 0.1 ms to wake, so two of its duties may be the step loop's: what
+the loop has to say it writes to the socket itself (``flush``), and while it has nothing to do it
+waits for the socket in this thread's place (``attend``).
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import select
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from queue import SimpleQueue
+from contextlib import suppress
 
 import zmq
 
 from tandem.engine.core.guard import CurveGuard
+from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.link_metrics import LinkMetrics
-from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
+from tandem.engine.core.links import RouterLinks
+from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.link import Header, Link, Verdict, read_header
-from tandem.protocol.messages import (
-    MAX_FRAME_BYTES,
-    Beat,
-    Call,
-    Cancel,
-    Hello,
-    PeerSet,
-    Reset,
-    Submit,
-    ToRouter,
-    Welcome,
-    WorkerBeat,
-    decode_to_worker,
-    encode,
-)
+from tandem.protocol.link import read_header
+from tandem.protocol.messages import MAX_FRAME_BYTES, ToRouter, WorkerBeat, decode_to_worker
 
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
-LOST_SECONDS = 5.0
-"""A router that is silent this long is gone; so are its requests."""
-MAX_LINKS = 256
 _BATCH = 256
 
 
-@dataclass(frozen=True, slots=True)
-class FromRouter:
-    """A message of a router for the step loop."""
-
-    router: Incarnation
-    message: Submit | Cancel | Call | PeerSet
-
-
-@dataclass(frozen=True, slots=True)
-class RouterFound:
-    """A router greeted: it knows nothing of this worker yet."""
-
-    router: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class RouterLost:
-    """The link to a router broke: nobody reads its requests' tokens any more."""
-
-    router: Incarnation
-    reason: str
-
-
-Inbox = SimpleQueue["FromRouter | RouterFound | RouterLost | None"]
-"""What the step loop reads; None only wakes it."""
-
-
-class _Peer:
-    """One router's connection."""
-
-    def __init__(self, identity: bytes, me: Incarnation, now: float) -> None:
-        self.identity = identity
-        self.link = Link(me)
-        self.heard = now
-        self.greeted = False
-
-
 class IOThread(threading.Thread):
-    """Start, then ``send`` from the step loop; ``stop`` flushes what is queued and joins."""
+    """Start, then ``send`` and ``flush`` from the step loop; ``stop`` sends the rest and joins."""
 
     def __init__(
         self,
@@ -101,80 +54,123 @@ class IOThread(threading.Thread):
         metrics: LinkMetrics,
         guard: CurveGuard | None = None,
     ) -> None:
+        """Raises OSError when ``endpoint`` cannot be bound."""
         super().__init__(name="tandem-io", daemon=True)
-        self._card = card
-        self._me = incarnation
         self._inbox = inbox
         self._beat = beat
         self._metrics = metrics
         self._outbox: deque[tuple[Incarnation | None, ToRouter]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._awake = True
-        self._wake_lock = threading.Lock()
-        """A flush after the end must not write to a descriptor that is another's by then."""
+        self._lock = threading.Lock()
+        """Of the socket and the links. Not for signal handlers, which may have interrupted its
+        holder."""
+        self._turn = threading.Lock()
+        """Held by the one thread that waits for the socket."""
+        self._attended = False
+        """Whether the step loop has that turn, or wants it."""
+        self._left = threading.Event()
+        """The step loop no longer attends."""
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._bell)
         self._stopping = threading.Event()
-        self._by_identity: dict[bytes, _Peer] = {}
-        self._by_router: dict[Incarnation, _Peer] = {}
-        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 200)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self._socket.setsockopt(zmq.SNDHWM, 100_000)
-        if guard is not None:
-            guard.serve(self._socket, "router")
-        try:
-            self._socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            self._socket.close(0)
-            raise OSError(f"cannot listen on {endpoint}: {error}") from error
+        self._closed = False
+        self._next_beat = 0.0
+        self._more = False
+        """More frames may be there than were read in one go: the socket will not say so again."""
+        self._socket = _bound(endpoint, guard)
+        self._links = RouterLinks(
+            card, incarnation, inbox=inbox, metrics=metrics, write=self._write
+        )
+        self._descriptor = int(self._socket.FD)
+        self._poller = select.poll()
+        for descriptor in (self._descriptor, self._bell):
+            self._poller.register(descriptor, select.POLLIN)
         self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         """As bound: port 0 is the kernel's choice by now."""
 
     def send(self, router: Incarnation | None, message: ToRouter) -> None:
-        """Queue a message for one router, or for all (None). Called from the step loop."""
+        """Queue a message for one router, or for all (None); it goes out with the next ``flush``,
+        or with the next beat. Any thread."""
         self._outbox.append((router, message))
 
     def flush(self) -> None:
-        """Wake the thread to send what was queued: once per step, not per message."""
-        with self._wake_lock:
-            if self._awake:
-                os.eventfd_write(self._wake, 1)
+        """Write what is queued to the socket, in the calling thread. Never waits for a router."""
+        with self._lock:
+            if self._closed:
+                return
+            self._send_queued()
+            # Writing may have swallowed the socket's word of frames that came meanwhile.
+            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self.ring()
+
+    def ring(self) -> None:
+        """Have whoever waits for the socket look around, and write what is queued. From anywhere,
+        signal handlers too; never blocks."""
+        os.eventfd_write(self._bell, 1)
+
+    def attend(self, seconds: float) -> None:
+        """Wait for the socket in this thread's place until the inbox has something, or for so long.
+        For the step loop: what comes wakes it, and no other thread before it."""
+        until = time.monotonic() + seconds
+        self._left.clear()
+        self._attended = True
+        self.ring()
+        try:
+            with self._turn, self._inbox.listening() as bell:
+                self._poller.register(bell, select.POLLIN)
+                try:
+                    while self._inbox.empty and time.monotonic() < until and not self._closed:
+                        self._one_turn(until)
+                finally:
+                    self._poller.unregister(bell)
+        finally:
+            self._attended = False
+            self._left.set()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Send what is queued, close the socket, join."""
+        """Send what is queued, close the socket, join. Not while the step loop attends."""
         self._stopping.set()
-        self.flush()
+        self.ring()
         self.join(timeout)
 
     def run(self) -> None:
         """Poll until stopped; an error in one frame never ends the thread."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake, zmq.POLLIN)
-        next_beat = time.monotonic()
         while not self._stopping.is_set():
-            left = max(0.0, next_beat - time.monotonic())
-            ready = dict(poller.poll(round(left * 1000)))
-            if self._wake in ready:
-                os.eventfd_read(self._wake)
-            if self._socket in ready:
-                self._receive()
+            with self._turn:
+                self._one_turn(math.inf)
+            if self._attended:
+                self._left.wait()
+        with self._turn, self._lock:
             self._send_queued()
-            if time.monotonic() >= next_beat:
-                next_beat = time.monotonic() + BEAT_SECONDS
-                self._drop_silent()
-                self._send_beats()
-        self._send_queued()
-        self._socket.close()
-        with self._wake_lock:
-            self._awake = False
-            os.close(self._wake)
+            self._closed = True
+            self._socket.close()
+
+    def _one_turn(self, until: float) -> None:
+        """Wait for the socket, a wake or the next beat, and do what is to be done."""
+        left = 0.0 if self._more else min(until, self._next_beat) - time.monotonic()
+        ready = {descriptor for descriptor, _ in self._poller.poll(max(0.0, left * 1000))}
+        if self._bell in ready:
+            with suppress(BlockingIOError):
+                os.eventfd_read(self._bell)
+            with self._lock:
+                self._send_queued()
+        if self._more or ready:
+            self._receive()
+        if time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_SECONDS
+            beat = self._beat()
+            with self._lock:
+                self._send_queued()
+                self._links.drop_silent()
+                self._links.say(None, beat)
 
     def _receive(self) -> None:
+        self._more = True
         for _ in range(_BATCH):
             try:
-                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+                with self._lock:
+                    parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
+                self._more = False
                 return
             try:
                 self._on_frame(parts)
@@ -188,86 +184,32 @@ class IOThread(threading.Thread):
         identity, head, payload = parts
         header = read_header(head)
         message = decode_to_worker(payload)
-        peer = self._by_identity.get(identity)
-        if peer is None:
-            if len(self._by_identity) >= MAX_LINKS:
-                raise WireError("too many links")
-            peer = _Peer(identity, self._me, time.monotonic())
-        elif isinstance(message, Hello) and header.sequence == 0:
-            self._forget(peer, "greeted again")
-            peer = _Peer(identity, self._me, time.monotonic())
-        self._on_message(peer, header, message)
-
-    def _on_message(self, peer: _Peer, header: Header, message: object) -> None:
-        verdict = peer.link.accept(header)
-        if verdict is Verdict.RESET or not (peer.greeted or isinstance(message, Hello)):
-            self._reset(peer, "lost or misdirected frame")
-            return
-        peer.heard = time.monotonic()
-        if isinstance(message, Hello):
-            self._greet(peer, message)
-        elif isinstance(message, Reset):
-            self._forget(peer, message.reason)
-        elif not isinstance(message, Beat):
-            assert isinstance(message, Submit | Cancel | Call | PeerSet)
-            self._inbox.put(FromRouter(peer.link.peer, message))
-
-    def _greet(self, peer: _Peer, hello: Hello) -> None:
-        if hello.version != PROTOCOL_VERSION:
-            self._reset(peer, f"protocol {hello.version}; this worker speaks {PROTOCOL_VERSION}")
-            return
-        old = self._by_router.get(peer.link.peer)
-        if old is not None and old is not peer:
-            self._forget(old, "connected again")
-        peer.greeted = True
-        self._by_identity[peer.identity] = peer
-        self._by_router[peer.link.peer] = peer
-        self._metrics.routers(len(self._by_router))
-        self._write(peer, Welcome(self._card))
-        self._inbox.put(RouterFound(peer.link.peer))
-
-    def _reset(self, peer: _Peer, reason: str) -> None:
-        self._metrics.dropped("reset")
-        self._write(peer, Reset(reason))
-        self._forget(peer, reason)
-
-    def _forget(self, peer: _Peer, reason: str) -> None:
-        if self._by_identity.pop(peer.identity, None) is None:
-            return
-        if self._by_router.get(peer.link.peer) is peer:
-            del self._by_router[peer.link.peer]
-            self._metrics.routers(len(self._by_router))
-            logger.info("router %s lost: %s", peer.link.peer.hex()[:8], reason)
-            self._inbox.put(RouterLost(peer.link.peer, reason))
-
-    def _drop_silent(self) -> None:
-        limit = time.monotonic() - LOST_SECONDS
-        for peer in list(self._by_identity.values()):
-            if peer.heard < limit:
-                self._reset(peer, f"silent for {LOST_SECONDS:g} s")
-
-    def _send_beats(self) -> None:
-        if self._by_router:
-            beat = self._beat()
-            for peer in list(self._by_router.values()):
-                self._write(peer, beat)
+        with self._lock:
+            self._links.receive(identity, header, message)
 
     def _send_queued(self) -> None:
         while self._outbox:
-            router, message = self._outbox.popleft()
-            if router is None:
-                for peer in list(self._by_router.values()):
-                    self._write(peer, message)
-                continue
-            known = self._by_router.get(router)
-            if known is None:
-                self._metrics.dropped("router gone")
-            else:
-                self._write(known, message)
+            self._links.say(*self._outbox.popleft())
 
-    def _write(self, peer: _Peer, message: ToRouter) -> None:
-        parts = [peer.identity, peer.link.seal(), encode(message)]
+    def _write(self, parts: list[bytes]) -> bool:
         try:
             self._socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.Again:
-            self._metrics.dropped("send queue full")
+            return False
+        return True
+
+
+def _bound(endpoint: str, guard: CurveGuard | None) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+    socket.setsockopt(zmq.LINGER, 200)
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    socket.setsockopt(zmq.SNDHWM, 100_000)
+    if guard is not None:
+        guard.serve(socket, "router")
+    try:
+        socket.bind(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise OSError(f"cannot listen on {endpoint}: {error}") from error
+    return socket

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
 
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 
@@ -18,7 +17,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.engine_proc import EngineCoreProc
 from tandem.engine.core.guard import CurveGuard
-from tandem.engine.core.io import Inbox
+from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
@@ -75,7 +74,7 @@ def run_worker(
         registry.register(collector)
     probes = WorkerProbes(server, registry)
     incarnation = new_incarnation()
-    inbox: Inbox = SimpleQueue()
+    inbox = Inbox()
     ring = KeyRing.load(server.curve_keys, server.curve_peers)
     guard = CurveGuard(ring) if ring is not None else None
     if ring is not None and guard is not None:

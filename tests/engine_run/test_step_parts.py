@@ -113,7 +113,7 @@ def test_host_buffers_take_turns():
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64)
     hosts = {id(stager.staging.open()) for _ in range(7)}
     assert len(hosts) == 3
-    rows = StepRows(np.array([0]), np.array([5]), np.array([20]), 0)
+    rows = StepRows(np.array([0]), np.array([5]), np.array([20]), 0, 20)
     inputs = stager.stage(rows, rows.ends, rows.index, unpadded)
     assert inputs.positions.tolist() == list(range(5, 25))
     assert inputs.slots.blocks.tolist() == [3] * 11 + [4] * 9
@@ -128,7 +128,7 @@ def staged(first, counts, num_decodes, wanted, *, spare=None, shape=None):
     for row, blocks in enumerate(([3, 4], [5, 6], [7, 8])):
         batch.table.assign(row, blocks)
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=spare)
-    rows = StepRows(np.arange(3), np.array(first), np.array(counts), num_decodes)
+    rows = StepRows(np.arange(3), np.array(first), np.array(counts), num_decodes, sum(counts))
     return stager.stage(rows, wanted, (), lambda _: None if shape is None else StepShape(*shape))
 
 

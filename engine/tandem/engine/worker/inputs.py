@@ -77,10 +77,14 @@ class StepStager:
         self._counting = np.arange(max_tokens + 2 * batch.capacity + 1)
         rows = 2 * batch.capacity if spare_block is not None else 0
         self._table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
+        self._parts: dict[tuple[int, int], Tensor] = {}
+        """Views of it, by rows of graphs and columns."""
         self._in_table: tuple[StepShape, int, bytes] | None = None
         """Whose blocks ``_table`` holds."""
         self._columns_there = 0
         """How many of each row's."""
+        self._sequences: dict[StepShape, StepSequences] = {}
+        """Of graphs' shapes."""
 
     def stage(
         self, rows: StepRows, wanted: Numbers | None, targets: Numbers, fit: Fit
@@ -118,12 +122,18 @@ class StepStager:
         self.staging.send(host)
         there = self.staging.tail(shape, count, len(targets), shape.rows * columns)
         found = None if wanted is None else there.wanted
-        tables = there.tables.view(shape.rows, columns)
         if padded is None:
+            tables = there.tables.view(shape.rows, columns)
             return self._inputs(shape, tables, rows, found, ends, there.targets)
         if columns:
-            self._table[: shape.rows, :columns].copy_(tables)
+            self._part_of_table(shape.rows, columns).copy_(there.tables.view(shape.rows, columns))
         return self.views(shape, found, there.targets)
+
+    def _part_of_table(self, rows: int, columns: int) -> Tensor:
+        known = self._parts.get((rows, columns))
+        if known is None:
+            known = self._parts[rows, columns] = self._table[:rows, :columns]
+        return known
 
     def _new_columns(self, rows: StepRows, padded: StepShape | None) -> int:
         """Columns of the block tables to send: none if a graph has read these very ones before, and
@@ -146,18 +156,20 @@ class StepStager:
     def views(self, shape: StepShape, kept: Tensor | None, targets: Tensor) -> StepInputs:
         """A step at the fixed addresses of a graph's ``shape``."""
         fields = self.staging.fields(shape, keep=True)
-        most = self.columns * self.batch.block_size
-        sequences = StepSequences(
-            num_decodes=shape.decodes,
-            query_start=fields.query_start,
-            chunk_start=fields.chunk_start,
-            seq_lens=fields.seq_lens,
-            block_tables=self._table[: shape.rows],
-            max_query_len=shape.chunk_tokens,
-            max_decode_len=most,
-            max_chunk_len=most,
-            wanted=WantedRows(None, most) if shape.chunks else None,
-        )
+        sequences = self._sequences.get(shape)
+        if sequences is None:
+            most = self.columns * self.batch.block_size
+            sequences = self._sequences[shape] = StepSequences(
+                num_decodes=shape.decodes,
+                query_start=fields.query_start,
+                chunk_start=fields.chunk_start,
+                seq_lens=fields.seq_lens,
+                block_tables=self._table[: shape.rows],
+                max_query_len=shape.chunk_tokens,
+                max_decode_len=most,
+                max_chunk_len=most,
+                wanted=WantedRows(None, most) if shape.chunks else None,
+            )
         ends = fields.ends if shape.chunks else None
         return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
 
@@ -229,9 +241,10 @@ class StepStager:
         assert (room >= lens).all(), f"rows of {lens} tokens have blocks for {room}"
         origin = self.staging.front // 8
         np.add(self._counting[: shape.tokens], origin, out=fields.source)
-        self._fill_tokens(fields, slice(0, n), rows.index[:n], rows.first[:n])
-        drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
-        np.copyto(fields.source[:n], rows.index[:n], where=drawn)
+        if n:
+            self._fill_tokens(fields, slice(0, n), rows.index[:n], rows.first[:n])
+            drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
+            np.copyto(fields.source[:n], rows.index[:n], where=drawn)
         end = shape.decodes + own.chunk_tokens
         if own.chunks:
             owners, positions = rows.chunk_tokens()
@@ -282,7 +295,7 @@ def _rows_ending(rows: StepRows, wanted: Numbers | None) -> NDArray[np.int64] | 
     if wanted is None or not rows.shape.chunks:
         return None
     found = np.searchsorted(rows.ends, wanted)
-    return found if np.array_equal(rows.ends[found], wanted) else None
+    return found if (rows.ends[found] == wanted).all() else None
 
 
 def unpadded(_: StepShape) -> None:

@@ -86,7 +86,7 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
     stager = StepStager(batch, device, max_tokens=sum(lengths), max_len=config.max_model_len)
     index, counts = np.arange(len(lengths)), np.array(lengths)
     decodes = len(lengths) if max(lengths) == 1 else 0
-    rows = StepRows(index, 0 * counts, counts, decodes)
+    rows = StepRows(index, 0 * counts, counts, decodes, int(counts.sum()))
     kept, runner.stager = runner.stager, stager
     try:
         runner.hidden(stager.stage(rows, rows.ends, index, unpadded))

@@ -25,6 +25,8 @@ class StepRows:
     counts: NDArray[np.int64]
     num_decodes: int
     """Leading rows of one token."""
+    num_tokens: int
+    """Of all rows."""
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], batch: InputBatch) -> StepRows:
@@ -32,9 +34,11 @@ class StepRows:
         row_of = batch.row_of
         index = np.array([row_of[row.seq] for row in rows], dtype=np.int64)
         first = np.array([row.num_computed for row in rows], dtype=np.int64)
-        counts = np.array([row.num_tokens for row in rows], dtype=np.int64)
+        tokens = [row.num_tokens for row in rows]
+        counts = np.array(tokens, dtype=np.int64)
         longer = np.flatnonzero(counts > 1)
-        return cls(index, first, counts, int(longer[0]) if longer.size else len(rows))
+        decodes = int(longer[0]) if longer.size else len(rows)
+        return cls(index, first, counts, decodes, sum(tokens))
 
     @cached_property
     def lens(self) -> NDArray[np.int64]:
@@ -44,8 +48,8 @@ class StepRows:
     @cached_property
     def shape(self) -> StepShape:
         """Unpadded."""
-        n, rows = self.num_decodes, len(self.index)
-        return StepShape(n, int(self.counts[n:].sum()) if rows > n else 0, rows - n)
+        n = self.num_decodes
+        return StepShape(n, self.num_tokens - n, len(self.index) - n)
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -57,5 +61,5 @@ class StepRows:
         n = self.num_decodes
         index, first, counts = self.index[n:], self.first[n:], self.counts[n:]
         starts = np.cumsum(counts) - counts
-        within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(starts, counts)
+        within = np.arange(self.num_tokens - n, dtype=np.int64) - np.repeat(starts, counts)
         return np.repeat(index, counts), np.repeat(first, counts) + within

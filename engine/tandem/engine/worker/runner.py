@@ -86,7 +86,7 @@ class ModelRunner:
 
     def _run(self, plan: SchedulerOutput, launched: LaunchedStep) -> None:
         rows = StepRows.of(plan.rows, self.batch)
-        self.threads.set_for(int(rows.counts.sum()))
+        self.threads.set_for(rows.num_tokens)
         launched.drawn = [row for row in plan.rows if row.sample_choices]
         drawing: NDArray[np.int64] | slice = slice(None)
         if len(launched.drawn) < len(plan.rows):

@@ -25,6 +25,8 @@ RING = 3
 """Host buffers: two steps are in flight, a third is being filled."""
 WORD = 8
 """Bytes that every field is aligned to."""
+KNOWN = 4096
+"""Views of one kind that are kept: making one of a tensor takes 10 us, and steps repeat."""
 
 
 class StepShape(NamedTuple):
@@ -130,6 +132,7 @@ class Staging:
         self._hosts = [_Host(size, self._memory) for _ in range(RING)]
         self._turn = 0
         self._known: dict[StepShape, Fields[Tensor]] = {}
+        self._tails: dict[tuple[StepShape, int, int, int], Tail[Tensor]] = {}
 
     def open(self) -> _Host:
         """The next host side; its last copy is through."""
@@ -141,8 +144,8 @@ class Staging:
     def send(self, host: _Host) -> None:
         """Start the copy of all that was cut from ``host``."""
         if self.device.type == "cuda":
-            part = slice(self.front, host.used)
-            self._memory[part].copy_(host.memory[part], non_blocking=True)
+            there, here = host.sending(self._memory, self.front)
+            there.copy_(here, non_blocking=True)
             host.sent = moment(self.device)
 
     def fields(self, shape: StepShape, *, keep: bool) -> Fields[Tensor]:
@@ -156,11 +159,16 @@ class Staging:
         return known
 
     def tail(self, shape: StepShape, wanted: int, targets: int, entries: int) -> Tail[Tensor]:
-        """The device's views of what follows."""
-        parts, _ = _cut_all(
-            self._tensor, end_of(shape, self.front), _tail_sizes(wanted, targets, entries)
-        )
-        return Tail(*parts)
+        """The device's views of what follows; the same for the same sizes, for some time."""
+        key = (shape, wanted, targets, entries)
+        known = self._tails.get(key)
+        if known is None:
+            if len(self._tails) == KNOWN:
+                self._tails.clear()
+            first = end_of(shape, self.front)
+            parts, _ = _cut_all(self._tensor, first, _tail_sizes(wanted, targets, entries))
+            known = self._tails[key] = Tail(*parts)
+        return known
 
     def _tensor(self, first: int, count: int, wide: bool) -> Tensor:
         words, at = (self.words, first // 8) if wide else (self._halves, first // 4)
@@ -177,6 +185,7 @@ class _Host:
         self.used = 0
         self.sent: Moment | None = None
         self._known: dict[StepShape, tuple[Fields[NDArray[Any]], int]] = {}
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def free(self) -> None:
         """Wait for the last copy out of here; it was two steps ago."""
@@ -199,6 +208,16 @@ class _Host:
         """Views to fill, after ``fields``."""
         parts, self.used = _cut_all(self._array, self.used, _tail_sizes(wanted, targets, entries))
         return Tail(*parts)
+
+    def sending(self, device_memory: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """What is used from ``first`` on, there and here."""
+        known = self._copies.get(self.used)
+        if known is None:
+            if len(self._copies) == KNOWN:
+                self._copies.clear()
+            part = slice(first, self.used)
+            known = self._copies[self.used] = device_memory[part], self.memory[part]
+        return known
 
     def _array(self, first: int, count: int, wide: bool) -> NDArray[Any]:
         dtype = np.dtype(np.int64 if wide else np.int32)

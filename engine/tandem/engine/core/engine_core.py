@@ -184,10 +184,15 @@ class EngineCore:
         self.draining = True
 
     def step(self) -> StepOutputs:
+        """``advance``, then ``observe``."""
+        outputs = self.advance()
+        self.observe()
+        return outputs
+
+    def advance(self) -> StepOutputs:
         """Plan and launch a step, settle the oldest one in flight, and say what came of it.
 
-        Raises what the executor raised (the engine must not go on then), IntegrityError when
-        blocks leaked.
+        Raises what the executor raised (the engine must not go on then).
         """
         plan = self.scheduler.plan()
         if plan is not None:
@@ -198,9 +203,18 @@ class EngineCore:
         outputs, failed = self.scheduler.outbox.take()
         blocks = self.manager.log.drain()
         progressed = plan is not None or settled or bool(outputs or failed)
-        self._observe()
-        self._check_when_idle()
         return StepOutputs(progressed, outputs, failed, blocks)
+
+    def observe(self) -> None:
+        """What can wait until the outputs of ``advance`` are on their way: metrics, and a look at
+        the blocks. Every call, idle ones too: a peer may have given blocks back without a step.
+
+        Raises IntegrityError when blocks leaked.
+        """
+        stats = self.scheduler.take_stats()
+        if self._metrics is not None:
+            self._metrics.observe(stats, self.scheduler)
+        self._check_when_idle()
 
     def call(self, command: Command) -> Reply:
         """Run a command."""
@@ -293,12 +307,6 @@ class EngineCore:
             rate = chunked / seconds
             known = self._prefill_rate or rate
             self._prefill_rate = known + _RATE_WEIGHT * (rate - known)
-
-    def _observe(self) -> None:
-        """Every call, idle ones too: a peer may have given blocks back without a step."""
-        stats = self.scheduler.take_stats()
-        if self._metrics is not None:
-            self._metrics.observe(stats, self.scheduler)
 
     def _check_when_idle(self) -> None:
         """At each end of work count the blocks: whatever leaked would never come back. Look at

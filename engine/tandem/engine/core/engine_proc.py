@@ -119,12 +119,13 @@ class EngineCoreProc:
         progressed = True
         while not self._done():
             self._receive(block=not progressed)
-            outputs = self._core.step()
+            outputs = self._core.advance()
             progressed = outputs.progressed
             if progressed:
                 self._steps += 1
                 self._probes.note_step()
             self._send(outputs)
+            self._core.observe()
             self._refresh_load()
 
     def _receive(self, *, block: bool) -> None:

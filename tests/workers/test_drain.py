@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from tests.engine_plan.builders import params_of
 from tests.workers.hand_router import Router
@@ -11,7 +13,7 @@ from tandem.engine.core.drain import KILL_MARGIN, RELEASE_SECONDS, Drain, grace_
 from tandem.engine.core.role import Standalone
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
-from tandem.protocol.messages import Call, Frame, ReplyTo
+from tandem.protocol.messages import Call, Draining, Frame, ReplyTo
 from tandem.protocol.outputs import Failed
 
 
@@ -92,3 +94,13 @@ def test_a_prefill_queue_goes_back_at_once(
 
     assert worker.status == [0]
     assert failed == ["queued"]
+
+
+def test_a_signal_may_interrupt_the_loop_while_it_writes(worker: Worker, router: Router) -> None:
+    """Its handler runs in the thread that holds the socket's lock, and would wait for itself."""
+    with worker.proc._io._lock:
+        handler = threading.Thread(target=worker.proc.stop, args=[5.0])
+        handler.start()
+        handler.join(3)
+        assert not handler.is_alive()
+    assert isinstance(router.hear(Draining), Draining)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -156,3 +157,100 @@ def test_after_garbage_routers_are_served(worker: Worker, router: Router) -> Non
         router.say(Beat())
         router.socket.poll(20)
     assert worker.dropped("garbage") >= before + 3
+
+
+def test_what_is_flushed_is_written_by_the_caller(
+    worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other thread has to wake before a token leaves."""
+    writers = []
+    write = worker.thread._links._write_parts
+
+    def noted(parts: list[bytes]) -> bool:
+        writers.append(threading.get_ident())
+        return write(parts)
+
+    router.greet()
+    monkeypatch.setattr(worker.thread._links, "_write_parts", noted)
+    worker.thread.send(router.link.me, Frame(step=7))
+    worker.thread.flush()
+    assert threading.get_ident() in writers
+    assert router.hear(Frame) == Frame(step=7)
+
+
+def test_an_idle_step_loop_reads_the_socket_itself(
+    worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it attends, what comes wakes it, and no other thread before it; then the thread goes on
+    as before."""
+    router.greet()
+    readers = []
+    read = worker.thread._on_frame
+
+    def noted(parts: list[bytes]) -> None:
+        readers.append(threading.get_ident())
+        read(parts)
+
+    monkeypatch.setattr(worker.thread, "_on_frame", noted)
+    worker.inbox.take()
+    soon = threading.Timer(0.3, router.say, [Cancel("r", 3)])
+    soon.start()
+    worker.thread.attend(10)
+    assert worker.inbox.take() == [FromRouter(router.link.me, Cancel("r", 3))]
+    assert readers[-1] == threading.get_ident()
+    soon.join()
+    router.say(Cancel("r", 4))
+    assert worker.next() == FromRouter(router.link.me, Cancel("r", 4))
+    assert readers[-1] != threading.get_ident()
+
+
+def test_attending_ends_when_anybody_puts_something_into_the_inbox(worker: Worker) -> None:
+    """A connector wakes the loop from another thread, whether or not a frame comes."""
+    worker.inbox.take()
+    soon = threading.Timer(0.3, worker.inbox.put, [None])
+    soon.start()
+    worker.thread.attend(10)
+    assert worker.inbox.take() == [None]
+    soon.join()
+
+
+def test_beats_go_on_while_the_step_loop_attends(worker: Worker, router: Router) -> None:
+    """An idle worker is not taken for a dead one."""
+    router.greet()
+    worker.inbox.take()
+    loop = threading.Thread(target=worker.thread.attend, args=[2.5])
+    loop.start()
+    for _ in range(2):
+        assert isinstance(router.hear(WorkerBeat), WorkerBeat)
+    assert loop.is_alive()
+    loop.join()
+
+
+def test_frames_that_come_while_others_are_written_are_all_read(
+    worker: Worker, router: Router
+) -> None:
+    """A write may swallow the socket's word of them."""
+    router.greet()
+    done = threading.Event()
+    seen: list[object] = []
+
+    def write() -> None:
+        while not done.is_set():
+            worker.thread.send(router.link.me, Frame(step=1))
+            worker.thread.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for number in range(2000):
+            router.say(Cancel("r", number))
+            while router.socket.poll(0):
+                router.socket.recv_multipart()
+            while number % 50 == 49 and len(seen) <= number:  # nothing else tells of the last one
+                item = worker.next()
+                if isinstance(item, FromRouter) and item.router == router.link.me:
+                    seen.append(item.message)
+    finally:
+        done.set()
+        writer.join()
+    assert seen == [Cancel("r", number) for number in range(2000)]

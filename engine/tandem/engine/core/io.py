@@ -4,7 +4,7 @@ It decodes what comes, gives it to the links, and sends the beats. It lives outs
 that a long step never looks like a dead worker; the beats carry the loop's progress so that a dead
 loop does not look alive.
 
-On an idle machine a thread takes 0.1 ms to wake, so two of its duties may be the step loop's: what
+On an idle machine a thread takes 50 us to wake, so two of its duties may be the step loop's: what
 the loop has to say it writes to the socket itself (``flush``), and while it has nothing to do it
 waits for the socket in this thread's place (``attend``).
 """

@@ -1,0 +1,43 @@
+"""A worker's probes while those who ask come and go."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem.engine.core.probes import ProbeServer, ProbeState
+
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)
+
+
+def test_one_who_gives_up_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> None:
+    """A busy start answers late, and whoever started the worker asks again meanwhile."""
+    gone, asked = threading.Event(), threading.Event()
+
+    def ready() -> str | None:
+        asked.set()
+        assert gone.wait(5)
+        return None
+
+    state = ProbeState(health=lambda: None, ready=ready, debug=dict, registry=CollectorRegistry())
+    server = ProbeServer("127.0.0.1", 0, state)
+    server.start()
+    before = threading.active_count()
+    with socket.create_connection(("127.0.0.1", server.port)) as hasty:
+        hasty.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_AT_CLOSE)
+        hasty.sendall(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert asked.wait(5)
+    gone.set()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=5) as answer:
+        assert answer.status == 200
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server.stop()
+    assert "Traceback" not in capfd.readouterr().err

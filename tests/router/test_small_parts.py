@@ -31,7 +31,7 @@ from tandem.router.dispatch.job import Job
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.chunks import chat_writer, completion_writer, usage
 from tandem.router.openai.errors import answer_of
-from tandem.router.openai.sse import EventStream
+from tandem.router.openai.sse import ClientGone, EventStream
 from tandem.router.placement.base import Placement
 from tandem.router.placement.explain import Explanation
 
@@ -202,15 +202,14 @@ def test_hashes_of_the_caller_are_used_if_they_fit() -> None:
 async def test_a_client_that_does_not_read() -> None:
     """Its stream is closed after a while, and so is what feeds it."""
 
-    class Source:
-        closed = 0
-
-        async def aclose(self) -> None:
-            self.closed += 1
+    closed: list[bool] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
-        while True:
-            yield b"data: x\n\n"
+        try:
+            while True:
+                yield b"data: x\n\n"
+        finally:
+            closed.append(True)
 
     async def receive() -> Message:
         await asyncio.Event().wait()
@@ -220,13 +219,58 @@ async def test_a_client_that_does_not_read() -> None:
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    source = Source()
     gone: list[bool] = []
-    stream = EventStream(events(), source, seconds=0.02, gone=lambda: gone.append(True))
+    stream = EventStream(events(), seconds=0.02, gone=lambda: gone.append(True))
     await stream({"type": "http"}, receive, send)
 
-    assert source.closed == 1
+    assert closed == [True]
     assert gone == [True]
+
+
+async def test_an_error_before_the_first_event_decides_the_status() -> None:
+    """Nothing is sent, and who called the stream learns of it."""
+    sent: list[Message] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        raise InvalidParameter("prompt", "", "a text")
+        yield b""
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    stream = EventStream(events(), seconds=1.0, gone=lambda: None)
+    with pytest.raises(InvalidParameter):
+        await stream({"type": "http"}, receive, send)
+    assert sent == []
+
+
+async def test_a_client_that_leaves_before_the_first_event_is_told_of_by_an_error() -> None:
+    """The work ends at once; whoever gives errors their status counts it, not the stream."""
+    ended: list[bool] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+        yield b""
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError("nobody is there")
+
+    gone: list[bool] = []
+    stream = EventStream(events(), seconds=1.0, gone=lambda: gone.append(True))
+    with pytest.raises(ClientGone):
+        await stream({"type": "http"}, receive, send)
+    assert ended == [True]
+    assert gone == []
 
 
 async def test_a_slow_client_is_no_silent_worker() -> None:

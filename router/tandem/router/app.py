@@ -156,7 +156,14 @@ def create_app(config: RouterConfig) -> FastAPI:
             gc.freeze()  # what is loaded by now stays; do not look at it again
             yield
 
-    app = FastAPI(title="Tandem", version=version("tandem"), lifespan=lifespan)
+    parts = (chat, completions, models, tokenize, ops)
+    app = FastAPI(
+        title="Tandem",
+        version=version("tandem"),
+        lifespan=lifespan,
+        # Not included as routers: FastAPI would look each request up twice.
+        routes=[route for part in parts for route in part.routes.routes],
+    )
     app.state.router = router
     app.state.fleet = router.fleet
     app.state.readiness = readiness
@@ -170,8 +177,6 @@ def create_app(config: RouterConfig) -> FastAPI:
         is_served=lambda: bool(router.pool.serving(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
     )
-    for part in (chat, completions, models, tokenize, ops):
-        app.include_router(part.routes)
     _handle_errors(app, router.metrics.request_cancelled)
     app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
     if config.api_key or config.api_keys_dir:

@@ -13,7 +13,7 @@ from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.chunks import DONE, ChunkWriter, chat_writer, usage
-from tandem.router.openai.generate import Answer, Held, begin, run
+from tandem.router.openai.generate import Answer, Outputs, begin, run
 from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem.router.openai.schemas import ChatBody, StreamOptions, parse
 from tandem.router.openai.service import (
@@ -38,23 +38,27 @@ async def create_chat_completion(request: Request) -> Response:
     body.check()
     service = service_of(request)
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
-    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    if body.stream:
+        events = _events(service, body, request, answer)
+        gone = service.counters.request_cancelled
+        return EventStream(events, seconds=service.stream_seconds, gone=gone)
     async with while_connected(request.receive):
-        prepared = await service.llm.prepare_chat(
-            body.messages,
-            {**body.sampling(), "output_kind": kind},
-            request.scope["state"]["request_id"],
-            options=input_options(body, request),
-            chat=_chat_options(body, service),
-        )
-        held = Held(run(service.llm, [prepared], service.counters))
-        await held.hold()
-        if not body.stream:
-            return await _whole(held, body, answer)
-    events = _events(held, body, answer)
-    return EventStream(
-        events, held, seconds=service.stream_seconds, gone=service.counters.request_cancelled
+        return await _whole(service, body, request, answer)
+
+
+async def _outputs(service: Service, body: ChatBody, request: Request) -> Outputs:
+    """What the model says, from the body on. Closing it aborts the request."""
+    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    prepared = await service.llm.prepare_chat(
+        body.messages,
+        {**body.sampling(), "output_kind": kind},
+        request.scope["state"]["request_id"],
+        options=input_options(body, request),
+        chat=_chat_options(body, service),
     )
+    async with aclosing(run(service.llm, [prepared], service.counters)) as outputs:
+        async for output in outputs:
+            yield output
 
 
 def _chat_options(body: ChatBody, service: Service) -> ChatOptions:
@@ -81,10 +85,10 @@ def _echoed(body: ChatBody) -> str:
     return ""
 
 
-async def _whole(held: Held, body: ChatBody, answer: Answer) -> Response:
+async def _whole(service: Service, body: ChatBody, request: Request, answer: Answer) -> Response:
     """One JSON object."""
     last: RequestOutput | None = None
-    async with aclosing(held.all()) as outputs:
+    async with aclosing(_outputs(service, body, request)) as outputs:
         async for _, output in outputs:
             last = output
     assert last is not None, "a stream that ends without an error has said something"
@@ -121,7 +125,9 @@ def _choice(choice: CompletionOutput, echoed: str, body: ChatBody) -> dict[str, 
     return content
 
 
-async def _events(held: Held, body: ChatBody, answer: Answer) -> AsyncGenerator[bytes, None]:
+async def _events(
+    service: Service, body: ChatBody, request: Request, answer: Answer
+) -> AsyncGenerator[bytes, None]:
     """Chunks, the usage if it is wanted, and the end."""
     options = body.stream_options or StreamOptions()
     running = bool(options.continuous_usage_stats)
@@ -133,7 +139,7 @@ async def _events(held: Held, body: ChatBody, answer: Answer) -> AsyncGenerator[
     )
     plain = not (body.logprobs or body.return_token_ids or running)
     last: RequestOutput | None = None
-    async with aclosing(held.all()) as outputs:
+    async with aclosing(_outputs(service, body, request)) as outputs:
         async for _, output in outputs:
             if last is None:
                 yield _first(writer, output, body, running=running)

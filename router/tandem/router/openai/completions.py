@@ -13,7 +13,7 @@ from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.chunks import DONE, ChunkWriter, completion_writer, usage
-from tandem.router.openai.generate import Answer, Held, Totals, begin, run, without_tokens
+from tandem.router.openai.generate import Answer, Totals, begin, run, without_tokens
 from tandem.router.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
 from tandem.router.openai.schemas import CompletionBody, StreamOptions, parse
 from tandem.router.openai.service import (
@@ -38,17 +38,12 @@ async def create_completion(request: Request) -> Response:
     body.check()
     service = service_of(request)
     answer = begin("cmpl", request_id_of(request, body), service.model_name(body.model))
+    if body.stream:
+        events = _events(service, body, request, answer)
+        gone = service.counters.request_cancelled
+        return EventStream(events, seconds=service.stream_seconds, gone=gone)
     async with while_connected(request.receive):
-        prepared = await _prepare(service, body, request)
-        echoed = await _echoed(service, body, prepared)
-        held = Held(run(service.llm, prepared, service.counters))
-        await held.hold()
-        if not body.stream:
-            return await _whole(held, body, answer, Choices(service, body, echoed), len(prepared))
-    events = _events(held, body, answer, Choices(service, body, echoed))
-    return EventStream(
-        events, held, seconds=service.stream_seconds, gone=service.counters.request_cancelled
-    )
+        return await _whole(service, body, request, answer)
 
 
 async def _prepare(
@@ -121,12 +116,14 @@ class Choices:
 
 
 async def _whole(
-    held: Held, body: CompletionBody, answer: Answer, choices: Choices, num_prompts: int
+    service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> Response:
     """One JSON object."""
-    async with aclosing(held.all()) as outputs:
+    prepared = await _prepare(service, body, request)
+    choices = Choices(service, body, await _echoed(service, body, prepared))
+    async with aclosing(run(service.llm, prepared, service.counters)) as outputs:
         last = {prompt: output async for prompt, output in outputs}
-    assert len(last) == num_prompts, "a stream that ends without an error has said something"
+    assert len(last) == len(prepared), "a stream that ends without an error has said something"
     rendered = [
         _choice(choices, prompt, choices.shown(choice), last[prompt], body)
         for prompt in sorted(last)
@@ -174,9 +171,11 @@ def _usage(last: Sequence[RequestOutput], body: CompletionBody) -> dict[str, Any
 
 
 async def _events(
-    held: Held, body: CompletionBody, answer: Answer, choices: Choices
+    service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> AsyncGenerator[bytes, None]:
     """Chunks, the usage if it is wanted, and the end."""
+    prepared = await _prepare(service, body, request)
+    choices = Choices(service, body, await _echoed(service, body, prepared))
     options = body.stream_options or StreamOptions()
     running = bool(options.continuous_usage_stats)
     writer = completion_writer(
@@ -187,7 +186,7 @@ async def _events(
     )
     extra = body.echo or body.logprobs is not None or body.return_token_ids or running
     last: dict[int, RequestOutput] = {}
-    async with aclosing(held.all()) as outputs:
+    async with aclosing(run(service.llm, prepared, service.counters)) as outputs:
         async for prompt, output in outputs:
             last[prompt] = output
             for choice in output.outputs:

@@ -1,7 +1,6 @@
-"""What chat and completions share: from prepared requests to a held first output, to the rest.
+"""What chat and completions share: from prepared requests to their outputs.
 
-The status is decided before headers are sent, so each answer waits for its first output. Several
-prompts of one call run side by side; their outputs come as they come.
+Several prompts of one call run side by side; their outputs come as they come.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from tandem.llm.async_llm import AsyncLLM, PreparedRequest
@@ -88,35 +87,6 @@ def _count(metrics: RouterMetrics, output: RequestOutput) -> None:
     for choice in output.outputs:
         if choice.finish_reason is not None:
             metrics.choice_finished(choice.finish_reason)
-
-
-class Held:
-    """A stream whose first output was waited for: errors up to it decide the status."""
-
-    def __init__(self, outputs: Outputs) -> None:
-        self._outputs = outputs
-        self._first: tuple[int, RequestOutput] | None = None
-
-    async def hold(self) -> None:
-        """Wait for the first output. Raises what the stream raises; it is closed then."""
-        try:
-            with suppress(StopAsyncIteration):
-                self._first = await anext(self._outputs)
-        except BaseException:
-            await self._outputs.aclose()
-            raise
-
-    async def aclose(self) -> None:
-        """Abort what still runs."""
-        await self._outputs.aclose()
-
-    async def all(self) -> Outputs:
-        """The first output and all others."""
-        async with aclosing(self._outputs) as outputs:
-            if self._first is not None:
-                yield self._first
-            async for item in outputs:
-                yield item
 
 
 @dataclass(slots=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
+from starlette.routing import request_response
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.errors import InvalidParameter
@@ -25,11 +26,12 @@ MAX_REQUEST_ID = 256
 
 class PlainRoute(APIRoute):
     """A route whose endpoint takes the request and gives a response as they are: FastAPI documents
-    it, and spends no time on looking for parameters and serializing."""
+    it, and spends no time on parameters, dependencies and serializing. For ``FastAPI(routes=...)``:
+    a router that is included makes its routes anew."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """The endpoint itself."""
-        return self.endpoint
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.app = request_response(self.endpoint)
 
 
 @dataclass(slots=True)

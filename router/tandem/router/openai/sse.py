@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -52,19 +51,12 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-class Closable(Protocol):
-    """What feeds a stream."""
-
-    async def aclose(self) -> None:
-        """Abort what still runs. May be called twice."""
-        ...
-
-
 class EventStream(Response):
     """Sends the bytes of ``events`` as they come. The headers go out with the first.
 
-    An error in mid-stream becomes an event with OpenAI's error object, then the end: the status
-    was decided before. A client that does not read for ``seconds`` in all counts as gone.
+    An error before the first event is raised: it decides the status. A later one becomes an event
+    with OpenAI's error object, then the end. A client that does not read for ``seconds`` in all,
+    counted from the first event, is gone.
     """
 
     media_type = "text/event-stream"
@@ -72,7 +64,6 @@ class EventStream(Response):
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        source: Closable,
         *,
         seconds: float,
         gone: Callable[[], None],
@@ -80,30 +71,38 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
-        self._source = source
-        """Closed in the end, also when ``events`` never began."""
         self._seconds = seconds
         self._gone = gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run as an ASGI application."""
-        async with aclosing(self._source), aclosing(self._events) as events:
+        """Run as an ASGI application. Raises what comes before the first event, ClientGone too."""
+        begun = False
+        async with aclosing(self._events) as events:
             try:
-                async with while_connected(receive), asyncio.timeout(self._seconds):
-                    await self._send_all(events, send)
+                async with while_connected(receive), asyncio.timeout(None) as patience:
+                    first = await anext(events)
+                    begun = True
+                    patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
+                    await self._send_all(first, events, send)
             except (ClientGone, TimeoutError):
+                if not begun:
+                    raise
                 self._gone()
 
-    async def _send_all(self, events: AsyncIterator[bytes], send: Send) -> None:
+    async def _send_all(self, first: bytes, events: AsyncIterator[bytes], send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
+        await _send_part(send, first)
         try:
             async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await _send_part(send, chunk)
         except Exception as error:  # the last place where the client can be told
             answer = answer_of(error)
             if answer.status == 500:
                 logger.exception("a stream failed")
-            body = event(answer.content) + DONE
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await _send_part(send, event(answer.content) + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_part(send: Send, content: bytes) -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": True})

@@ -58,6 +58,7 @@ DEFAULTS = {
     "max_num_queued_tokens": None,
     "watermark": 0.01,
     "async_scheduling": False,
+    "idle_poll_ms": 0,
     "attention_backend": "auto",
     "enforce_eager": False,
     "max_cudagraph_capture_size": 512,
@@ -128,11 +129,13 @@ def test_with_changes_one_setting(tmp_path):
 
 
 def test_gpus_get_defaults_of_their_own(tmp_path):
-    """On a CUDA device blocks have 64 tokens, steps 8,192 and overlap; what is given is kept."""
+    """On a CUDA device blocks have 64 tokens, steps 8,192 and overlap, an idle loop polls; what is
+    given is kept."""
     assert config_of(tmp_path, device="cuda").cache.block_size == 64
     assert config_of(tmp_path, device="cuda", block_size=16).cache.block_size == 16
     steps = config_of(tmp_path, device="cuda").scheduler
     assert (steps.max_num_batched_tokens, steps.async_scheduling) == (8192, True)
+    assert steps.idle_poll_ms == 20
     given = config_of(
         tmp_path, device="cuda", max_num_batched_tokens=512, async_scheduling=False
     ).scheduler
@@ -174,6 +177,9 @@ def test_device_is_detected(monkeypatch):
         ("watermark", 1.5),
         ("watermark", float("nan")),
         ("async_scheduling", 1),
+        ("idle_poll_ms", -1),
+        ("idle_poll_ms", 1001),
+        ("idle_poll_ms", 2.5),
         ("device", "tpu"),
         ("no_such_setting", 1),
     ],

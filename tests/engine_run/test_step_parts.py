@@ -1,5 +1,9 @@
 """Parts of a step that a GPU takes and a CPU can check: tables of angles, products, moments."""
 
+import ctypes
+import sys
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +15,9 @@ from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.quant.composed import ComposedProduct
 from tandem.engine.quant.dense import DenseMethod, DenseProduct
+from tandem.engine.worker import inputs as inputs_module
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
-from tandem.engine.worker.events import PAST, moment
+from tandem.engine.worker.events import PAST, moment, nap_precisely
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
@@ -98,6 +103,22 @@ def test_a_cpu_is_past_every_moment():
     PAST.wait(0.0)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux rounds naps up, others do not")
+def test_naps_of_a_thread_that_waits_are_not_rounded_up():
+    """The kernel's slack of 50 us is taken from that thread, and from no other."""
+    slack = []
+
+    def read():
+        nap_precisely()
+        slack.append(ctypes.CDLL(None).prctl(30))  # PR_GET_TIMERSLACK, in ns
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    assert slack == [1]
+    assert ctypes.CDLL(None).prctl(30) > 1
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 def test_memory_without_a_driver_is_refused_in_words():
     """Where there is no GPU the allocator says so when it is made."""
@@ -130,6 +151,32 @@ def staged(first, counts, num_decodes, wanted, *, spare=None, shape=None):
     stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=spare)
     rows = StepRows(np.arange(3), np.array(first), np.array(counts), num_decodes, sum(counts))
     return stager.stage(rows, wanted, (), lambda _: None if shape is None else StepShape(*shape))
+
+
+@pytest.mark.parametrize("shape", [None, StepShape(1, 60, 8)])
+@pytest.mark.parametrize("few", [0, 1, 2, 8])
+def test_chunks_one_by_one_are_those_written_at_once(monkeypatch, few, shape):
+    """Which of the two ways a step's chunks take is a matter of speed alone."""
+    rng = np.random.default_rng(3)
+    first, counts = np.array([7, 0, 15, 16, 33]), np.array([1, 2, 17, 16, 14])
+    batch = InputBatch(16, 8)
+    batch.tokens[:] = rng.integers(0, 1000, batch.tokens.shape)
+    for row in range(8):
+        batch.table.assign(row, rng.integers(0, 90, 3).tolist())
+    rows = StepRows(np.array([6, 0, 3, 2, 5]), first, counts, 1, int(counts.sum()))
+    stager = StepStager(batch, CPU, max_tokens=64, max_len=64, spare_block=9)
+
+    def stage(most):
+        monkeypatch.setattr(inputs_module, "FEW_CHUNKS", most)
+        stager.staging.words[8:] = -1
+        inputs = stager.stage(rows, rows.ends, rows.index, lambda _: shape)
+        tokens, slots = stager.token_ids(inputs), inputs.slots
+        found = (tokens, inputs.positions, slots.blocks, slots.offsets)
+        return [each.tolist() for each in found]
+
+    expected = stage(0)
+    assert expected[0][1:3] == batch.tokens[0, :2].tolist()
+    assert stage(few) == expected
 
 
 @pytest.mark.parametrize("wanted", [[0, 15], [5, 0, 15], [5], []])

@@ -42,14 +42,15 @@ class PacedExecutor(SimExecutor):
 class Worker:
     """An EngineCoreProc in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: object) -> None:
+        """``settings`` of the engine."""
         registry = CollectorRegistry()
         server = ServerConfig(host="127.0.0.1", port=0, probe_port=0)
         self.probes = WorkerProbes(server, registry)
         self.inbox = Inbox()
         metrics = EngineMetrics(registry, model_name="sim", max_model_len=4096)
         self.executor = PacedExecutor(64)
-        config = config_of(num_gpu_blocks_override=64)
+        config = config_of(num_gpu_blocks_override=64, **settings)
         self.core = EngineCore.launch(config, self.executor, metrics=metrics)
         self.loading = self.get("/ready")
         self.proc = EngineCoreProc(

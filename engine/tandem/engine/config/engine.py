@@ -14,7 +14,7 @@ from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.revision import revision_of
-from tandem.engine.config.scheduler import GPU_BATCHED_TOKENS, SchedulerConfig
+from tandem.engine.config.scheduler import GPU_BATCHED_TOKENS, GPU_IDLE_POLL_MS, SchedulerConfig
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup, KVLayout
@@ -32,6 +32,7 @@ GPU_DEFAULTS: dict[str, Any] = {
     "block_size": GPU_BLOCK_SIZE,
     "max_num_batched_tokens": GPU_BATCHED_TOKENS,
     "async_scheduling": True,
+    "idle_poll_ms": GPU_IDLE_POLL_MS,
 }
 """What ``EngineConfig.of`` takes on a CUDA device for settings that are not given."""
 

@@ -13,6 +13,8 @@ from tandem.protocol.settings import (
 
 GPU_BATCHED_TOKENS = 8192
 """What ``EngineConfig.of`` takes on a CUDA device when no budget is asked for."""
+GPU_IDLE_POLL_MS = 20
+"""The same of how long an idle step loop polls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,13 @@ class SchedulerConfig:
         "Plan and launch a step before the results of the one before are read; "
         "true on GPUs unless given.",
     )
+    idle_poll_ms: int = setting(
+        0,
+        "After work that came soon upon the last, an idle step loop asks for the next again and "
+        f"again for so long before it sleeps; {GPU_IDLE_POLL_MS} on GPUs unless given. Takes a "
+        "core while it asks, and spares a request that finds it awake the waking up.",
+        unit="ms",
+    )
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1)
@@ -77,4 +86,5 @@ class SchedulerConfig:
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)
         check_share("watermark", self.watermark)
         check_flag("async_scheduling", self.async_scheduling)
+        check_integer("idle_poll_ms", self.idle_poll_ms, 0, 1000)
         check_choices(self)

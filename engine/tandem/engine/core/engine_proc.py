@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from tandem.engine.core.drain import Drain, grace_before
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.core.guard import CurveGuard
+from tandem.engine.core.idle_poll import IdlePoll
 from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.engine.core.io import IOThread
 from tandem.engine.core.link_metrics import LinkMetrics
@@ -77,6 +78,7 @@ class EngineCoreProc:
         self._steps = 0
         self._unflushed = False
         """Whether something is to be sent behind the next step's launch."""
+        self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
         self._drain = Drain()
         self._signals = 0
         self._peers = PeerSets()
@@ -130,7 +132,10 @@ class EngineCoreProc:
 
     def _receive(self, *, block: bool) -> None:
         if block and self._inbox.empty:
-            self._io.attend(PARKED_SECONDS if self._core.has_work else IDLE_SECONDS)
+            awake_until = self._idle.begin()
+            self._io.attend(PARKED_SECONDS if self._core.has_work else IDLE_SECONDS, awake_until)
+        if not self._inbox.empty:
+            self._idle.end()
         for item in self._inbox.take():
             if isinstance(item, FromRouter):
                 self._handle(item)

@@ -107,9 +107,10 @@ class IOThread(threading.Thread):
         signal handlers too; never blocks."""
         os.eventfd_write(self._bell, 1)
 
-    def attend(self, seconds: float) -> None:
+    def attend(self, seconds: float, awake_until: float = 0.0) -> None:
         """Wait for the socket in this thread's place until the inbox has something, or for so long.
-        For the step loop: what comes wakes it, and no other thread before it."""
+        For the step loop: what comes wakes it, and no other thread before it. Until ``awake_until``
+        (of ``time.monotonic``) it polls and does not sleep."""
         until = time.monotonic() + seconds
         self._left.clear()
         self._attended = True
@@ -119,7 +120,7 @@ class IOThread(threading.Thread):
                 self._poller.register(bell, select.POLLIN)
                 try:
                     while self._inbox.empty and time.monotonic() < until and not self._closed:
-                        self._one_turn(until)
+                        self._one_turn(until, awake_until)
                 finally:
                     self._poller.unregister(bell)
         finally:
@@ -144,10 +145,9 @@ class IOThread(threading.Thread):
             self._closed = True
             self._socket.close()
 
-    def _one_turn(self, until: float) -> None:
+    def _one_turn(self, until: float, awake_until: float = 0.0) -> None:
         """Wait for the socket, a wake or the next beat, and do what is to be done."""
-        left = 0.0 if self._more else min(until, self._next_beat) - time.monotonic()
-        ready = {descriptor for descriptor, _ in self._poller.poll(max(0.0, left * 1000))}
+        ready = self._wait(0.0 if self._more else min(until, self._next_beat), awake_until)
         if self._bell in ready:
             with suppress(BlockingIOError):
                 os.eventfd_read(self._bell)
@@ -162,6 +162,15 @@ class IOThread(threading.Thread):
                 self._send_queued()
                 self._links.drop_silent()
                 self._links.say(None, beat)
+
+    def _wait(self, until: float, awake_until: float) -> set[int]:
+        """The descriptors that are ready, by ``until`` at the latest."""
+        ready = self._poller.poll(0)
+        while not ready and time.monotonic() < min(until, awake_until):
+            ready = self._poller.poll(0)
+        if not ready:
+            ready = self._poller.poll(max(0.0, (until - time.monotonic()) * 1000))
+        return {descriptor for descriptor, _ in ready}
 
     def _receive(self) -> None:
         self._more = True

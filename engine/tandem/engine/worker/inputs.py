@@ -25,6 +25,8 @@ from tandem.protocol.layout import blocks_for
 
 Fit = Callable[[StepShape], StepShape | None]
 """The graph's shape that a step is padded to; None leaves it as it is."""
+FEW_CHUNKS = 4
+"""Chunks that are written one by one, by slices: up to here faster than all at once by index."""
 Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -74,7 +76,9 @@ class StepStager:
             device=device,
         )
         self._spare = spare_block
-        self._counting = np.arange(max_tokens + 2 * batch.capacity + 1)
+        counted = max(max_len, max_tokens + 2 * batch.capacity) + batch.block_size
+        self._counting = np.arange(counted + 1)
+        self._offsets = self._counting % batch.block_size
         rows = 2 * batch.capacity if spare_block is not None else 0
         self._table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
         self._parts: dict[tuple[int, int], Tensor] = {}
@@ -103,7 +107,7 @@ class StepStager:
         host = self.staging.open()
         fields = host.fields(shape, self.staging.front, keep=padded is not None)
         columns = self._new_columns(rows, padded)
-        ends = _rows_ending(rows, wanted)
+        ends = self._rows_ending(rows, wanted)
         if padded is not None and shape.chunks:
             assert wanted is None or ends is not None, "a graph gives rows' last tokens alone"
             wanted = ends
@@ -145,6 +149,16 @@ class StepStager:
                 return 0
             self._in_table, self._columns_there = there, columns
         return columns
+
+    def _rows_ending(self, rows: StepRows, wanted: Numbers | None) -> NDArray[np.int64] | None:
+        """Rows of the step whose last tokens ``wanted`` are, in its order. None if there are others
+        among them, or where every row is a decode."""
+        if wanted is None or not rows.shape.chunks:
+            return None
+        if wanted is rows.ends:
+            return self._counting[: len(rows.ends)]
+        found = np.searchsorted(rows.ends, wanted)
+        return found if (rows.ends[found] == wanted).all() else None
 
     def _fill_table(self, table: NDArray[Any], rows: StepRows, shape: StepShape) -> None:
         n = rows.num_decodes
@@ -246,9 +260,11 @@ class StepStager:
             drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
             np.copyto(fields.source[:n], rows.index[:n], where=drawn)
         end = shape.decodes + own.chunk_tokens
-        if own.chunks:
+        if own.chunks > FEW_CHUNKS:
             owners, positions = rows.chunk_tokens()
             self._fill_tokens(fields, slice(shape.decodes, end), owners, positions)
+        elif own.chunks:
+            self._fill_chunks(fields, shape.decodes, rows)
         for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
             self._pad_tokens(fields, part)
         fields.query_start[:] = self._counting[: shape.rows + 1]
@@ -281,21 +297,26 @@ class StepStager:
         fields.blocks[part] = batch.table.blocks[owners, block]
         fields.offsets[part] = offset
 
+    def _fill_chunks(self, fields: Fields[NDArray[Any]], at: int, rows: StepRows) -> None:
+        batch, size, n = self.batch, self.batch.block_size, rows.num_decodes
+        for row, first, count in zip(
+            rows.index[n:].tolist(), rows.first[n:].tolist(), rows.counts[n:].tolist(), strict=True
+        ):
+            part, last = slice(at, at + count), first + count
+            block, offset = divmod(first, size)
+            held = batch.table.blocks[row, block : blocks_for(last, size)]
+            fields.token_ids[part] = batch.tokens[row, first:last]
+            fields.positions[part] = self._counting[first:last]
+            fields.blocks[part] = held.repeat(size)[offset : offset + count]
+            fields.offsets[part] = self._offsets[offset : offset + count]
+            at += count
+
     def _pad_tokens(self, fields: Fields[NDArray[Any]], part: slice) -> None:
         if part.start < part.stop:
             for each in (fields.token_ids, fields.positions):
                 each[part] = 0
             fields.blocks[part] = self._spare
-            fields.offsets[part] = np.arange(part.start, part.stop) % self.batch.block_size
-
-
-def _rows_ending(rows: StepRows, wanted: Numbers | None) -> NDArray[np.int64] | None:
-    """Rows of the step whose last tokens ``wanted`` are, in its order. None if there are others
-    among them, or where every row is a decode."""
-    if wanted is None or not rows.shape.chunks:
-        return None
-    found = np.searchsorted(rows.ends, wanted)
-    return found if (rows.ends[found] == wanted).all() else None
+            fields.offsets[part] = self._offsets[part]
 
 
 def unpadded(_: StepShape) -> None:

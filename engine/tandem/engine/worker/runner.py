@@ -103,8 +103,11 @@ class ModelRunner:
     ) -> tuple[Tensor, Tensor]:
         """Hidden states of the drawing rows' last tokens, then of the positions to score; and the
         rows of the batch that go on with what is drawn."""
-        every = isinstance(drawing, slice) and rows.num_decodes == len(rows.index)
-        wanted = None if every else rows.ends[drawing]
+        wanted: NDArray[np.int64] | None
+        if isinstance(drawing, slice):
+            wanted = rows.ends if rows.shape.chunks else None
+        else:
+            wanted = rows.ends[drawing]
         if wanted is not None and scored:
             spans = [np.arange(each.first, each.first + each.length) for each in scored]
             wanted = np.concatenate((wanted, *spans))

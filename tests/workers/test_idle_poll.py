@@ -1,0 +1,134 @@
+"""An idle step loop stays awake where that has been worth it, and sleeps everywhere else."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.workers.hand_router import Router
+from tests.workers.io_worker import Worker as IOWorker
+from tests.workers.proc_worker import Worker, frames, submit
+
+from tandem.engine.core import idle_poll
+from tandem.engine.core.idle_poll import IdlePoll
+
+
+class Clock:
+    """Seconds that the test moves."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """See ``time``."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock that ``IdlePoll`` reads."""
+    clock = Clock()
+    monkeypatch.setattr(idle_poll, "time", clock)
+    return clock
+
+
+def gap(poll: IdlePoll, clock: Clock, seconds: float) -> float:
+    """Be idle for so long; for how much of it the loop would have been awake."""
+    awake = poll.begin() - clock.now
+    clock.now += seconds
+    poll.end()
+    return min(seconds, max(0.0, awake))
+
+
+def test_it_polls_after_work_that_came_soon_and_sleeps_after_any_other(clock: Clock) -> None:
+    """One long gap is paid for once, one short gap earns the next."""
+    poll = IdlePoll(0.02)
+    gaps = [0.003, 0.003, 0.019, 5.0, 5.0, 0.003, 0.003]
+    assert [gap(poll, clock, each) for each in gaps] == pytest.approx(
+        [0.0, 0.003, 0.019, 0.02, 0.0, 0.0, 0.003]
+    )
+
+
+def test_a_gap_counts_from_its_beginning(clock: Clock) -> None:
+    """The loop looks around while it is idle, every second; that makes no short gaps of it."""
+    poll = IdlePoll(0.02)
+    gap(poll, clock, 0.001)
+    first = poll.begin()
+    clock.now += 1.0
+    assert poll.begin() == first
+    clock.now += 0.001
+    poll.end()
+    assert poll.begin() <= clock.now
+
+
+def test_without_time_to_poll_it_always_sleeps(clock: Clock) -> None:
+    """The default on a CPU, whose cores compute."""
+    poll = IdlePoll(0.0)
+    assert [gap(poll, clock, 0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+class Poller:
+    """Notes how long each call of one thread may sleep."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self.waits: dict[int, list[float]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def poll(self, milliseconds: float) -> Any:
+        """See ``select.poll``."""
+        self.waits.setdefault(threading.get_ident(), []).append(milliseconds)
+        return self._real.poll(milliseconds)
+
+
+@pytest.fixture
+def io() -> Iterator[IOWorker]:
+    """An I/O thread that runs."""
+    worker = IOWorker()
+    worker.thread.start()
+    yield worker
+    worker.thread.stop()
+
+
+@pytest.mark.parametrize("awake", [True, False])
+def test_attending_awake_never_sleeps(io: IOWorker, awake: bool) -> None:
+    """It asks again and again until something comes; otherwise it asks once and sleeps."""
+    poller = io.thread._poller = Poller(io.thread._poller)  # type: ignore[assignment]
+    io.inbox.take()
+    soon = threading.Timer(0.2, io.inbox.put, [None])
+    soon.start()
+    io.thread.attend(10, time.monotonic() + 5 if awake else 0.0)
+    soon.join()
+    assert io.inbox.take() == [None]
+    mine = poller.waits[threading.get_ident()]
+    assert (max(mine) == 0.0) == awake
+    assert (len(mine) > 50) == awake
+
+
+def test_a_step_loop_stays_awake_between_requests_that_follow_each_other() -> None:
+    """The first gap teaches it; a request after a short one finds it polling."""
+    worker = Worker(idle_poll_ms=1000)
+    attended: list[bool] = []
+    attend = worker.proc._io.attend
+
+    def noted(seconds: float, awake_until: float = 0.0) -> None:
+        attended.append(awake_until > time.monotonic())
+        attend(seconds, awake_until)
+
+    worker.proc._io.attend = noted  # type: ignore[method-assign]
+    router = Router(worker.proc.endpoint)
+    try:
+        router.greet()
+        for name in ("a", "b", "c"):
+            submit(router, name)
+            frames(router, name)
+            time.sleep(0.1)
+        assert attended[-1]
+    finally:
+        router.socket.close()
+        assert worker.end() == 0
+        worker.probes.close()

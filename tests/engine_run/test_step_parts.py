@@ -1,9 +1,5 @@
 """Parts of a step that a GPU takes and a CPU can check: tables of angles, products, moments."""
 
-import ctypes
-import sys
-import threading
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +13,7 @@ from tandem.engine.quant.composed import ComposedProduct
 from tandem.engine.quant.dense import DenseMethod, DenseProduct
 from tandem.engine.worker import inputs as inputs_module
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
-from tandem.engine.worker.events import PAST, moment, nap_precisely
+from tandem.engine.worker.events import PAST, moment
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
@@ -101,22 +97,6 @@ def test_a_cpu_is_past_every_moment():
     assert moment(CPU) is PAST
     assert PAST.done()
     PAST.wait(0.0)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux rounds naps up, others do not")
-def test_naps_of_a_thread_that_waits_are_not_rounded_up():
-    """The kernel's slack of 50 us is taken from that thread, and from no other."""
-    slack = []
-
-    def read():
-        nap_precisely()
-        slack.append(ctypes.CDLL(None).prctl(30))  # PR_GET_TIMERSLACK, in ns
-
-    thread = threading.Thread(target=read)
-    thread.start()
-    thread.join()
-    assert slack == [1]
-    assert ctypes.CDLL(None).prctl(30) > 1
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from tests.workers.io_worker import Worker as IOWorker
 from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine.core import idle_poll
+from tandem.engine.core.engine_core import StepOutputs
 from tandem.engine.core.idle_poll import IdlePoll
 
 
@@ -95,7 +98,7 @@ def io() -> Iterator[IOWorker]:
 
 
 @pytest.mark.parametrize("awake", [True, False])
-def test_attending_awake_never_sleeps(io: IOWorker, awake: bool) -> None:
+def test_attending_awake_only_naps(io: IOWorker, awake: bool) -> None:
     """It asks again and again until something comes; otherwise it asks once and sleeps."""
     poller = io.thread._poller = Poller(io.thread._poller)  # type: ignore[assignment]
     io.inbox.take()
@@ -107,6 +110,25 @@ def test_attending_awake_never_sleeps(io: IOWorker, awake: bool) -> None:
     mine = poller.waits[threading.get_ident()]
     assert (max(mine) == 0.0) == awake
     assert (len(mine) > 50) == awake
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux rounds naps up, others do not")
+def test_naps_of_a_step_loop_are_not_rounded_up(
+    worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's slack of 50 us is taken from its thread, and from no other."""
+    slack: list[int] = []
+    advance = worker.core.advance
+
+    def noted() -> StepOutputs:
+        slack.append(ctypes.CDLL(None).prctl(30))  # PR_GET_TIMERSLACK, in ns
+        return advance()
+
+    monkeypatch.setattr(worker.core, "advance", noted)
+    submit(router, "a")
+    frames(router, "a")
+    assert set(slack) == {1}
+    assert ctypes.CDLL(None).prctl(30) > 1
 
 
 def test_a_step_loop_stays_awake_between_requests_that_follow_each_other() -> None:

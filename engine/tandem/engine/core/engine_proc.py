@@ -25,6 +25,7 @@ from tandem.engine.core.peer_sets import PeerSets
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
+from tandem.engine.naps import nap_precisely
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
@@ -104,6 +105,7 @@ class EngineCoreProc:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
         self._io.start()
+        nap_precisely()
         try:
             self._loop()
         except Exception:

@@ -1,8 +1,9 @@
 """How long an idle step loop stays awake: only where the next work has come soon before.
 
 A thread that sleeps takes 50 us to wake on an H200 machine, and finds its core cold: Python runs at
-a fraction of its speed for the first milliseconds. So the loop polls for a bounded time, as a
-hypervisor does for a halted processor (adaptive halt polling), and only while it has been worth it.
+a fraction of its speed for the first milliseconds. So the loop polls, between naps, for a bounded
+time, as a hypervisor does for a halted processor (adaptive halt polling), and only while it is
+worth it.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.core.links import RouterLinks
+from tandem.engine.naps import nap
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
@@ -110,7 +111,7 @@ class IOThread(threading.Thread):
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
         """Wait for the socket in this thread's place until the inbox has something, or for so long.
         For the step loop: what comes wakes it, and no other thread before it. Until ``awake_until``
-        (of ``time.monotonic``) it polls and does not sleep."""
+        (of ``time.monotonic``) it polls between naps instead."""
         until = time.monotonic() + seconds
         self._left.clear()
         self._attended = True
@@ -167,6 +168,7 @@ class IOThread(threading.Thread):
         """The descriptors that are ready, by ``until`` at the latest."""
         ready = self._poller.poll(0)
         while not ready and time.monotonic() < min(until, awake_until):
+            nap()
             ready = self._poller.poll(0)
         if not ready:
             ready = self._poller.poll(max(0.0, (until - time.monotonic()) * 1000))

@@ -6,19 +6,16 @@ process run meanwhile. On a CPU everything is done when it returns.
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import time
 from typing import Any, Protocol
 
 import torch
 
+from tandem.engine.naps import nap
 from tandem.engine.scheduler.output import FenceDone
 
 WAIT_SECONDS = 600.0
 """A device that has not got there by then hangs."""
-_NAP = 2e-5
-_PR_SET_TIMERSLACK = 29
 
 
 class Moment(Protocol):
@@ -62,13 +59,7 @@ class OnStream:
         while not self._event.query():
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the device did not finish a step within {seconds:g} s")
-            time.sleep(_NAP)
-
-
-def nap_precisely() -> None:
-    """Let naps of the calling thread end when they should: Linux adds up to 50 us to each."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+            nap()
 
 
 def moment(device: torch.device) -> Moment:

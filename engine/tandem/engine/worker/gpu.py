@@ -13,7 +13,6 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import SlabAllocator
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
-from tandem.engine.worker.events import nap_precisely
 from tandem.engine.worker.graphs import step_shapes
 from tandem.engine.worker.profile import activation_bytes, largest_steps, shortened
 from tandem.engine.worker.runner import ModelRunner
@@ -30,13 +29,11 @@ GIB = 2**30
 
 
 def prepare(config: EngineConfig, device: torch.device) -> None:
-    """Before anything is on the device, in the step loop's thread. Raises InvalidParameter where
-    there is none."""
+    """Before anything is on the device. Raises InvalidParameter where there is none."""
     if not torch.cuda.is_available():
         raise InvalidParameter("device", config.device, "cpu: this torch sees no CUDA device")
     if config.gpu.triton_cache_dir is not None:
         os.environ[TRITON_CACHE] = config.gpu.triton_cache_dir
-    nap_precisely()
     torch.cuda.set_device(0 if device.index is None else device.index)
     # Parts of a split sum are added in float32, as the sum itself is.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -8,7 +8,7 @@ from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.models.decoder import Decoder
-from tandem.engine.worker.profile import load_kernels, shortened
+from tandem.engine.worker.profile import largest_steps, load_kernels, shortened
 
 
 def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
@@ -34,6 +34,24 @@ def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
     assert [count for count, _ in steps] == draws == [1, 2, 4, 8, 11]
     budget = driver.config.scheduler.max_num_batched_tokens
     assert all(count <= tokens <= budget for count, tokens in steps)
+
+
+def test_the_largest_step_is_one_of_all_its_tokens(monkeypatch):
+    """As few prompts as can be, as long as the model takes them: that is what memory is kept for."""
+    driver = Driver(
+        folder_of("llama"), num_blocks=8, max_num_seqs=3, max_num_batched_tokens=700, block_size=64
+    )
+    runner, steps = driver.runner, []
+    hidden = runner.hidden
+
+    def step(inputs):
+        steps.append(inputs.sequences.seq_lens.tolist())
+        return hidden(inputs)
+
+    monkeypatch.setattr(type(runner), "hidden", lambda _, inputs: step(inputs))
+    largest_steps(driver.config, runner, torch.device("cpu"))
+    assert driver.config.max_model_len == 512
+    assert steps[0] == [512, 188]
 
 
 def test_a_short_model_runs_both_kinds_of_layers_and_is_put_back():

@@ -69,7 +69,7 @@ class InputBatch:
         self.sequences[new.seq] = new
         if new.params.prompt_logprobs is not None:
             self.scoring.add(new.seq)
-        self._reserve(len(new.token_ids))
+        self.reserve(len(new.token_ids))
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.lengths[row] = len(new.token_ids)
         self.prompts[row] = new.num_prompt
@@ -98,7 +98,8 @@ class InputBatch:
         if row is not None:
             self.sampling.extend(row, (token,))
 
-    def _reserve(self, length: int) -> None:
+    def reserve(self, length: int) -> None:
+        """Make room for so many tokens in each row."""
         if length > self.tokens.shape[1]:
             wider = np.zeros(
                 (self.tokens.shape[0], max(length, 2 * self.tokens.shape[1])), np.int32

@@ -80,6 +80,7 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
     """Prompts of such lengths, whole, in one step."""
     block_size = config.cache.block_size
     batch = InputBatch(block_size, len(lengths))
+    batch.reserve(max(lengths))
     for row, length in enumerate(lengths):
         batch.table.assign(row, [0] * blocks_for(length, block_size))
     device = runner.stager.device

@@ -37,7 +37,7 @@ def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
 
 
 def test_the_largest_step_is_one_of_all_its_tokens(monkeypatch):
-    """As few prompts as can be, as long as the model takes them: that is what memory is kept for."""
+    """As few prompts as can be, as long as the model takes them: memory is kept for that."""
     driver = Driver(
         folder_of("llama"), num_blocks=8, max_num_seqs=3, max_num_batched_tokens=700, block_size=64
     )

@@ -1,7 +1,8 @@
 """Where the time goes from `kubectl apply` to the first token, as a table for the test's output.
 
-A report, not an assertion: the aim is 15 s, at most 30, with images and pages in memory; one build
-took 15 to 31 s on machines of one kind, and 51 s where torch's libraries came from a cold disk.
+A report, not an assertion: the aim is 15 s, at most 30, with images and pages in memory; it took
+15 to 41 s on machines of one kind (most beside other tests), and 51 with torch's libraries on a
+cold disk.
 Kubernetes' own times are whole seconds; what the suite measures itself is finer.
 """
 

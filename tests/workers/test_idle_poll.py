@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine.core import idle_poll
 from tandem.engine.core.engine_core import StepOutputs
+from tandem.engine.core.engine_proc import EngineCoreProc
 from tandem.engine.core.idle_poll import IdlePoll
+from tandem.engine.core.inbox import Inbox
 
 
 class Clock:
@@ -70,6 +73,26 @@ def test_without_time_to_poll_it_always_sleeps(clock: Clock) -> None:
     """The default on a CPU, whose cores compute."""
     poll = IdlePoll(0.0)
     assert [gap(poll, clock, 0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_work_that_came_without_a_message_ends_the_idle_time_too(clock: Clock) -> None:
+    """KV that a connector found loaded: the next idle time counts from its own beginning."""
+    idle, awake = IdlePoll(0.02), []
+
+    def attend(seconds: float, awake_until: float) -> None:
+        awake.append(awake_until - clock.now)
+        clock.now += 0.01
+
+    loop: Any = SimpleNamespace(
+        _idle=idle,
+        _inbox=Inbox(),
+        _io=SimpleNamespace(attend=attend),
+        _core=SimpleNamespace(has_work=True),
+    )
+    for block in (True, False, True):  # nothing to do; then a step; then nothing again
+        EngineCoreProc._receive(loop, block=block)
+        clock.now += 3.0 * (not block)
+    assert awake == pytest.approx([0.0, 0.02])
 
 
 class Poller:

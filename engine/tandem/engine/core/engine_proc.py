@@ -136,7 +136,7 @@ class EngineCoreProc:
         if block and self._inbox.empty:
             awake_until = self._idle.begin()
             self._io.attend(PARKED_SECONDS if self._core.has_work else IDLE_SECONDS, awake_until)
-        if not self._inbox.empty:
+        if not block or not self._inbox.empty:  # work that a connector found rings no bell
             self._idle.end()
         for item in self._inbox.take():
             if isinstance(item, FromRouter):

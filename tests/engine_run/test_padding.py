@@ -5,7 +5,9 @@ import torch
 from tests.engine_run.run_driver import GREEDY, Driver
 from tests.engine_run.tiny_models import folder_of, judged
 
+from tandem.engine.sample import Kind
 from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId, StepRow
+from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.slab import Slab
@@ -26,7 +28,26 @@ class Uncaptured(StepGraphs):
     def replay(self, shape):
         """Run what is staged at the class's addresses."""
         self.replayed.append(shape)
-        return self.runner.hidden(self.runner.stager.views(shape, None, torch.empty(0)))
+        self.hidden = self.runner.hidden(self.runner.stager.views(shape, None, torch.empty(0)))
+        return self.hidden
+
+
+class UncapturedChoices(ChoiceGraphs):
+    """Choices that are drawn, when they are replayed, from what the step's class has left."""
+
+    def __init__(self, runner) -> None:
+        super().__init__()
+        self.runner = runner
+        self.replayed: list[Kind] = []
+
+    def has(self, shape):
+        """Of every class of decodes."""
+        return not shape.chunks
+
+    def replay(self, shape, kind):
+        """As it is captured."""
+        self.replayed.append(kind)
+        return self.runner.choose(shape, kind, self.runner.graphs.hidden)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +75,74 @@ def test_padded_steps_draw_the_same_tokens(padded):
     assert shapes == {StepShape(4, 0, 0), StepShape(0, 44, 8), StepShape(6, 50, 8)}
     for seq in seqs:
         padded.drop(seq)
+
+
+FILTERED = SamplingParams(temperature=0.9, top_p=0.8, top_k=20, seed=7)
+DRAWN = SamplingParams(temperature=0.8, seed=3)
+
+
+@pytest.fixture
+def choosing(padded):
+    """The same engine, with choices behind its classes of decodes."""
+    before = padded.runner.choices
+    padded.runner.choices = UncapturedChoices(padded.runner)
+    yield padded
+    padded.runner.choices = before
+
+
+def generated(driver, asked, at_once=True):
+    """Six tokens of PROMPTS under parameters each, as the choices 0, 1, ... of their requests."""
+    pairs = enumerate(zip(PROMPTS, asked, strict=False))
+    seqs = [driver.add(prompt, each, choice=number) for number, (prompt, each) in pairs]
+    together = [seqs] if at_once else [[seq] for seq in seqs]
+    made = [tokens for some in together for tokens in driver.generate(some, 6)]
+    for seq in seqs:
+        driver.drop(seq)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [(GREEDY, Kind.GREEDY), (DRAWN, Kind.DRAWN), (FILTERED, Kind.FILTERED)],
+    ids=["greedy", "drawn", "filtered"],
+)
+def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
+    """Rows that draw alike draw the same tokens, in a batch that is padded and one by one."""
+    fields = {name: getattr(params, name) for name in params.__struct_fields__}
+    asked = [SamplingParams(**{**fields, "seed": seed}) for seed in range(3)]
+    made = generated(choosing, asked)
+    assert set(choosing.runner.choices.replayed) == {kind}
+    choosing.runner.choices = ChoiceGraphs()
+    assert made == generated(choosing, asked) == generated(choosing, asked, at_once=False)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [GREEDY, DRAWN, FILTERED],
+        [GREEDY, GREEDY, SamplingParams(temperature=0.0, seed=0, repetition_penalty=1.4)],
+        [GREEDY, GREEDY, SamplingParams(temperature=0.0, seed=0, logprobs=2)],
+    ],
+    ids=["kinds", "rules", "logprobs"],
+)
+def test_rows_that_draw_otherwise_go_through_the_sampler(choosing, asked):
+    """One row that draws in another way, or asks for more: no class's choice is taken."""
+    made = generated(choosing, asked)
+    alone = {Kind.FILTERED}  # the last steps of the longest prompt, whose row is the only one
+    assert set(choosing.runner.choices.replayed) <= alone
+    choosing.runner.choices = ChoiceGraphs()
+    assert made == generated(choosing, asked, at_once=False)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, FILTERED], ids=["greedy", "drawn", "filtered"])
+def test_choices_launched_ahead_go_on_by_the_device(choosing, params):
+    """Each step takes the token that the choice before it has kept."""
+    seq = choosing.add(PROMPTS[0], params)
+    (want,) = choosing.generate([seq], 5)
+    choosing.drop(seq)
+    choosing.runner.choices.replayed.clear()
+    assert decode_ahead(choosing, params) == want
+    assert len(choosing.runner.choices.replayed) == 4
 
 
 def test_blocks_that_were_given_long_before_are_read(padded):

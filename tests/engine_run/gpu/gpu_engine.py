@@ -26,6 +26,7 @@ class GPUEngine:
         self.config = EngineConfig.of(folder, device="cuda", revision="test", **settings)
         executor = UniProcExecutor()
         self.core = EngineCore(self.config, executor, executor.start(self.config))
+        self.runner = executor.worker.runner
         self._numbers = itertools.count()
 
     def add(self, prompt: Sequence[int], count: int, params: SamplingParams = GREEDY) -> str:

@@ -7,6 +7,7 @@ from tests.engine_run.tiny_models import MODELS, folder_of, judge_of
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
@@ -46,6 +47,39 @@ def test_graphs_change_no_token():
     assert answers[2] == answers[0]
     same = sum(a == b for a, b in zip(answers[1][0], answers[0][0], strict=True))
     assert same >= len(PROMPTS) - 1  # padding may change how a product is cut, and so the last bit
+
+
+class Counted(ChoiceGraphs):
+    """An engine's graphs, and how often one was replayed."""
+
+    replayed = 0
+
+    def take(self, others: ChoiceGraphs) -> None:
+        """What was captured."""
+        self._graphs = others._graphs
+
+    def replay(self, shape, kind):
+        """Counted."""
+        self.replayed += 1
+        return super().replay(shape, kind)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"temperature": 0.9}, {"temperature": 0.9, "top_p": 0.9, "top_k": 40}]
+)
+def test_choices_in_graphs_are_those_of_the_sampler(asked):
+    """Best tokens, drawn ones, drawn under filters: the graph behind a step draws the same."""
+    params = SamplingParams(**{"temperature": 0.0, "seed": 5, **asked})
+    engine = GPUEngine(folder_of("qwen3", wide=True), dtype="bfloat16", **SMALL)
+    choices = Counted()
+    choices.take(engine.runner.choices)
+    engine.runner.choices = choices
+    made = engine.generate(PROMPTS, 24, params)
+    assert choices.replayed > 12
+    engine.runner.choices = ChoiceGraphs()
+    again = engine.generate(PROMPTS, 24, params)
+    same = sum(a == b for a, b in zip(again, made, strict=True))
+    assert same >= len(PROMPTS) - 1  # padding may change how the head is cut
 
 
 def test_a_device_too_small_is_told_with_a_number():

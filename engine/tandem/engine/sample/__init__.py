@@ -1,17 +1,19 @@
 """Logits → tokens and log-probabilities: one stage a file, in the order that the design fixes.
 
 Public: ``SamplingBatch``, the persistent columns of parameters, a row per sequence, and
-``Sampler(vocab_size).sample(logits, batch, rows=, positions=, choices=) -> SamplerOutput``;
+``Sampler(vocab_size).sample(logits, batch, rows=, positions=, choices=) -> SamplerOutput``, with
+``choose_alike`` for what a CUDA graph can hold of it;
 ``prompt_logprobs`` and ``score_prompt`` for the prompt's positions. A draw depends on the seed, the
 choice, the output position, the purpose and the logits, on nothing else: not on batch, row order or
 worker. Called by tandem.engine.worker's ModelRunner.
 """
 
-from tandem.engine.sample.batch import SamplingBatch
+from tandem.engine.sample.batch import Kind, SamplingBatch
 from tandem.engine.sample.logprobs import LogprobTensors, prompt_logprobs, score_prompt
 from tandem.engine.sample.sampler import Sampler, SamplerOutput
 
 __all__ = [
+    "Kind",
     "LogprobTensors",
     "Sampler",
     "SamplerOutput",

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.sample.rules import RowRules, rules_of
-from tandem.engine.sample.transfer import on_device
 from tandem.kernels.sampling import Columns
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
 _DRAWING_BYTES = 2 * 8 + 3 * 4
 """Of a row, in the columns that draws take."""
+_ALIGNED = 4
+"""Rows that each column has a multiple of, so that every one begins at 16 bytes."""
 
 
 class Kind(IntEnum):
@@ -35,15 +36,22 @@ class Kind(IntEnum):
 
 class SamplingBatch:
     """Parameters of up to ``max_rows`` sequences. Columns are CPU tensors indexed by row; what a
-    draw asks for is also kept on the device, and copied there when a sequence has come."""
+    draw asks for is also kept on the device, and copied there when a sequence has come.
+
+    Row ``max_rows`` is nobody's: rows that pad a graph draw as it says, without a filter.
+    """
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self._memory = torch.zeros(max_rows * _DRAWING_BYTES, dtype=torch.uint8)
-        self.drawing = _columns(self._memory, max_rows)
+        self._room = -(-(max_rows + 1) // _ALIGNED) * _ALIGNED
+        self._memory = torch.zeros(self._room * _DRAWING_BYTES, dtype=torch.uint8)
+        self.drawing = _columns(self._memory, self._room)
         """What a draw asks for; filters that are off are 0, 0 and 1."""
-        self._there: tuple[torch.device, Columns] | None = None
-        """The same on a device, until a row changes."""
+        self.drawing.temperature[max_rows] = self.drawing.top_p[max_rows] = 1.0
+        self._there: tuple[Tensor, Columns] | None = None
+        """The same on a device, at an address that graphs may know."""
+        self._changed = True
+        """Whether a row has changed since it was copied there."""
         self.repetition = torch.ones(max_rows)
         self.frequency = torch.zeros(max_rows)
         self.presence = torch.zeros(max_rows)
@@ -106,7 +114,7 @@ class SamplingBatch:
         self.remove(target)
         for column in self._columns:
             column[target] = column[source]
-        self._there = None
+        self._changed = True
         self.kinds[target] = self.kinds[source]
         if source in self.rules:
             self.rules[target] = self.rules[source]
@@ -131,12 +139,18 @@ class SamplingBatch:
         """``drawing`` on ``device``: one copy after rows have changed, none otherwise."""
         if device.type == "cpu":
             return self.drawing
-        if self._there is None or self._there[0] != device:
-            self._there = device, _columns(on_device(self._memory, device), self.max_rows)
-        return self._there[1]
+        if self._there is None:
+            memory = torch.empty_like(self._memory, device=device)
+            self._there = memory, _columns(memory, self._room)
+        memory, columns = self._there
+        if self._changed:
+            # From pinned memory of its own: this batch may change before the copy is made.
+            memory.copy_(self._memory.pin_memory(), non_blocking=True)
+            self._changed = False
+        return columns
 
     def _fill(self, row: int, params: SamplingParams) -> None:
-        self._there = None
+        self._changed = True
         seeds, top_k, temperature, min_p, top_p, repetition, frequency, presence = self._numbers
         seeds[row] = params.seed or 0
         top_k[row] = max(params.top_k, 0)

@@ -22,7 +22,7 @@ from tandem.engine.sample.draws import Draws
 from tandem.engine.sample.edits import edit
 from tandem.engine.sample.logprobs import LogprobTensors, score
 from tandem.engine.sample.transfer import counting, index_on
-from tandem.kernels.sampling import best, draw, gather, thresholds
+from tandem.kernels.sampling import Columns, best, draw, gather, thresholds
 
 Numbers = NDArray[np.int64]
 
@@ -85,6 +85,22 @@ class Sampler:
         )
         token_ids = _choose(step)
         return SamplerOutput(token_ids, _score(step, token_ids))
+
+    def choose_alike(self, logits: Tensor, kind: Kind, columns: Columns, draws: Tensor) -> Tensor:
+        """What ``sample`` draws of rows that are all of ``kind``, have no rule and draw one token
+        each: int64 [rows]. A CUDA graph can hold it, since nothing comes from the host.
+
+        Args:
+            logits: float32, bfloat16 or float16 [rows, at least the vocabulary], raw.
+            kind: of every row.
+            columns: of the batch, where the logits are.
+            draws: int64 [3, rows], dense: row of the batch, choice, output position.
+        """
+        logits = logits[:, : self.vocab_size]
+        if kind is Kind.GREEDY:
+            return best(logits)
+        each = counting(draws.shape[1], draws.device)
+        return _drawn(logits, columns, draws[0], draws, each, keep_all=kind is Kind.DRAWN)
 
 
 def _choose(step: _Step) -> Tensor:
@@ -150,20 +166,24 @@ def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
     rows, positions = step.rows[part], step.positions[part]
     numbers = np.stack((rows[local], step.draws.choices[draws], positions[local]))
     wanted = index_on(numbers, device)
-    one = step.draws.one_a_row
-    asked = gather(
-        step.batch.drawing_on(device), wanted[0] if one else index_on(rows, device), wanted
-    )
+    columns = step.batch.drawing_on(device)
+    if step.draws.one_a_row:
+        each = counting(len(part), device)
+        return _drawn(logits, columns, wanted[0], wanted, each, keep_all=keep_all)
+    owners = index_on(rows, device), wanted, index_on(local, device)
+    return _drawn(logits, columns, *owners, keep_all=keep_all)
+
+
+def _drawn(
+    logits: Tensor, columns: Columns, rows: Tensor, draws: Tensor, owners: Tensor, *, keep_all: bool
+) -> Tensor:
+    """int64 [draws]. ``rows`` are those of the batch of each row of logits, ``owners`` the rows of
+    logits of each draw."""
+    asked = gather(columns, rows, draws)
     floor = None
     if not keep_all:
         floor = thresholds(logits, asked.filters, temperature=asked.temperature)
-    return draw(
-        logits,
-        asked.keys,
-        counting(len(part), device) if one else index_on(local, device),
-        temperature=asked.temperature,
-        floor=floor,
-    )
+    return draw(logits, asked.keys, owners, temperature=asked.temperature, floor=floor)
 
 
 def _score(step: _Step, token_ids: Tensor) -> LogprobTensors | None:

@@ -12,9 +12,15 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import SlabAllocator
+from tandem.engine.sample import Kind
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.graphs import step_shapes
-from tandem.engine.worker.profile import activation_bytes, largest_steps, shortened
+from tandem.engine.worker.profile import (
+    activation_bytes,
+    choice_bytes,
+    largest_steps,
+    shortened,
+)
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
 from tandem.kernels.launch.ahead import building_ahead
@@ -24,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 GRAPH_BYTES = 8 << 20
 """Kept for each graph: one of a model of 36 layers takes 5 to 7 MiB."""
+CHOICE_GRAPH_BYTES = 1 << 20
+"""Kept for each graph of a choice, of ten kernels at most, beside the memory that these share."""
 TRITON_CACHE = "TRITON_CACHE_DIR"
 GIB = 2**30
 
@@ -61,12 +69,13 @@ def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) 
         with building_ahead(), shortened(runner):
             largest_steps(config, runner, device)
         activations = activation_bytes(config, runner, device)
+        graphs = _graph_bytes(config, runner, device)
     except torch.OutOfMemoryError as error:
         budget = config.scheduler.max_num_batched_tokens
         text = f"fewer tokens than a step finds memory for, {budget // 2} perhaps"
         raise InvalidParameter("max_num_batched_tokens", budget, text) from error
     logger.info("activations of the largest step: %.2f GiB", activations / GIB)
-    return activations + len(_shapes(config)) * GRAPH_BYTES
+    return activations + graphs
 
 
 def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator | None:
@@ -94,8 +103,19 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
             for shape in shapes:
                 runner.hidden(runner.stager.stage_nothing(shape))
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
+        runner.choices.capture(runner.graphs, runner.stager, runner.choose)
     gc.collect()
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
+
+
+def _graph_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
+    shapes = _shapes(config)
+    decodes = [each.decodes for each in shapes if not each.chunks]
+    if not decodes:
+        return len(shapes) * GRAPH_BYTES
+    choices = len(Kind) * len(decodes) * CHOICE_GRAPH_BYTES
+    choices += choice_bytes(config, runner, device, max(decodes))
+    return len(shapes) * GRAPH_BYTES + choices
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:

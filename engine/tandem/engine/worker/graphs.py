@@ -9,16 +9,15 @@ Nothing is compiled here: a class is run once before it is captured, so that its
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from tandem.engine.worker.capturing import Captured, Capturing, no_collection
 from tandem.engine.worker.inputs import StepInputs, StepStager
 from tandem.engine.worker.staging import StepShape
 
@@ -54,7 +53,9 @@ class StepGraphs:
     """The captured classes; without ``capture`` there are none and every step runs as it is."""
 
     def __init__(self) -> None:
-        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[StepShape, Captured] = {}
+        self.capturing: Capturing | None = None
+        """What captured them; None before ``capture``."""
         self._decodes: list[StepShape] = []
         self._others: list[StepShape] = []
 
@@ -76,9 +77,12 @@ class StepGraphs:
     def replay(self, shape: StepShape) -> Tensor:
         """Run the class on what is staged: hidden states [rows of the class, hidden], valid until
         the next replay of it."""
-        graph, hidden = self._graphs[shape]
-        graph.replay()
-        return hidden
+        return self._graphs[shape].replay()
+
+    def decodes(self) -> Iterator[tuple[StepShape, Tensor]]:
+        """The classes without chunks, the largest first, and what each leaves."""
+        for shape in reversed(self._decodes):
+            yield shape, self._graphs[shape].result
 
     def capture(
         self,
@@ -89,11 +93,11 @@ class StepGraphs:
         """Capture ``run`` at each of ``shapes``. Called once, before any step."""
         started = time.monotonic()
         before = torch.cuda.mem_get_info(stager.device)[0]
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(stager.device)  # type: ignore[no-untyped-call]
-        with _no_collection():
+        self.capturing = capturing = Capturing(stager.device)
+        with no_collection():
             for shape in sorted(shapes, key=lambda each: -each.tokens):
-                self._graphs[shape] = _capture(shape, stager, run, pool, stream)
+                inputs = stager.stage_nothing(shape)
+                self._graphs[shape] = capturing.capture(partial(run, inputs))
         self.offer(shapes)
         used = before - torch.cuda.mem_get_info(stager.device)[0]
         logger.info(
@@ -102,28 +106,6 @@ class StepGraphs:
             time.monotonic() - started,
             used / 2**30,
         )
-
-
-def _capture(
-    shape: StepShape,
-    stager: StepStager,
-    run: Callable[[StepInputs], Tensor],
-    pool: Any,
-    stream: torch.cuda.Stream,
-) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    inputs = stager.stage_nothing(shape)
-    run(inputs)
-    here = torch.cuda.current_stream(stager.device)
-    stream.wait_stream(here)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            hidden = run(inputs)
-        finally:
-            graph.capture_end()
-    here.wait_stream(stream)
-    return graph, hidden
 
 
 def _holds(shape: StepShape, own: StepShape) -> bool:
@@ -136,14 +118,3 @@ def _holds(shape: StepShape, own: StepShape) -> bool:
 
 def _cost(shape: StepShape) -> int:
     return shape.tokens
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: freeing a tensor of another stream breaks a capture."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

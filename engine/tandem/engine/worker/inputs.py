@@ -192,6 +192,10 @@ class StepStager:
         empty = StepRows.of((), self.batch)
         return self.stage(empty, None, (), lambda _: shape)
 
+    def draws(self, shape: StepShape) -> Tensor:
+        """int64 [3, decodes], where a graph of decodes reads it: see ``Fields.draws``."""
+        return self.staging.fields(shape, keep=True).draws.view(3, shape.decodes)
+
     def token_ids(self, inputs: StepInputs) -> Tensor:
         """int64 [tokens]; on the device, where drawn tokens are."""
         return self.staging.words.index_select(0, inputs.source)
@@ -281,6 +285,16 @@ class StepStager:
         fields.seq_lens[:n] = lens[:n]
         if own.chunks:
             fields.seq_lens[shape.decodes : shape.decodes + own.chunks] = lens[n:]
+        if rows.choices is not None and not shape.chunks:
+            self._fill_draws(fields.draws.reshape(3, shape.decodes), rows, rows.choices)
+
+    def _fill_draws(
+        self, draws: NDArray[np.int64], rows: StepRows, choices: NDArray[np.int64]
+    ) -> None:
+        n = len(rows.index)
+        draws[0, :n], draws[1, :n] = rows.index, choices
+        np.subtract(rows.lens, self.batch.prompts[rows.index], out=draws[2, :n])
+        draws[0, n:], draws[1:, n:] = self.batch.capacity, 0
 
     def _fill_tokens(
         self,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.sample import SamplingBatch, score_prompt
+from tandem.engine.sample import Kind, SamplingBatch, score_prompt
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
@@ -32,14 +32,38 @@ SHORT_CHUNK = 32
 @torch.inference_mode()
 def activation_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
     """Bytes of ``device`` that the largest step takes. ``runner`` has a slab of one block."""
+    with _taken(device) as taken:
+        largest_steps(config, runner, device)
+    return taken[0]
+
+
+@torch.inference_mode()
+def choice_bytes(
+    config: EngineConfig, runner: ModelRunner, device: torch.device, count: int
+) -> int:
+    """Bytes that graphs of choices of up to ``count`` rows share: their logits, and what filters
+    leave of them."""
+    batch = SamplingBatch(count)
+    columns = batch.drawing_on(device)
+    draws = torch.full((3, count), batch.max_rows, dtype=torch.int64, device=device)
+    with _taken(device) as taken:
+        logits = runner.model.logits(_random_hidden(config, runner, device, count))
+        runner.sampler.choose_alike(logits, Kind.FILTERED, columns, draws)
+        del logits
+    return taken[0]
+
+
+@contextmanager
+def _taken(device: torch.device) -> Iterator[list[int]]:
+    """Bytes that torch takes of the device for the block, in the list once it has ended."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    largest_steps(config, runner, device)
+    taken: list[int] = []
+    yield taken
     torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_reserved(device) - before
+    taken.append(int((torch.cuda.max_memory_reserved(device) - before) * SLACK))
     torch.cuda.empty_cache()
-    return int(peak * SLACK)
 
 
 @torch.inference_mode()

@@ -27,6 +27,8 @@ class StepRows:
     """Leading rows of one token."""
     num_tokens: int
     """Of all rows."""
+    choices: NDArray[np.int64] | None = None
+    """The choice that each row draws for; None unless each draws for one."""
 
     @classmethod
     def of(cls, rows: Sequence[StepRow], batch: InputBatch) -> StepRows:
@@ -38,7 +40,10 @@ class StepRows:
         counts = np.array(tokens, dtype=np.int64)
         longer = np.flatnonzero(counts > 1)
         decodes = int(longer[0]) if longer.size else len(rows)
-        return cls(index, first, counts, decodes, sum(tokens))
+        drawn = [row.sample_choices for row in rows]
+        one_each = all(len(each) == 1 for each in drawn)
+        choices = np.array([each[0] for each in drawn], dtype=np.int64) if one_each else None
+        return cls(index, first, counts, decodes, sum(tokens), choices)
 
     @cached_property
     def lens(self) -> NDArray[np.int64]:

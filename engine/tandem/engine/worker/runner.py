@@ -19,9 +19,10 @@ from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import CausalModel, StepContext
-from tandem.engine.sample import LogprobTensors, Sampler, score_prompt
+from tandem.engine.sample import Kind, LogprobTensors, Sampler, score_prompt
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
+from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.events import moment
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
@@ -29,6 +30,7 @@ from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.staging import StepShape
 from tandem.engine.worker.threads import StepThreads
 from tandem.kernels.blocks import copy
 
@@ -58,6 +60,7 @@ class ModelRunner:
     stager: StepStager
     threads: StepThreads
     graphs: StepGraphs = field(default_factory=StepGraphs)
+    choices: ChoiceGraphs = field(default_factory=ChoiceGraphs)
     _last: LaunchedStep | None = None
 
     @torch.inference_mode()
@@ -92,17 +95,19 @@ class ModelRunner:
         if len(launched.drawn) < len(plan.rows):
             drawing = np.flatnonzero([bool(row.sample_choices) for row in plan.rows])
         scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
-        hidden, targets = self._forward(rows, drawing, scored)
-        if launched.drawn:
-            self._draw(launched, rows, drawing, hidden[: len(launched.drawn)], targets)
+        hidden, inputs = self._forward(rows, drawing, scored)
+        kind = self._alike(rows, inputs)
+        if kind is not None:
+            self._draw_alike(launched, inputs.shape, kind)
+        elif launched.drawn:
+            self._draw(launched, rows, drawing, hidden[: len(launched.drawn)], inputs.targets)
         if scored:
             launched.prompts = self._score(scored, hidden[len(launched.drawn) :])
 
     def _forward(
         self, rows: StepRows, drawing: NDArray[np.int64] | slice, scored: Sequence[_Scored]
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states of the drawing rows' last tokens, then of the positions to score; and the
-        rows of the batch that go on with what is drawn."""
+    ) -> tuple[Tensor, StepInputs]:
+        """Hidden states of the drawing rows' last tokens, then of the positions to score."""
         wanted: NDArray[np.int64] | None
         if isinstance(drawing, slice):
             wanted = rows.ends if rows.shape.chunks else None
@@ -114,7 +119,32 @@ class ModelRunner:
         fit = unpadded if scored else self.graphs.fit
         inputs = self.stager.stage(rows, wanted, rows.index[drawing], fit)
         hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
-        return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs.targets
+        return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
+
+    def choose(self, shape: StepShape, kind: Kind, hidden: Tensor) -> Tensor:
+        """A token for each row of a graph's step of decodes, all drawn alike, kept as the rows'
+        last ones: int64 [decodes]. What ``choices`` hold."""
+        draws, device = self.stager.draws(shape), self.stager.device
+        columns = self.batch.sampling.drawing_on(device)
+        tokens = self.sampler.choose_alike(self.model.logits(hidden), kind, columns, draws)
+        self.stager.staging.last_tokens.index_copy_(0, draws[0], tokens)
+        return tokens
+
+    def _alike(self, rows: StepRows, inputs: StepInputs) -> Kind | None:
+        """How every row draws, if a graph holds just that choice."""
+        sampling = self.batch.sampling
+        if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
+            return None
+        if sampling.rules or sampling.logprobs:
+            return None
+        kinds = sampling.kinds[rows.index]
+        return Kind(kinds[0]) if (kinds == kinds[0]).all() else None
+
+    def _draw_alike(self, launched: LaunchedStep, shape: StepShape, kind: Kind) -> None:
+        if kind is not Kind.GREEDY:
+            self.batch.sampling.drawing_on(self.stager.device)
+        tokens = self.choices.replay(shape, kind)[: len(launched.drawn)]
+        launched.tokens = tokens.to("cpu", non_blocking=True)
 
     def _draw(
         self,

@@ -75,6 +75,9 @@ class Fields(NamedTuple, Generic[A]):
     """int32 [rows]."""
     ends: A
     """int64 [rows]: the last token of each; empty in a step without chunks."""
+    draws: A
+    """int64 [3 * decodes]: row of the batch (of padding the spare one), choice and output position
+    of each draw; empty in a step with chunks."""
 
 
 class Tail(NamedTuple, Generic[A]):
@@ -108,7 +111,8 @@ def _cut_all(cut: Cut[A], first: int, sizes: tuple[tuple[int, bool], ...]) -> tu
 def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
     wide = ((shape.tokens, True),) * 5
     starts = ((shape.rows + 1, False), (shape.chunks + 1, False))
-    return (*wide, *starts, (shape.rows, False), (shape.rows if shape.chunks else 0, True))
+    ends, draws = (shape.rows, 0) if shape.chunks else (0, 3 * shape.decodes)
+    return (*wide, *starts, (shape.rows, False), (ends, True), (draws, True))
 
 
 class Staging:
@@ -119,10 +123,10 @@ class Staging:
     ) -> None:
         """For steps of at most so many tokens and rows, whose tables have so many columns."""
         shape = StepShape(max_rows, max_tokens, max_rows)
-        front = max_rows * WORD
+        front = (max_rows + 1) * WORD
         wanted, targets = max_tokens + 2 * max_rows, 2 * max_rows
         size = front + sum(_padded(*each) for each in _field_sizes(shape))
-        size += (wanted + targets) * 8 + _padded(2 * max_rows * max_columns, False)
+        size += (wanted + targets + 3 * max_rows) * 8 + _padded(2 * max_rows * max_columns, False)
         self.device = device
         self.front = front
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -130,8 +134,8 @@ class Staging:
         self.words: Tensor = whole.view(torch.int64)
         """The whole device buffer as int64."""
         self._halves = whole.view(torch.int32)
-        self.last_tokens: Tensor = self.words[:max_rows]
-        """int64 [rows of the batch]: the token that each drew last."""
+        self.last_tokens: Tensor = self.words[: max_rows + 1]
+        """int64 [rows of the batch, and a spare one]: the token that each drew last."""
         self._hosts = [_Host(size, self._memory) for _ in range(RING)]
         self._turn = 0
         self._known: dict[StepShape, Fields[Tensor]] = {}

@@ -1,0 +1,59 @@
+"""Capturing CUDA graphs: what graphs of steps and of choices have in common."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Captured(NamedTuple):
+    """A graph and the tensor that a replay of it leaves."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Tensor
+
+    def replay(self) -> Tensor:
+        """The result, valid until the next replay."""
+        self.graph.replay()
+        return self.result
+
+
+class Capturing:
+    """Captures one function after the other into one pool of memory: graphs of one pool are never
+    replayed at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def capture(self, run: Callable[[], Tensor]) -> Captured:
+        """Run it once, so that its kernels are loaded, then capture it."""
+        run()
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                result = run()
+            finally:
+                graph.capture_end()
+        here.wait_stream(self._stream)
+        return Captured(graph, result)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage collection meanwhile: freeing a tensor of another stream breaks a capture."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,70 @@
+"""CUDA graphs of what comes behind a step of decodes: head, choice, and the tokens kept as their
+rows' last ones.
+
+One for each class of decode batches and kind of draw, launched behind the step's own graph: eleven
+launches with their checks take the host longer than all else of a step of 256 rows that draw under
+filters. Where rows draw in different ways, or one asks for more (rules, log-probabilities, several
+choices), the sampler runs as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tandem.engine.sample import Kind
+from tandem.engine.worker.capturing import Captured, no_collection
+from tandem.engine.worker.graphs import StepGraphs
+from tandem.engine.worker.inputs import StepStager
+from tandem.engine.worker.staging import StepShape
+
+logger = logging.getLogger(__name__)
+
+Choose = Callable[[StepShape, Kind, Tensor], Tensor]
+"""Tokens [decodes] drawn from a class's hidden states."""
+
+
+class ChoiceGraphs:
+    """The captured choices; without ``capture`` there are none."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[tuple[StepShape, Kind], Captured] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._graphs)
+
+    def has(self, shape: StepShape) -> bool:
+        """Whether steps of this class have their choices captured."""
+        return (shape, Kind.GREEDY) in self._graphs
+
+    def replay(self, shape: StepShape, kind: Kind) -> Tensor:
+        """Draw behind the last replay of the step's graph: int64 [decodes], valid until the next
+        replay of the same. Parameters are read where ``SamplingBatch.drawing_on`` put them."""
+        return self._graphs[shape, kind].replay()
+
+    def capture(self, steps: StepGraphs, stager: StepStager, choose: Choose) -> None:
+        """Capture ``choose`` for each class of decodes that ``steps`` holds, in the same memory:
+        logits of the largest class, and what filters leave of them. Called once, before any step.
+        """
+        started = time.monotonic()
+        before = torch.cuda.mem_get_info(stager.device)[0]
+        assert steps.capturing is not None, "steps are captured before their choices"
+        with no_collection():
+            for shape, hidden in steps.decodes():
+                stager.stage_nothing(shape)
+                for kind in reversed(Kind):
+                    run = partial(choose, shape, kind, hidden)
+                    self._graphs[shape, kind] = steps.capturing.capture(run)
+        used = before - torch.cuda.mem_get_info(stager.device)[0]
+        logger.info(
+            "CUDA graphs of choices: %d captured in %.1f s, %.2f GiB",
+            len(self._graphs),
+            time.monotonic() - started,
+            used / 2**30,
+        )

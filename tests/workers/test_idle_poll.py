@@ -17,7 +17,7 @@ from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine.core import idle_poll
 from tandem.engine.core.engine_core import StepOutputs
-from tandem.engine.core.engine_proc import EngineCoreProc
+from tandem.engine.core.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
 from tandem.engine.core.idle_poll import IdlePoll
 from tandem.engine.core.inbox import Inbox
 
@@ -75,6 +75,29 @@ def test_without_time_to_poll_it_always_sleeps(clock: Clock) -> None:
     assert [gap(poll, clock, 0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
+def loop_of(idle: IdlePoll, attend: Any, *, has_work: bool) -> Any:
+    """As much of a step loop as being idle takes."""
+    return SimpleNamespace(
+        _idle=idle,
+        _inbox=Inbox(),
+        _io=SimpleNamespace(attend=attend),
+        _core=SimpleNamespace(has_work=has_work),
+    )
+
+
+def test_it_sleeps_while_kv_is_on_its_way(clock: Clock) -> None:
+    """The thread that moves the KV shares the interpreter with the loop."""
+    idle, slept = IdlePoll(0.02), []
+    gap(idle, clock, 0.001)
+
+    def attend(seconds: float, awake_until: float = 0.0) -> None:
+        slept.append((seconds, awake_until))
+
+    EngineCoreProc._receive(loop_of(idle, attend, has_work=True), block=True)
+    EngineCoreProc._receive(loop_of(idle, attend, has_work=False), block=True)
+    assert slept == [(PARKED_SECONDS, 0.0), (IDLE_SECONDS, pytest.approx(clock.now + 0.02))]
+
+
 def test_work_that_came_without_a_message_ends_the_idle_time_too(clock: Clock) -> None:
     """KV that a connector found loaded: the next idle time counts from its own beginning."""
     idle, awake = IdlePoll(0.02), []
@@ -83,12 +106,7 @@ def test_work_that_came_without_a_message_ends_the_idle_time_too(clock: Clock) -
         awake.append(awake_until - clock.now)
         clock.now += 0.01
 
-    loop: Any = SimpleNamespace(
-        _idle=idle,
-        _inbox=Inbox(),
-        _io=SimpleNamespace(attend=attend),
-        _core=SimpleNamespace(has_work=True),
-    )
+    loop = loop_of(idle, attend, has_work=False)
     for block in (True, False, True):  # nothing to do; then a step; then nothing again
         EngineCoreProc._receive(loop, block=block)
         clock.now += 3.0 * (not block)

@@ -134,8 +134,10 @@ class EngineCoreProc:
 
     def _receive(self, *, block: bool) -> None:
         if block and self._inbox.empty:
-            awake_until = self._idle.begin()
-            self._io.attend(PARKED_SECONDS if self._core.has_work else IDLE_SECONDS, awake_until)
+            if self._core.has_work:  # KV is on its way: who moves it needs the interpreter
+                self._io.attend(PARKED_SECONDS)
+            else:
+                self._io.attend(IDLE_SECONDS, self._idle.begin())
         if not block or not self._inbox.empty:  # work that a connector found rings no bell
             self._idle.end()
         for item in self._inbox.take():

@@ -101,14 +101,15 @@ def test_it_sleeps_while_kv_is_on_its_way(clock: Clock) -> None:
 def test_work_that_came_without_a_message_ends_the_idle_time_too(clock: Clock) -> None:
     """KV that a connector found loaded: the next idle time counts from its own beginning."""
     idle, awake = IdlePoll(0.02), []
+    gap(idle, clock, 0.001)
 
-    def attend(seconds: float, awake_until: float) -> None:
-        awake.append(awake_until - clock.now)
+    def attend(seconds: float, awake_until: float = 0.0) -> None:
+        awake.append(max(0.0, awake_until - clock.now))
         clock.now += 0.01
 
-    loop = loop_of(idle, attend, has_work=False)
-    for block in (True, False, True):  # nothing to do; then a step; then nothing again
-        EngineCoreProc._receive(loop, block=block)
+    # KV is on its way; it is there, and steps are made; then there is nothing to do.
+    for has_work, block in ((True, True), (True, False), (False, True)):
+        EngineCoreProc._receive(loop_of(idle, attend, has_work=has_work), block=block)
         clock.now += 3.0 * (not block)
     assert awake == pytest.approx([0.0, 0.02])
 

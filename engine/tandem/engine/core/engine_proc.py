@@ -138,7 +138,7 @@ class EngineCoreProc:
                 self._io.attend(PARKED_SECONDS)
             else:
                 self._io.attend(IDLE_SECONDS, self._idle.begin())
-        if not block or not self._inbox.empty:  # work that a connector found rings no bell
+        if not self._inbox.empty:
             self._idle.end()
         for item in self._inbox.take():
             if isinstance(item, FromRouter):

@@ -168,10 +168,10 @@ def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
     wanted = index_on(numbers, device)
     columns = step.batch.drawing_on(device)
     if step.draws.one_a_row:
-        each = counting(len(part), device)
-        return _drawn(logits, columns, wanted[0], wanted, each, keep_all=keep_all)
-    owners = index_on(rows, device), wanted, index_on(local, device)
-    return _drawn(logits, columns, *owners, keep_all=keep_all)
+        asked, owners = wanted[0], counting(len(part), device)
+    else:
+        asked, owners = index_on(rows, device), index_on(local, device)
+    return _drawn(logits, columns, asked, wanted, owners, keep_all=keep_all)
 
 
 def _drawn(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import logging
+import time
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 class Captured(NamedTuple):
@@ -49,11 +53,19 @@ class Capturing:
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: freeing a tensor of another stream breaks a capture."""
+def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
+    """Fill ``graphs`` within the block; the log says how many they are and what they took.
+
+    No garbage is collected meanwhile: freeing a tensor of another stream breaks a capture.
+    """
+    started = time.monotonic()
+    before = torch.cuda.mem_get_info(device)[0]
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+    used = (before - torch.cuda.mem_get_info(device)[0]) / 2**30
+    elapsed = time.monotonic() - started
+    logger.info("CUDA graphs of %s: %d in %.1f s, %.2f GiB", what, len(graphs), elapsed, used)

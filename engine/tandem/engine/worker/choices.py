@@ -9,21 +9,16 @@ choices), the sampler runs as it is.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from tandem.engine.sample import Kind
-from tandem.engine.worker.capturing import Captured, no_collection
+from tandem.engine.worker.capturing import Captured, captures
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.staging import StepShape
-
-logger = logging.getLogger(__name__)
 
 Choose = Callable[[StepShape, Kind, Tensor], Tensor]
 """Tokens [decodes] drawn from a class's hidden states."""
@@ -52,19 +47,10 @@ class ChoiceGraphs:
         """Capture ``choose`` for each class of decodes that ``steps`` holds, in the same memory:
         logits of the largest class, and what filters leave of them. Called once, before any step.
         """
-        started = time.monotonic()
-        before = torch.cuda.mem_get_info(stager.device)[0]
         assert steps.capturing is not None, "steps are captured before their choices"
-        with no_collection():
+        with captures("choices", self._graphs, stager.device):
             for shape, hidden in steps.decodes():
                 stager.stage_nothing(shape)
                 for kind in reversed(Kind):
                     run = partial(choose, shape, kind, hidden)
                     self._graphs[shape, kind] = steps.capturing.capture(run)
-        used = before - torch.cuda.mem_get_info(stager.device)[0]
-        logger.info(
-            "CUDA graphs of choices: %d captured in %.1f s, %.2f GiB",
-            len(self._graphs),
-            time.monotonic() - started,
-            used / 2**30,
-        )

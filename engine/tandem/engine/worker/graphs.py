@@ -9,19 +9,14 @@ Nothing is compiled here: a class is run once before it is captured, so that its
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from tandem.engine.worker.capturing import Captured, Capturing, no_collection
+from tandem.engine.worker.capturing import Captured, Capturing, captures
 from tandem.engine.worker.inputs import StepInputs, StepStager
 from tandem.engine.worker.staging import StepShape
-
-logger = logging.getLogger(__name__)
 
 CHUNKS = 8
 """Prompt chunks that a graph of a mixed step holds, at most."""
@@ -91,21 +86,12 @@ class StepGraphs:
         run: Callable[[StepInputs], Tensor],
     ) -> None:
         """Capture ``run`` at each of ``shapes``. Called once, before any step."""
-        started = time.monotonic()
-        before = torch.cuda.mem_get_info(stager.device)[0]
-        self.capturing = capturing = Capturing(stager.device)
-        with no_collection():
+        self.capturing = Capturing(stager.device)
+        with captures("steps", self._graphs, stager.device):
             for shape in sorted(shapes, key=lambda each: -each.tokens):
                 inputs = stager.stage_nothing(shape)
-                self._graphs[shape] = capturing.capture(partial(run, inputs))
+                self._graphs[shape] = self.capturing.capture(partial(run, inputs))
         self.offer(shapes)
-        used = before - torch.cuda.mem_get_info(stager.device)[0]
-        logger.info(
-            "CUDA graphs: %d captured in %.1f s, %.2f GiB",
-            len(self._graphs),
-            time.monotonic() - started,
-            used / 2**30,
-        )
 
 
 def _holds(shape: StepShape, own: StepShape) -> bool:

@@ -54,11 +54,13 @@ class Capturing:
 
 @contextmanager
 def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
-    """Fill ``graphs`` within the block; the log says how many they are and what they took.
+    """Fill ``graphs`` within the block; the log says how many they are and what they took, without
+    the memory in which each was run once, which torch would keep for later.
 
     No garbage is collected meanwhile: freeing a tensor of another stream breaks a capture.
     """
     started = time.monotonic()
+    torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info(device)[0]
     gc.collect()
     gc.disable()
@@ -66,6 +68,7 @@ def captures(what: str, graphs: Sized, device: torch.device) -> Iterator[None]:
         yield
     finally:
         gc.enable()
+    torch.cuda.empty_cache()
     used = (before - torch.cuda.mem_get_info(device)[0]) / 2**30
     elapsed = time.monotonic() - started
     logger.info("CUDA graphs of %s: %d in %.1f s, %.2f GiB", what, len(graphs), elapsed, used)

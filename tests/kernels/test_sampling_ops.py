@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tandem.kernels import BadTensor
@@ -48,8 +48,9 @@ def kept_by_sorting(row, *, min_p, top_k, top_p):
     keep = probs >= min_p * probs[0]
     if top_k:
         keep &= torch.arange(len(row)) < top_k
-    left = values.masked_fill(~keep, -torch.inf).softmax(-1)
-    keep &= left.cumsum(-1) - left < top_p
+    if top_p < 1:  # 1 keeps all; sums of many reach it before their smallest
+        left = values.masked_fill(~keep, -torch.inf).softmax(-1)
+        keep &= left.cumsum(-1) - left < top_p
     return set(order.indices[keep].tolist())
 
 
@@ -128,6 +129,7 @@ def test_a_floor_and_a_temperature_are_what_they_do_to_logits():
     st.sampled_from([1.0, 0.95, 0.5, 1e-6]),
     st.sampled_from([0.1, 1.0, 6.0]),
 )
+@example(seed=1, vocabulary=5000, min_p=0.0, top_k=0, top_p=1.0, spread=6.0)
 def test_thresholds_keep_what_sorting_keeps(seed, vocabulary, min_p, top_k, top_p, spread):
     """min-p, then top-k, then top-p, as if the row were sorted and cut three times."""
     row = torch.randn(vocabulary, generator=torch.manual_seed(seed)) * spread

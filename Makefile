@@ -28,7 +28,7 @@ up: setup  ## Serve the embedded model on port 8000 (ARGS='--model PATH ...' for
 	$(BIN)/tandem up $(ARGS)
 
 .PHONY: test
-test: setup  ## Run the tests that take under 20 s each (ARGS='tests/hub -x' to choose)
+test: setup  ## Run all tests but the longest (ARGS='tests/hub -x' to choose)
 	$(PYTEST) -m "not full and not cluster" $(ARGS)
 
 .PHONY: test-full

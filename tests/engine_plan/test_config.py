@@ -61,7 +61,7 @@ DEFAULTS = {
     "idle_poll_ms": 0,
     "attention_backend": "auto",
     "enforce_eager": False,
-    "max_cudagraph_capture_size": 512,
+    "max_cudagraph_capture_size": 2048,
     "slab_memory": "auto",
     "triton_cache_dir": None,
     "device": "auto",

@@ -179,14 +179,26 @@ def test_scored_prompts_are_not_padded(padded):
 def test_a_step_fits_the_smallest_class_that_holds_it():
     """Decodes go to decode classes, others to classes with chunks; what is larger to none."""
     graphs = StepGraphs()
-    graphs.offer(step_shapes(max_rows=256, max_tokens=8192, max_captured=512))
+    graphs.offer(step_shapes(max_rows=256, max_tokens=8192, max_captured=2048))
     assert graphs.fit(StepShape(1, 0, 0)) == StepShape(1, 0, 0)
     assert graphs.fit(StepShape(33, 0, 0)) == StepShape(40, 0, 0)
     assert graphs.fit(StepShape(0, 100, 3)) == StepShape(0, 128, 8)
     assert graphs.fit(StepShape(3, 60, 1)) == StepShape(16, 64, 8)
     assert graphs.fit(StepShape(257, 0, 0)) is None
-    assert graphs.fit(StepShape(0, 600, 1)) is None
+    assert graphs.fit(StepShape(0, 600, 1)) == StepShape(0, 640, 8)
+    assert graphs.fit(StepShape(0, 2048, 8)) == StepShape(0, 2048, 8)
+    assert graphs.fit(StepShape(0, 2049, 1)) is None
+    assert graphs.fit(StepShape(1, 600, 1)) is None
     assert graphs.fit(StepShape(0, 100, 9)) is None
+
+
+def test_no_class_is_larger_than_asked():
+    """By the tokens of a captured step, or of any step."""
+    for limits in ((8192, 512), (512, 2048)):
+        graphs = StepGraphs()
+        graphs.offer(step_shapes(max_rows=256, max_tokens=limits[0], max_captured=limits[1]))
+        assert graphs.fit(StepShape(0, 512, 1)) == StepShape(0, 512, 8)
+        assert graphs.fit(StepShape(0, 513, 1)) is None
 
 
 def test_classes_cover_every_batch_up_to_the_seats():
@@ -195,7 +207,7 @@ def test_classes_cover_every_batch_up_to_the_seats():
         sizes = decode_sizes(seats)
         assert sizes[-1] == seats
         assert sizes == sorted(set(sizes))
-    few = step_shapes(max_rows=4, max_tokens=40, max_captured=512)
+    few = step_shapes(max_rows=4, max_tokens=40, max_captured=2048)
     assert all(each.decodes <= 4 and each.tokens <= 40 for each in few)
 
 
@@ -237,7 +249,7 @@ def test_every_shape_of_a_small_engine_is_staged(seats):
     """An engine of fewer sequences than a graph has chunks has room for each of its graphs."""
     driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=seats)
     stager = StepStager(
-        driver.runner.batch, torch.device("cpu"), max_tokens=600, max_len=64, spare_block=7
+        driver.runner.batch, torch.device("cpu"), max_tokens=2500, max_len=64, spare_block=7
     )
-    for shape in step_shapes(max_rows=seats, max_tokens=600, max_captured=512):
+    for shape in step_shapes(max_rows=seats, max_tokens=2500, max_captured=2048):
         assert stager.stage_nothing(shape).shape == shape

@@ -16,7 +16,7 @@ class GPUConfig:
     )
     enforce_eager: bool = setting(False, "Launch every kernel by itself instead of CUDA graphs.")
     max_cudagraph_capture_size: int = setting(
-        512, "Tokens of the largest step that a CUDA graph is captured for.", unit="tokens"
+        2048, "Tokens of the largest step that a CUDA graph is captured for.", unit="tokens"
     )
     slab_memory: str = setting(
         "auto",

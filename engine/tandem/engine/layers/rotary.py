@@ -41,19 +41,20 @@ class Rotary:
         self._factor = factor
         self._dynamic = _Dynamic(facts, device) if rope.kind == "dynamic" else None
         self._dtype = dtype
-        self._table: Rotation | None = None
+        self._table: Tensor | None = None
+        """[positions, 2 * head_dim]: cos, then sin, so that a step looks up both at once."""
 
     def tabulate(self, length: int) -> None:
         """Keep the angles of positions 0 to ``length`` - 1; no later one is asked for then."""
         positions = torch.arange(length, device=self._inverse.device)
-        self._table = self._angles(positions)
+        self._table = torch.cat(self._angles(positions), -1)
 
     def __call__(self, positions: Tensor) -> Rotation:
         """cos and signed sin of int64 ``positions`` [tokens], each [tokens, head_dim]."""
         if self._table is None:
             return self._angles(positions)
-        cos, sin = self._table
-        return Rotation(cos.index_select(0, positions), sin.index_select(0, positions))
+        found = self._table.index_select(0, positions)
+        return Rotation(*found.tensor_split(2, 1))
 
     def _angles(self, positions: Tensor) -> Rotation:
         at = positions.to(torch.float32).unsqueeze(1)

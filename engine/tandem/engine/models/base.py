@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from torch import Tensor
 
-from tandem.engine.attention import AttentionBackend, Metadata
+from tandem.engine.attention import AttentionBackend, Metadata, StepSequences
 from tandem.engine.layers.rotary import Rotary
 from tandem.kernels.rotary_kv import Rotation, Slots
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepContext:
-    """What the layers of one step share."""
+    """What the layers of one step share. Angles and metadata are made when the first layer asks:
+    its first product is queued by then, so the device is busy meanwhile."""
 
-    rotation: Rotation
+    rotary: Rotary
+    positions: Tensor
+    """int64 [tokens]."""
     slots: Slots
     attention: AttentionBackend
-    metadata: Metadata
+    sequences: StepSequences
     kv: Sequence[Tensor]
     """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
+
+    @cached_property
+    def rotation(self) -> Rotation:
+        """Of the step's tokens."""
+        return self.rotary(self.positions)
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """Of the step's sequences."""
+        return self.attention.plan(self.sequences)
 
 
 class CausalModel(Protocol):

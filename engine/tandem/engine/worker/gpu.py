@@ -29,7 +29,8 @@ from tandem.protocol.errors import InvalidParameter
 logger = logging.getLogger(__name__)
 
 GRAPH_BYTES = 8 << 20
-"""Kept for each graph: one of a model of 36 layers takes 5 to 7 MiB."""
+"""Kept for each graph, beside the activations that all share: one of a model of 36 layers takes 5
+to 7 MiB."""
 CHOICE_GRAPH_BYTES = 1 << 20
 """Kept for each graph of a choice, of ten kernels at most, beside the memory that these share."""
 TRITON_CACHE = "TRITON_CACHE_DIR"
@@ -69,7 +70,7 @@ def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) 
         with building_ahead(), shortened(runner):
             largest_steps(config, runner, device)
         activations = activation_bytes(config, runner, device)
-        graphs = _graph_bytes(config, runner, device)
+        graphs = _graph_bytes(config, runner, device, activations)
     except torch.OutOfMemoryError as error:
         budget = config.scheduler.max_num_batched_tokens
         text = f"fewer tokens than a step finds memory for, {budget // 2} perhaps"
@@ -108,14 +109,19 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
 
 
-def _graph_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
+def _graph_bytes(
+    config: EngineConfig, runner: ModelRunner, device: torch.device, activations: int
+) -> int:
+    """``activations``: of the largest step; graphs share those of the largest of theirs."""
     shapes = _shapes(config)
+    largest = max((each.tokens for each in shapes), default=0)
+    steps = len(shapes) * GRAPH_BYTES
+    steps += activations * largest // config.scheduler.max_num_batched_tokens
     decodes = [each.decodes for each in shapes if not each.chunks]
     if not decodes:
-        return len(shapes) * GRAPH_BYTES
+        return steps
     choices = len(Kind) * len(decodes) * CHOICE_GRAPH_BYTES
-    choices += choice_bytes(config, runner, device, max(decodes))
-    return len(shapes) * GRAPH_BYTES + choices
+    return steps + choices + choice_bytes(config, runner, device, max(decodes))
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:

@@ -111,7 +111,7 @@ class StepStager:
         if padded is not None and shape.chunks:
             assert wanted is None or ends is not None, "a graph gives rows' last tokens alone"
             wanted = ends
-        elif wanted is not None and ends is not None:
+        elif wanted is not None and ends is not None and wanted is not rows.ends:
             wanted = np.concatenate((np.asarray(wanted), ends))
         count = 0 if wanted is None else len(wanted)
         tail = host.tail(count, len(targets), shape.rows * columns)
@@ -213,8 +213,10 @@ class StepStager:
         n, lens = shape.decodes, rows.lens
         wanted_rows = None
         if ends is not None:
-            assert wanted is not None, "rows that end with wanted tokens follow these"
-            wanted, theirs = wanted.view(2, len(ends)).unbind()
+            assert wanted is not None, "rows that end with wanted tokens follow these, if not all"
+            theirs = None
+            if wanted.shape[0] == 2 * len(ends):
+                wanted, theirs = wanted.view(2, len(ends)).unbind()
             wanted_rows = WantedRows(theirs, int(lens[ends].max(initial=0)))
         sequences = StepSequences(
             num_decodes=n,

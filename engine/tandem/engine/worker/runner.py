@@ -79,10 +79,11 @@ class ModelRunner:
     def hidden(self, inputs: StepInputs) -> Tensor:
         """Write the step's KV; hidden states [wanted tokens, hidden] after the last norm."""
         step = StepContext(
-            rotation=self.model.rotary(inputs.positions),
+            rotary=self.model.rotary,
+            positions=inputs.positions,
             slots=inputs.slots,
             attention=self.attention,
-            metadata=self.attention.plan(inputs.sequences),
+            sequences=inputs.sequences,
             kv=self.slab.layers,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.wanted)

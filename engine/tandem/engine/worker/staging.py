@@ -85,7 +85,7 @@ class Tail(NamedTuple, Generic[A]):
 
     wanted: A
     """int64 [wanted]: tokens whose hidden states are wanted; int64 [2 * wanted] if they are the
-    last of their rows, which follow; rows alone where all ends are computed (``Fields.ends``)."""
+    last of some rows, which follow; rows alone where all ends are computed (``Fields.ends``)."""
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token the draws become."""
     tables: A

@@ -7,9 +7,11 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.launch import dependent
+from tandem.kernels.launch.launcher import Launcher
 
 from .triton_kernels import silu_and_mul_rows
 
+_silu_and_mul_rows = Launcher(silu_and_mul_rows)
 _BLOCK = 1024
 _MOST_ROWS = 65535
 """Of a grid's second dimension."""
@@ -23,7 +25,13 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
     for first in range(0, rows, _MOST_ROWS):
         part = gate_up[first : first + _MOST_ROWS]
-        silu_and_mul_rows[(triton.cdiv(dim, _BLOCK), part.shape[0])](
-            part, out[first:], part.stride(0), dim, BLOCK=_BLOCK, **dependent(out.device)
+        _silu_and_mul_rows(
+            (triton.cdiv(dim, _BLOCK), part.shape[0]),
+            part,
+            out[first:],
+            part.stride(0),
+            dim,
+            BLOCK=_BLOCK,
+            **dependent(out.device),
         )
     return out

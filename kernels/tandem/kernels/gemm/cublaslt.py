@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.kernels.launch import raw_stream
+
 from .table import Algorithm
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ _TRANSPOSE_A = 3
 _COLUMNS = 3
 _WORKSPACE = 1
 _TILE, _CLUSTER = 1, 8
+_NO_WORKSPACE = c_size_t(0)
 
 
 class CublasError(RuntimeError):
@@ -73,7 +76,9 @@ class Multiply:
         self._weight = library.layout(shape.dtype, shape.inner, shape.outputs)
         self._x = library.layout(shape.dtype, shape.inner, 1)
         self._out = library.layout(shape.dtype, shape.outputs, 1)
-        self._one, self._zero = c_float(1.0), c_float(0.0)
+        self._one, self._zero = byref(c_float(1.0)), byref(c_float(0.0))
+        self._rows = 1
+        """That the layouts are set to: a step's layers come with the same number."""
 
     def takes(self, x: Tensor, weight: Tensor) -> bool:
         """Whether both are dense, as the layouts have them."""
@@ -83,25 +88,28 @@ class Multiply:
         """[rows, in], [out, in] to [rows, out], on the current stream. Raises CublasError."""
         rows = x.shape[0]
         out = torch.empty(rows, self._shape.outputs, dtype=x.dtype, device=x.device)
-        self._library.set_columns(self._x, rows)
-        self._library.set_columns(self._out, rows)
+        if rows != self._rows:
+            self._library.set_columns(self._x, rows)
+            self._library.set_columns(self._out, rows)
+            self._rows = rows
+        there = c_void_p(out.data_ptr())
         self._library.call(
             "cublasLtMatmul",
             self._operation,
-            byref(self._one),
+            self._one,
             c_void_p(weight.data_ptr()),
             self._weight,
             c_void_p(x.data_ptr()),
             self._x,
-            byref(self._zero),
-            c_void_p(out.data_ptr()),
+            self._zero,
+            there,
             self._out,
-            c_void_p(out.data_ptr()),
+            there,
             self._out,
             self._found.algorithm,
             None,
-            c_size_t(0),
-            c_void_p(torch.cuda.current_stream(x.device).cuda_stream),
+            _NO_WORKSPACE,
+            c_void_p(raw_stream(x.get_device())),
         )
         return out
 

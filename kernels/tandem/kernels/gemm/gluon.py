@@ -8,13 +8,12 @@ measured.
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tandem.kernels.launch import dependent, sm_count
+from tandem.kernels.launch import dependent, generation, sm_count
 
 from .gluon_kernels import multiply_stream
 from .table import Form
@@ -40,7 +39,7 @@ def narrow(rows: int) -> int:
 
 def takes(x: Tensor, weight: Tensor) -> bool:
     """Hopper, and rows that the copy engine can address."""
-    return torch.cuda.get_device_capability(x.device)[0] == 9 and all(
+    return generation(x.device) == 9 and all(
         each.data_ptr() % 16 == 0 and (each.shape[0] == 1 or each.stride(0) % 8 == 0)
         for each in (x, weight)
     )

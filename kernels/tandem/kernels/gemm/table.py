@@ -75,7 +75,7 @@ def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: i
     most = row_class(rows)
     if most is None or device.type != "cuda":
         return None
-    return _forms(torch.cuda.get_device_name(device)).get((kind, outputs, inner, most))
+    return _forms_on(device).get((kind, outputs, inner, most))
 
 
 def algorithm_for(device: torch.device, outputs: int, inner: int, rows: int) -> Algorithm | None:
@@ -86,19 +86,15 @@ def algorithm_for(device: torch.device, outputs: int, inner: int, rows: int) -> 
     return next((each for fewest, each in ranges if rows >= fewest), None)
 
 
+@cache
 def algorithms_on(device: torch.device) -> Algorithms:
     """Of the device's table; see ``algorithms_of``."""
-    return _algorithms(torch.cuda.get_device_name(device))
+    return algorithms_of(_table(torch.cuda.get_device_name(device)))
 
 
 @cache
-def _forms(device_name: str) -> dict[Key, Form]:
-    return forms_of(_table(device_name))
-
-
-@cache
-def _algorithms(device_name: str) -> Algorithms:
-    return algorithms_of(_table(device_name))
+def _forms_on(device: torch.device) -> dict[Key, Form]:
+    return forms_of(_table(torch.cuda.get_device_name(device)))
 
 
 @cache

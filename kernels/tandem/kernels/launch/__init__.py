@@ -15,9 +15,10 @@ import torch
 
 def dependent(device: torch.device) -> dict[str, bool]:
     """Launch arguments of a kernel with a `PDL: tl.constexpr` parameter, for a device."""
-    return _YES if device.type == "cuda" and _has_it(device) else _NO
+    return _YES if generation(device) >= 9 else _NO
 
 
+@cache
 def sm_count(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; a handful where Triton's interpreter stands in for one."""
     if device.type != "cuda":
@@ -26,8 +27,15 @@ def sm_count(device: torch.device) -> int:
 
 
 @cache
-def _has_it(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
+def generation(device: torch.device) -> int:
+    """Major number of a CUDA device's compute capability: 9 is Hopper's. 0 of what is none."""
+    return torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else 0
+
+
+def raw_stream(device_index: int) -> int:
+    """The handle of a device's current stream. ``torch.cuda.current_stream`` takes ten times as
+    long, for an object around it."""
+    return torch._C._cuda_getCurrentRawStream(device_index)
 
 
 _YES = {"PDL": True, "launch_pdl": True}

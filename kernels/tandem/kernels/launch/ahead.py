@@ -15,6 +15,8 @@ from typing import Any
 import triton
 from triton.runtime.jit import JITFunction
 
+from tandem.kernels.launch.launcher import Launcher
+
 MOST = 16
 """Threads; a start has some sixty kernels, and the slowest of them takes as long as four."""
 
@@ -34,7 +36,7 @@ def building_ahead() -> Iterator[None]:
     with ThreadPoolExecutor(min(MOST, len(os.sched_getaffinity(0)))) as threads:
         JITFunction.run = ask
         try:
-            with triton.AsyncCompileMode(threads):
+            with triton.AsyncCompileMode(threads), Launcher.asking_triton():
                 yield
         finally:
             JITFunction.run = launch

@@ -7,12 +7,17 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.launch import dependent
+from tandem.kernels.launch.launcher import Launcher
 
 from .triton_kernels import norm_rows
+
+_norm_rows = Launcher(norm_rows)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See the wrapper."""
+    if x.dim() == 2:
+        return _launch(x, None, weight, eps)
     rows = x.reshape(-1, x.shape[-1])
     return _launch(rows, None, weight, eps).view(x.shape)
 
@@ -27,7 +32,8 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
     out = torch.empty(rows, dim, dtype=weight.dtype, device=x.device)
     width = triton.next_power_of_2(dim)
     if rows:
-        norm_rows[(rows,)](
+        _norm_rows(
+            (rows,),
             x,
             x if residual is None else residual,
             weight,

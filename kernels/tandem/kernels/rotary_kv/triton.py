@@ -1,7 +1,7 @@
 """qk-norm, RoPE and KV write in Triton, one launch.
 
 Roofline: qkv read once, its q and k and the cache's k and v written once. At decode sizes it is the
-latency of one launch: a program has 8 heads, so that even one token is spread.
+latency of one launch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,16 @@ import triton
 from torch import Tensor
 
 from tandem.kernels.launch import dependent
+from tandem.kernels.launch.launcher import Launcher
 
 from . import QKNorm, Rotation, Slots
 from .triton_kernels import rotate_heads
 
-_AT_ONCE = 8
+_rotate_heads = Launcher(rotate_heads)
+_FEW_TOKENS = 128
+"""Up to which a program has few heads, so that one token is spread over several."""
+_FEW_HEADS, _HEADS = 8, 16
+"""Of a program, for few tokens and for many."""
 
 
 def rotary_kv(
@@ -40,7 +45,9 @@ def _launch(
         return
     kv_heads = 0 if kv is None else kv.shape[2]
     strides = (0, 0, 0, 0) if kv is None else kv.stride()[:4]
-    rotate_heads[(tokens, triton.cdiv(all_heads, _AT_ONCE))](
+    at_once = _FEW_HEADS if tokens <= _FEW_TOKENS else _HEADS
+    _rotate_heads(
+        (tokens, triton.cdiv(all_heads, at_once)),
         heads,
         heads if kv is None else kv,
         rotation.cos,
@@ -57,8 +64,8 @@ def _launch(
         KV_HEADS=kv_heads,
         D=dim,
         HALF=triton.next_power_of_2(dim // 2),
-        AT_ONCE=_AT_ONCE,
+        AT_ONCE=at_once,
         NORM=qk_norm is not None,
-        num_warps=2,
+        num_warps=4,
         **dependent(heads.device),
     )

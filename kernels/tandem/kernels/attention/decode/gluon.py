@@ -19,13 +19,15 @@ from torch import Tensor
 
 from tandem.kernels.attention.batch import PagedBatch
 from tandem.kernels.attention.descriptors import TokenRows
-from tandem.kernels.launch import dependent, sm_count
+from tandem.kernels.launch import dependent, generation, sm_count
+from tandem.kernels.launch.launcher import Launcher
 
 from . import triton as plain
 from .gluon_kernels import decode_stream
 from .plan import Cut, shares_of
 from .plan_kernels import COUNTER_STRIDE, PLAN_FIELDS
 
+_decode_stream = Launcher(decode_stream)
 TILE = 64
 """Tokens of a unit: the long side of the matrix instruction."""
 ROWS_MAX = 16
@@ -73,7 +75,7 @@ def decode_states(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> tup
 def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
     """Hopper, 16-bit, head size 64 or 128, pages of whole tiles, few query rows."""
     return (
-        torch.cuda.get_device_capability(q.device)[0] == 9
+        generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)
         and kv.shape[4] in (64, 128)
         and kv.shape[3] % TILE == 0
@@ -104,7 +106,8 @@ def launch(
     shares, planned = shares_of(batch, kv, Cut(num, kept, TILE, tuning.pieces))
     rows = TokenRows.of(kv)
     pdl = dependent(q.device)
-    decode_stream[(num,)](
+    _decode_stream(
+        (num,),
         rows.boxes(TILE),
         rows.boxes(TILE // 4),
         q,

@@ -21,13 +21,15 @@ from tandem.kernels.attention.batch import PagedBatch
 from tandem.kernels.attention.decode import gluon as decode_gluon
 from tandem.kernels.attention.decode import triton as decode_triton
 from tandem.kernels.attention.descriptors import LAYOUT, TokenRows
-from tandem.kernels.launch import sm_count
+from tandem.kernels.launch import generation, sm_count
+from tandem.kernels.launch.launcher import Launcher
 
 from . import triton as plain
 from .gluon_kernels import prefill_tiles
 from .plan import tiles_of
 from .plan_kernels import PLAN_FIELDS
 
+_prefill_tiles = Launcher(prefill_tiles)
 ROWS = 128
 """Query rows of a tile: two warpgroups of 64."""
 
@@ -61,7 +63,7 @@ def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 def takes(q: Tensor, kv: Tensor) -> bool:
     """Hopper, 16-bit, head size 64 or 128, pages that divide a tile, dense heads in q."""
     return (
-        torch.cuda.get_device_capability(q.device)[0] == 9
+        generation(q.device) == 9
         and q.dtype in (torch.bfloat16, torch.float16)
         and kv.shape[4] in (64, 128)
         and DEFAULT.keys % kv.shape[3] == 0
@@ -84,7 +86,8 @@ def launch(
     )
     rows = TokenRows.of(kv)
     grid = min(tiles.most * heads, sm_count(q.device))
-    prefill_tiles[(grid,)](
+    _prefill_tiles(
+        (grid,),
         q_desc,
         rows.boxes(page),
         batch.block_tables,

@@ -2,6 +2,7 @@
 
 Measured on a card that is at its power limit, as prompts in a row bring it there: one algorithm
 after the other without a pause, in an order drawn anew each round, random numbers in x and weights.
+--pause-ms N lets the card rest before each burst, as a prompt that comes alone finds it.
 --table FILE writes the choices into a device's table (kernels/tandem/kernels/gemm/tables/).
 """
 
@@ -12,6 +13,7 @@ import json
 import math
 import random
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
@@ -50,8 +52,11 @@ def burst_us(multiply: Multiply, weights: list[Tensor], operations: int, seconds
     return float(start.elapsed_time(stop)) * 1e3 / calls
 
 
-def measure(library: Library, outputs: int, inner: int, rows: int, rounds: int) -> Times:
-    """Every algorithm that the library offers for so many rows, and its own choice through torch.
+def measure(
+    library: Library, outputs: int, inner: int, rows: int, rounds: int, pause: float = 0.0
+) -> Times:
+    """Every algorithm that the library offers for so many rows, and its own choice through torch,
+    in bursts after so many seconds of rest, or without any.
 
     Raises AssertionError for one that gives another product.
     """
@@ -66,11 +71,15 @@ def measure(library: Library, outputs: int, inner: int, rows: int, rounds: int) 
         ways[each] = lambda w, product=product: product(x, w)
         error = (product(x, weights[0]).float() - wanted).norm() / wanted.norm()
         assert error < 4e-3, f"{each} is off by {error:.1e}"
-    burst_us(ways[None], weights, operations, 0.3)
+    if not pause:
+        burst_us(ways[None], weights, operations, 0.3)
     seen: dict[Algorithm | None, list[float]] = {each: [] for each in ways}
     for _ in range(rounds):
         for each in random.sample(list(ways), len(ways)):
-            burst_us(ways[each], weights, operations, WARM_S)
+            if pause:
+                time.sleep(pause)
+            else:
+                burst_us(ways[each], weights, operations, WARM_S)
             seen[each].append(burst_us(ways[each], weights, operations, TIMED_S))
     return {each: statistics.median(times) for each, times in seen.items()}
 
@@ -98,6 +107,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="rest before each burst")
     parser.add_argument("--table", type=Path, help="to write the choices into")
     parser.add_argument("--out", type=Path, help="JSON of all times")
     args = parser.parse_args()
@@ -107,7 +118,10 @@ def main() -> None:
     entries: list[dict[str, Any]] = []
     times: list[dict[str, Any]] = []
     for outputs, inner in sorted(shapes):
-        found = {rows: measure(library, outputs, inner, rows, args.rounds) for rows in ROWS}
+        found = {
+            rows: measure(library, outputs, inner, rows, args.rounds, args.pause_ms / 1e3)
+            for rows in args.rows
+        }
         for rows, seen in found.items():
             shown = {each: 2e-6 * rows * outputs * inner / us for each, us in seen.items()}
             order = sorted(shown, key=lambda each: -shown[each])

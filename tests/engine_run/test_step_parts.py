@@ -228,10 +228,15 @@ def test_views_are_kept_of_graphs_shapes_alone():
         rows = StepRows(np.array([0]), np.array([0]), np.array([count]), 0, count)
         return stager.stage(rows, rows.ends, rows.index, lambda _: shape)
 
+    def kept_on_the_host():
+        return sum(len(host._tails) for host in stager.staging._hosts)
+
     for count in range(2, 9):
         stage(count, None)
     assert not stager.staging._tails
+    assert not kept_on_the_host()
     shape = StepShape(0, 8, 1)
     _, second, third = (stage(5, shape) for _ in range(3))
     assert len(stager.staging._tails) == 1  # once the shape is known
     assert second.targets is third.targets
+    assert kept_on_the_host() == 3  # one of each buffer

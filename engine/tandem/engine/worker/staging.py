@@ -194,6 +194,7 @@ class _Host:
         """Whether this step's shape is one whose views are remembered."""
         self.sent: Moment | None = None
         self._known: dict[StepShape, tuple[Fields[NDArray[Any]], int]] = {}
+        self._tails: dict[tuple[int, int, int, int], tuple[Tail[NDArray[Any]], int]] = {}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def free(self) -> None:
@@ -215,9 +216,17 @@ class _Host:
         return fields
 
     def tail(self, wanted: int, targets: int, entries: int) -> Tail[NDArray[Any]]:
-        """Views to fill, after ``fields``."""
-        parts, self.used = _cut_all(self._array, self.used, _tail_sizes(wanted, targets, entries))
-        return Tail(*parts)
+        """Views to fill, after ``fields``; remembered where those are."""
+        key = (self.used, wanted, targets, entries)
+        known = self._tails.get(key)
+        if known is None:
+            sizes = _tail_sizes(wanted, targets, entries)
+            parts, end = _cut_all(self._array, self.used, sizes)
+            known = Tail(*parts), end
+            if self._keeps:
+                _keep(self._tails, key, known)
+        tail, self.used = known
+        return tail
 
     def sending(self, device_memory: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """What is used from ``first`` on, there and here."""

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import NamedTuple
 
 import httpx
 from client import Answer, stream
@@ -25,19 +26,35 @@ TIMEOUT = httpx.Timeout(180.0, connect=2.0)
 CONNECT_TRIES = 30
 
 
+class Failure(NamedTuple):
+    """A request that broke."""
+
+    reason: str
+    sent: float
+    """When, of ``time.monotonic``."""
+    seconds: float
+    """From then to its end."""
+
+    def __str__(self) -> str:
+        """With the time of day at which it was sent, to look for in logs."""
+        ago = time.monotonic() - self.sent
+        since = time.strftime("%X", time.localtime(time.time() - ago))
+        return f"{self.reason} (sent {since}, after {self.seconds:.1f} s)"
+
+
 @dataclass
 class Tally:
     """What came of the requests so far."""
 
     served: int = 0
     reconnects: int = 0
-    failures: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     latencies: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
         """One line for the test's output."""
-        kinds = Counter(failure.splitlines()[0][:80] for failure in self.failures)
+        kinds = Counter(str(failure).splitlines()[0][:80] for failure in self.failures)
         return (
             f"{self.served} served, {len(self.failures)} failed, {len(self.wrong)} wrong, "
             f"{self.reconnects} connections tried again {dict(kinds) if kinds else ''}"
@@ -76,7 +93,9 @@ class Load:
 
     def assert_clean(self) -> None:
         """No request failed and no token was wrong, and there was a load at all."""
-        assert not self.tally.failures, f"{self.tally}\n" + "\n".join(self.tally.failures[:5])
+        assert not self.tally.failures, f"{self.tally}\n" + "\n".join(
+            map(str, self.tally.failures[:5])
+        )
         self.assert_right()
 
     def assert_right(self) -> None:
@@ -122,10 +141,7 @@ class Load:
         raise AssertionError("unreachable")
 
     def _fail(self, reason: str, start: float) -> None:
-        since = time.strftime("%X", time.localtime(time.time() - (time.monotonic() - start)))
-        self.tally.failures.append(
-            f"{reason} (sent {since}, after {time.monotonic() - start:.1f} s)"
-        )
+        self.tally.failures.append(Failure(reason, start, time.monotonic() - start))
 
 
 def shortened(row: Row) -> Row:

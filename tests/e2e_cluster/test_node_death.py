@@ -11,7 +11,7 @@ from tests.cluster import lifecycle
 from tests.e2e_cluster import pods
 from tests.e2e_cluster.install import Installed
 from tests.e2e_cluster.kube import Kube, wait_for
-from tests.e2e_cluster.load import STREAMS, Load
+from tests.e2e_cluster.load import Load
 from tests.e2e_cluster.service import Service
 from tests.e2e_cluster.setup import Setup
 from tests.e2e_cluster.test_under_load import FULL, last_node
@@ -51,6 +51,7 @@ def test_a_node_dies(service: Service, kube: Kube, capsys: pytest.CaptureFixture
             load.wait_served(8, 240)
             start = time.monotonic()
             lifecycle.kill_node(node)
+            dead = time.monotonic()
             load.wait_served(1, 60)
             first = time.monotonic() - start
             whole_again = partial(elsewhere, service, node)
@@ -61,9 +62,13 @@ def test_a_node_dies(service: Service, kube: Kube, capsys: pytest.CaptureFixture
             print(f"\nnext answer after {first:.1f} s, all pods back after {whole:.1f} s")
             print(load.tally)
         load.assert_right()
-        strange = [each for each in load.tally.failures if not each.startswith(BROKEN)]
+        failures = load.tally.failures
+        strange = [str(each) for each in failures if not each.reason.startswith(BROKEN)]
         assert not strange, strange
-        assert len(load.tally.failures) <= (STREAMS if routers_there else 0), load.tally
+        # A stream whose request broke may meet the router once more while it dies.
+        late = [str(each) for each in failures if each.sent > dead]
+        assert not late, late
+        assert routers_there or not failures, load.tally
     finally:
         lifecycle.revive_node(node)
 

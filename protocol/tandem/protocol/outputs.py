@@ -19,7 +19,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True):
+class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Tokens of one choice from one engine step.
 
     The router keeps a log by (choice, position): whoever writes a position first wins, so

@@ -14,10 +14,14 @@ class Outbox:
 
     def emit(self, router: bytes, output: EngineCoreOutput) -> None:
         """Tokens of one choice."""
-        try:
-            self.outputs[router].append(output)
-        except KeyError:
-            self.outputs[router] = [output]
+        self.to(router).append(output)
+
+    def to(self, router: bytes) -> list[EngineCoreOutput]:
+        """What a router is to hear, to be added to until the next ``take``."""
+        told = self.outputs.get(router)
+        if told is None:
+            told = self.outputs[router] = []
+        return told
 
     def fail(self, key: RequestKey, cause: FailCause, message: str) -> None:
         """The attempt ended without an answer."""

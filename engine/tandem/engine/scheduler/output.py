@@ -78,7 +78,7 @@ class SchedulerOutput:
         return sum(row.num_tokens for row in self.rows)
 
 
-class Sampled(msgspec.Struct, frozen=True):
+class Sampled(msgspec.Struct, frozen=True, gc=False):
     """Tokens drawn for one row."""
 
     seq: SeqId

@@ -8,6 +8,8 @@ it. Knows no queue policy and plans nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
+from operator import sub
 
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.connector import FirstToken
@@ -36,8 +38,8 @@ class Settler:
             self._note_chunk(request, start, end, preemptions, output)
         roster = self._roster
         by_seq, outbox = roster.by_seq, roster.outbox
-        generated = 0
-        gaps = roster.stats.token_gaps
+        router, told = b"", list[EngineCoreOutput]()
+        earlier: list[float] = []
         for sampled in output.sampled:
             found = by_seq.get(sampled.seq)
             if found is None:
@@ -48,34 +50,37 @@ class Settler:
             if request.num_generated == 0:
                 self._first(request, sampled, now)
                 continue
-            (token,) = sampled.token_ids[0]
+            drawn = sampled.token_ids[0]
+            token = drawn[0]
             token_ids = request.token_ids
             position = len(token_ids) - request.num_prompt
             token_ids.append(token)
             request.num_generated += 1
-            generated += 1
-            gaps[now - request.last_token_at] += 1
+            earlier.append(request.last_token_at)
             request.last_token_at = now
             finish = None
             if token in request.enders or len(token_ids) >= request.max_len:
                 finish = self._verdict(request, token, position + 1)
             logprobs = sampled.logprobs
-            outbox.emit(
-                request.router,
+            if request.router != router:
+                router = request.router
+                told = outbox.to(router)
+            told.append(
                 EngineCoreOutput(
                     request.request_id,
                     request.attempt,
                     request.choice,
                     position,
-                    (token,),
+                    drawn,
                     None if finish is None else finish.reason,
                     None if finish is None else finish.stop_token,
                     None if logprobs is None else logprobs[0],
-                ),
+                )
             )
             if finish is not None:
                 roster.let_go(request, finish.reason, now)
-        roster.stats.generated_tokens += generated
+        roster.stats.generated_tokens += len(earlier)
+        roster.stats.token_gaps.update(map(sub, repeat(now), earlier))
 
     def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
         """First tokens that the other side of a hand-off drew; the request's KV is here."""

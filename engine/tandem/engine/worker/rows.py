@@ -41,8 +41,8 @@ class StepRows:
         longer = np.flatnonzero(counts > 1)
         decodes = int(longer[0]) if longer.size else len(rows)
         drawn = [row.sample_choices for row in rows]
-        one_each = all(len(each) == 1 for each in drawn)
-        choices = np.array([each[0] for each in drawn], dtype=np.int64) if one_each else None
+        one_each = {1}.issuperset(map(len, drawn))
+        choices = np.array([choice for (choice,) in drawn], dtype=np.int64) if one_each else None
         return cls(index, first, counts, decodes, sum(tokens), choices)
 
     @cached_property

@@ -23,6 +23,8 @@ from reference import rows  # noqa: E402
 
 AT_ONCE = 16
 SECONDS = 600.0
+FAR = 0.05
+"""Gap of the two best tokens from which on a parting is looked into by ../rounding.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class Parting:
     """What one worker takes at that place when it is asked by itself."""
     gap: float
     """Of its two best tokens' log-probabilities there."""
+    context: list[int] | None
+    """All tokens before, where the gap is wide."""
 
 
 def prompts(count: int, longest: int, seed: int = 5) -> list[list[int]]:
@@ -82,11 +86,22 @@ async def partings(
             at = next((at for at, (one, other) in pairs if one != other), None)
             if at is None:
                 continue
-            choice = await _ask(client, [*prompt, *theirs[:at]], 1, logprobs=5)
+            context = [*prompt, *theirs[:at]]
+            choice = await _ask(client, context, 1, logprobs=5)
             chances = sorted(choice["logprobs"]["top_logprobs"][0].values(), reverse=True)
             decided = choice["token_ids"][0]
             gap = chances[0] - chances[1] if len(chances) > 1 else 0.0
-            made.append(Parting(number, len(prompt), at, theirs[at], ours[at], decided, gap))
+            row = Parting(
+                number,
+                len(prompt),
+                at,
+                theirs[at],
+                ours[at],
+                decided,
+                gap,
+                context if gap >= FAR else None,
+            )
+            made.append(row)
     return made
 
 

@@ -3,8 +3,8 @@
 Answers of a pool of prompts are made one at a time first; then, for ``--seconds``, requests come
 and go so that up to ``--streams`` run, with too few blocks for them. Every greedy answer must
 begin as the one made alone; where one parts, the gap between the two best tokens there is looked
-up (rounding.py says whether rounding explains the wide ones). Blocks, memory and graphs are counted
-all along. Writes soak.json and soak.md.
+up (../rounding.py says whether rounding explains the wide ones). Blocks, memory and graphs are
+counted all along. Writes soak.json and soak.md.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tandem.hub import prepare  # noqa: E402
 from tandem.protocol.ids import RequestKey  # noqa: E402
 
 FAR = 0.05
-"""Gap of the two best tokens from which on a parting is looked into by rounding.py."""
+"""Gap of the two best tokens from which on a parting is looked into by ../rounding.py."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
@@ -162,7 +162,7 @@ def judge(engine: Engine, traffic: Traffic) -> dict[str, Any]:
             gaps[index, at] = engine.gap([*entry.prompt, *entry.answer[:at]])
         row = {"entry": index, "position": at, "gap": gaps[index, at], "times": times}
         row |= {"alone": entry.answer[at], "came": token}
-        if gaps[index, at] >= FAR:  # for rounding.py
+        if gaps[index, at] >= FAR:  # for ../rounding.py
             row["context"] = [*entry.prompt, *entry.answer[:at]]
         parted.append(row)
     parted.sort(key=lambda row: -row["gap"])

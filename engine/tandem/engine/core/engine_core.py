@@ -302,10 +302,8 @@ class EngineCore:
 
     def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
         """Prompt tokens a second, over steps that are mostly prompt."""
-        if plan.rows[-1].num_tokens == 1:
-            return  # prompts come last
         chunked = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
-        if seconds > 0 and 2 * chunked > plan.num_tokens:
+        if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
             rate = chunked / seconds
             known = self._prefill_rate or rate
             self._prefill_rate = known + _RATE_WEIGHT * (rate - known)

@@ -38,7 +38,8 @@ class Settler:
             self._note_chunk(request, start, end, preemptions, output)
         roster = self._roster
         by_seq, outbox = roster.by_seq, roster.outbox
-        router, told = b"", list[EngineCoreOutput]()
+        router: bytes | None = None
+        told: list[EngineCoreOutput] = []
         earlier: list[float] = []
         for sampled in output.sampled:
             found = by_seq.get(sampled.seq)
@@ -51,7 +52,7 @@ class Settler:
                 self._first(request, sampled, now)
                 continue
             drawn = sampled.token_ids[0]
-            token = drawn[0]
+            (token,) = drawn
             token_ids = request.token_ids
             position = len(token_ids) - request.num_prompt
             token_ids.append(token)

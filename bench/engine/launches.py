@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from rig import Rig
+from steps import first_token_ms
 
 from tandem.engine.models.decoder import Layer
 from tandem.engine.worker.runner import ModelRunner
@@ -78,17 +79,6 @@ def watch() -> list[list[float]]:
     Layer.__call__ = noted_layer  # type: ignore[method-assign]
     ModelRunner.hidden = noted_hidden  # type: ignore[method-assign]
     return steps
-
-
-def first_token_ms(rig: Rig, length: int) -> float:
-    """Of a prompt alone."""
-    started = time.perf_counter()
-    rig.add(length, 1)
-    while not rig.step().outputs:
-        pass
-    elapsed = (time.perf_counter() - started) * 1e3
-    rig.drain()
-    return elapsed
 
 
 def main() -> None:

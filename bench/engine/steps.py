@@ -48,16 +48,20 @@ def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict
     }
 
 
+def first_token_ms(rig: Rig, length: int) -> float:
+    """From a prompt's arrival at an idle engine to its first token."""
+    started = time.perf_counter()
+    rig.add(length, 1)
+    while not rig.step().outputs:
+        pass
+    elapsed = (time.perf_counter() - started) * 1e3
+    rig.drain()
+    return elapsed
+
+
 def prompt(rig: Rig, length: int, runs: int = 5) -> dict[str, Any]:
-    """ms from a prompt's arrival at an idle engine to its first token."""
-    found = []
-    for _ in range(runs + 1):
-        started = time.perf_counter()
-        rig.add(length, 1)
-        while not rig.step().outputs:
-            pass
-        found.append((time.perf_counter() - started) * 1e3)
-        rig.drain()
+    """Some of ``first_token_ms``, the first left out."""
+    found = [first_token_ms(rig, length) for _ in range(runs + 1)]
     return {"tokens": length, "ms": statistics.median(found[1:] or found), "runs_ms": found[1:]}
 
 

@@ -19,12 +19,10 @@ import httpx
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "reference"))
 
-from reference import rows  # noqa: E402
+from reference import NEAR, rows  # noqa: E402
 
 AT_ONCE = 16
 SECONDS = 600.0
-FAR = 0.05
-"""Gap of the two best tokens from which on a parting is looked into by ../rounding.py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class Parting:
     gap: float
     """Of its two best tokens' log-probabilities there."""
     context: list[int] | None
-    """All tokens before, where the gap is wide."""
+    """All tokens before, for ../rounding.py; None where the gap is below ``NEAR``."""
 
 
 def prompts(count: int, longest: int, seed: int = 5) -> list[list[int]]:
@@ -91,17 +89,9 @@ async def partings(
             chances = sorted(choice["logprobs"]["top_logprobs"][0].values(), reverse=True)
             decided = choice["token_ids"][0]
             gap = chances[0] - chances[1] if len(chances) > 1 else 0.0
-            row = Parting(
-                number,
-                len(prompt),
-                at,
-                theirs[at],
-                ours[at],
-                decided,
-                gap,
-                context if gap >= FAR else None,
-            )
-            made.append(row)
+            kept = context if gap >= NEAR else None
+            pair = theirs[at], ours[at]
+            made.append(Parting(number, len(prompt), at, *pair, decided, gap, kept))
     return made
 
 

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests" / "reference"))
 
-from reference import rows  # noqa: E402
+from reference import NEAR, rows  # noqa: E402
 from traffic import ROUTER, Entry, Traffic, request_of, windows  # noqa: E402
 
 from tandem.engine.config import EngineConfig  # noqa: E402
@@ -35,8 +35,6 @@ from tandem.engine.metrics import EngineMetrics  # noqa: E402
 from tandem.hub import prepare  # noqa: E402
 from tandem.protocol.ids import RequestKey  # noqa: E402
 
-FAR = 0.05
-"""Gap of the two best tokens from which on a parting is looked into by ../rounding.py."""
 PREEMPTIONS = "vllm:num_preemptions_total"
 
 
@@ -162,18 +160,18 @@ def judge(engine: Engine, traffic: Traffic) -> dict[str, Any]:
             gaps[index, at] = engine.gap([*entry.prompt, *entry.answer[:at]])
         row = {"entry": index, "position": at, "gap": gaps[index, at], "times": times}
         row |= {"alone": entry.answer[at], "came": token}
-        if gaps[index, at] >= FAR:  # for ../rounding.py
+        if gaps[index, at] >= NEAR:  # for ../rounding.py
             row["context"] = [*entry.prompt, *entry.answer[:at]]
         parted.append(row)
     parted.sort(key=lambda row: -row["gap"])
     times = sum(row["times"] for row in parted)
-    far = sum(row["times"] for row in parted if row["gap"] >= FAR)
+    far = sum(row["times"] for row in parted if row["gap"] >= NEAR)
     return {
         **traffic.counts,
         "parted": times,
         "places_where_some_parted": len(parted),
         "largest_gap": parted[0]["gap"] if parted else 0.0,
-        f"parted_by_{FAR}_or_more": far,
+        f"parted_by_{NEAR}_or_more": far,
         "partings": parted,
     }
 

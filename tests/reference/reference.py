@@ -9,6 +9,8 @@ from pathlib import Path
 
 TIE = 1e-4
 """Gap of the two best logits below which either token is right."""
+NEAR = 0.05
+"""Gap from which on, in 16 bits, it is looked into whether rounding explains the other token."""
 
 
 @dataclass(frozen=True)

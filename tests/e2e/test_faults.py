@@ -1,4 +1,4 @@
-"""Workers that die, hang or come back: right tokens or an error in time, never wrong ones.
+"""Workers that die, hang or come back: every answer comes whole, right and in time.
 
 Each fault strikes at a chosen moment of a streamed request; the answer is held to the reference.
 """
@@ -56,14 +56,10 @@ async def collect(client: httpx.AsyncClient, index: int, answer: Answer) -> None
 
 
 def hold_to_reference(index: int, answer: Answer) -> None:
-    """Right to the last token, or an error that says why after right tokens only."""
-    row = rows()[index]
-    if answer.error is None and answer.status == 200:
-        assert row.verdict(answer.tokens) in ("equal", "excused")
-    else:
-        assert answer.error is not None
-        assert answer.error["message"]
-        assert answer.tokens == row.tokens[: len(answer.tokens)]
+    """No error, and right to the last token."""
+    assert answer.error is None, answer.error
+    assert answer.status == 200
+    assert rows()[index].verdict(answer.tokens) in ("equal", "excused")
 
 
 @pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
@@ -77,7 +73,6 @@ async def test_a_killed_worker_costs_no_token(
         answer = await struck(stack, LONG, moment, worker, KILL)
 
         hold_to_reference(LONG, answer)
-        assert answer.error is None
         assert time.monotonic() - started < DEADLINE
 
 

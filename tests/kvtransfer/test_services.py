@@ -87,7 +87,8 @@ def test_a_storm_of_cancels_leaves_nothing_held(pair):
     for n, key in enumerate(keys):
         consumer.open(key, producer.incarnation)
         home, target = [4 * (n % 8) + b for b in range(4)], [4 * (n % 16) + b for b in range(4)]
-        assert producer.admit(key, 16, consumer.incarnation) is None
+        # a refusal is for the moment: as many as may be are admitted when a thread gets no core
+        producer.until(lambda k=key: producer.admit(k, 16, consumer.incarnation) is None)
         producer.compute(key, 16, home)
         fate = rng.randrange(5)
         if fate == 0:

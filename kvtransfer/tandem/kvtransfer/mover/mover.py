@@ -39,6 +39,7 @@ NAP_SECONDS = 0.0002
 STOP_SECONDS = 10.0
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
 _LONGEST_NAP = 0.05
+_DOZE_AFTER = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,10 @@ class Mover(Generic[Item, Event]):
         """How long to sleep while bytes are on their way."""
         quiet = time.monotonic() - self._active_at
         return next((nap for until, nap in _NAPS if quiet < until), _LONGEST_NAP)
+
+    def doze(self) -> float:
+        """How long to sleep while only bytes that nobody waits for may be on their way."""
+        return self.nap() if time.monotonic() - self._active_at < _DOZE_AFTER else _LONGEST_NAP
 
     def until(self, deadline: Millis | None, now: Millis) -> float | None:
         """Seconds to a deadline."""

@@ -86,8 +86,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._link_view: frozenset[Incarnation] = frozenset()
         self._fences: list[Computed] = []
         self._packs: deque[Pack] = deque()
-        self._probes: dict[Incarnation, Millis] = {}
-        """Consumers that read the pattern, each until when it may."""
         self._needs_advance = [
             each for each in parts.transports.values() if each.traits.needs_advance
         ]
@@ -142,13 +140,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         message, peer = item.message, item.peer
         if self._links.get(peer) != item.link:
             return [Count("p:message of an old link")]
+        self.active()
         if isinstance(message, Probe):
-            self._probes[peer] = Millis(now + millis(self.config.kv_connect_seconds))
-            self.active()
             self.say(peer, ProbeReady(message.number, self._pattern_bytes))
             return []
         if isinstance(message, ProbeDone):
-            self._probes.pop(peer, None)
             return []
         return self.table.apply(events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
@@ -157,7 +153,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         del self._links[item.peer]
         self._link_view = frozenset(self._links)
-        self._probes.pop(item.peer, None)
         return self.table.link_lost(item.peer, now)
 
     def execute(self, action: Action, now: Millis) -> list[Action]:
@@ -181,10 +176,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         actions = self._see_fences(now)
         if self._packs:
             actions += self._pack(self._packs.popleft(), now)
-        self._probes = {peer: until for peer, until in self._probes.items() if until > now}
-        if self._probes or self.table.num_parts_out:
-            for transport in self._needs_advance:
-                transport.advance()
+        for transport in self._needs_advance:  # always: what D gave up must still end there
+            transport.advance()
         due = self.table.next_deadline()
         if due is not None and due <= now:
             actions += self.table.expire(now)
@@ -231,11 +224,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if self._packs:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]
-        moving = self._needs_advance and (self._probes or self.table.num_parts_out)
-        if self._fences or moving:
+        if self._fences or (self._needs_advance and self.table.num_parts_out):
             naps.append(self.nap())
-        elif self._probes:
-            naps.append(1.0)
+        elif self._needs_advance:
+            naps.append(self.doze())
         return min((each for each in naps if each is not None), default=None)
 
     def observe(self) -> None:

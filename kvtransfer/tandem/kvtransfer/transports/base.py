@@ -30,7 +30,7 @@ class Traits:
 
     name: str
     needs_advance: bool
-    """P's transfer thread must call ``advance`` for D's reads to move."""
+    """P's transfer thread must call ``advance`` for D's reads to move, wanted ones or not."""
     fenced: bool
     """Closing a link is terminal for its reads."""
     moves_gpu_memory: bool = False

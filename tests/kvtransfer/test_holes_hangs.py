@@ -1,9 +1,6 @@
-"""Holes 7 to 18: what makes a hand-off hang or strand its blocks, one test a hole."""
-
-import threading
+"""Holes 7 to 18, but 14: what makes a hand-off hang or strand its blocks, one test a hole."""
 
 from tests.kvtransfer import builders
-from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.machines import LEASE_MS, TOKEN, A, Face, make_key
 
 from tandem.kvtransfer import events
@@ -20,10 +17,7 @@ from tandem.kvtransfer.handoff.messages import (
     Ready,
 )
 from tandem.kvtransfer.service.quota import Quota
-from tandem.kvtransfer.transports.memory import MemoryTransport
-from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.protocol.errors import FailCause, RefusalCode
-from tandem.protocol.ids import new_incarnation
 
 
 def test_hole_07_done_is_answered_while_the_engine_is_in_a_step(pair):
@@ -100,66 +94,6 @@ def test_hole_10_an_idle_peer_need_not_move():
         life.heard(Millis(at))
         life.beat(Beat(7, 3, has_work=False), Millis(at))
         assert life.fault(Millis(at)) is None
-
-
-def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):
-    """A producer's hanging reads keep their slots in quarantine; above half of all the worker
-    asks to be replaced, and when the reads land the slots are used again."""
-    config = make_config(kv_connector="memory", kv_receive_slots=3, kv_slots_per_peer=2)
-    producer = workers(Producer, config)
-    transport = MemoryTransport()
-    consumer = workers(Consumer, config, transports={"memory": transport})
-    consumer.meet(producer)
-    transport.hold.set()
-    keys = [make_key(f"hang{n}") for n in range(3)]
-    for n, key in enumerate(keys):
-        consumer.open(key, producer.incarnation)
-        producer.hand_over(key, 4, [n], consumer.incarnation)
-        consumer.load(key, [20 + n])
-    ring = consumer.service._mover.table.ring
-    consumer.until(lambda: ring.free == 1)
-    for key in keys:
-        consumer.service.cancel(key)
-        consumer.wait_for(events.Cancelled, key)
-    assert ring.quarantined == 2
-    assert "receive slots" in (consumer.service.problem() or "")
-    transport.hold.clear()
-    consumer.until(lambda: ring.free == 3)
-    assert consumer.service.problem() is None
-
-
-class _StandingNixl(NixlTransport):
-    """A producer's NIXL that moves nobody's reads while ``stands`` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(new_incarnation(), "producer")
-        self.stands = threading.Event()
-
-    def advance(self) -> None:
-        """See NixlTransport."""
-        if not self.stands.is_set():
-            super().advance()
-
-
-def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(workers):
-    """NIXL moves a read only while the producer calls it, which has nothing else to do by then."""
-    config, transport = make_config(kv_connector="nixl"), _StandingNixl()
-    producer = workers(Producer, config, transports={"nixl": transport})
-    consumer = workers(Consumer, config)
-    consumer.meet(producer)
-    key = make_key("given up")
-    consumer.open(key, producer.incarnation)
-    transport.stands.set()
-    producer.hand_over(key, 4, [0], consumer.incarnation)
-    consumer.load(key, [20])
-    imports, exports = consumer.service._mover.table.ring, producer.service._mover.table.ring
-    consumer.until(lambda: imports.free < len(imports) and exports.free < len(exports))
-    consumer.service.cancel(key)
-    consumer.wait_for(events.Cancelled, key)
-    producer.until(lambda: exports.free == len(exports))
-    assert imports.quarantined == 1
-    transport.stands.clear()
-    consumer.until(lambda: imports.free == len(imports))
 
 
 def test_hole_15_a_cancel_that_comes_first_is_remembered(pair):

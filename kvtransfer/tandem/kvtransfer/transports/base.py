@@ -21,7 +21,7 @@ class Progress(Enum):
     FAILED = "failed"
     """Terminal: no byte of it lands any more."""
     UNKNOWN = "unknown"
-    """Not terminal and not to be trusted: only quarantine is safe."""
+    """Not terminal and not to be trusted: only quarantine is safe. Said once a read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class NixlTransport:
         self._tickets = itertools.count()
         self._reads: dict[Ticket, tuple[Any, _Link]] = {}
         self._ended: dict[Ticket, Progress] = {}
+        self._doubted: set[Ticket] = set()
 
     def serve(self, memory: SlotMemory) -> bytes:
         """Register the slots and describe them."""
@@ -147,7 +148,8 @@ class NixlTransport:
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
-        """Ask the library; an error with a live peer is not known to be terminal."""
+        """Ask the library; an error with a live peer is not known to be terminal: it is said once,
+        and the read may still end."""
         if ticket in self._ended:
             return self._ended.pop(ticket)
         handle, link = self._reads[ticket]
@@ -156,11 +158,15 @@ class NixlTransport:
         except self._disconnected:
             state = "GONE"
         except Exception as error:
+            if ticket in self._doubted:
+                return Progress.PENDING
             logger.warning("nixl: a read is in an unknown state: %s", error)
+            self._doubted.add(ticket)
             return Progress.UNKNOWN
         if state == "PROC":
             return Progress.PENDING
         del self._reads[ticket]
+        self._doubted.discard(ticket)
         link.pending -= 1
         with contextlib.suppress(Exception):
             self._agent.release_xfer_handle(handle)

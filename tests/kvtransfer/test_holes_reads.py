@@ -1,0 +1,119 @@
+"""Hole 14: reads that hang, that are given up, or that nobody knows the state of."""
+
+import threading
+
+from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.kvtransfer.machines import make_key
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.transports.memory import MemoryTransport
+from tandem.kvtransfer.transports.nixl import NixlTransport
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import new_incarnation
+
+
+def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):
+    """A producer's hanging reads keep their slots in quarantine; above half of all the worker
+    asks to be replaced, and when the reads land the slots are used again."""
+    config = make_config(kv_connector="memory", kv_receive_slots=3, kv_slots_per_peer=2)
+    producer = workers(Producer, config)
+    transport = MemoryTransport()
+    consumer = workers(Consumer, config, transports={"memory": transport})
+    consumer.meet(producer)
+    transport.hold.set()
+    keys = [make_key(f"hang{n}") for n in range(3)]
+    for n, key in enumerate(keys):
+        consumer.open(key, producer.incarnation)
+        producer.hand_over(key, 4, [n], consumer.incarnation)
+        consumer.load(key, [20 + n])
+    ring = consumer.service._mover.table.ring
+    consumer.until(lambda: ring.free == 1)
+    for key in keys:
+        consumer.service.cancel(key)
+        consumer.wait_for(events.Cancelled, key)
+    assert ring.quarantined == 2
+    assert "receive slots" in (consumer.service.problem() or "")
+    transport.hold.clear()
+    consumer.until(lambda: ring.free == 3)
+    assert consumer.service.problem() is None
+
+
+class _StandingNixl(NixlTransport):
+    """A producer's NIXL that moves nobody's reads while ``stands`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(new_incarnation(), "producer")
+        self.stands = threading.Event()
+
+    def advance(self) -> None:
+        """See NixlTransport."""
+        if not self.stands.is_set():
+            super().advance()
+
+
+def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(workers):
+    """NIXL moves a read only while the producer calls it, which has nothing else to do by then."""
+    config, transport = make_config(kv_connector="nixl"), _StandingNixl()
+    producer = workers(Producer, config, transports={"nixl": transport})
+    consumer = workers(Consumer, config)
+    consumer.meet(producer)
+    key = make_key("given up")
+    consumer.open(key, producer.incarnation)
+    transport.stands.set()
+    producer.hand_over(key, 4, [0], consumer.incarnation)
+    consumer.load(key, [20])
+    imports, exports = consumer.service._mover.table.ring, producer.service._mover.table.ring
+    consumer.until(lambda: imports.free < len(imports) and exports.free < len(exports))
+    consumer.service.cancel(key)
+    consumer.wait_for(events.Cancelled, key)
+    producer.until(lambda: exports.free == len(exports))
+    assert imports.quarantined == 1
+    transport.stands.clear()
+    consumer.until(lambda: imports.free == len(imports))
+
+
+class _DoubtfulAgent:
+    """NIXL's agent, which cannot say how one read stands while ``doubts`` is set."""
+
+    def __init__(self, agent) -> None:
+        self._agent = agent
+        self._read = None
+        self.doubts = threading.Event()
+
+    def check_xfer_state(self, handle):
+        """See nixl_agent."""
+        if self.doubts.is_set():
+            self._read = self._read or handle
+            if handle is self._read:
+                raise RuntimeError("no state")
+        return self._agent.check_xfer_state(handle)
+
+    def __getattr__(self, name):
+        return getattr(self._agent, name)
+
+
+def test_hole_14_a_read_that_nobody_knows_the_state_of_costs_its_link_once(workers, caplog):
+    """Its request fails, its slot waits, the log has one line, the link comes back beside it."""
+    config = make_config(kv_connector="nixl")
+    transport, standing = NixlTransport(new_incarnation(), "consumer"), _StandingNixl()
+    agent = transport._agent = _DoubtfulAgent(transport._agent)
+    producer = workers(Producer, config, transports={"nixl": standing})
+    consumer = workers(Consumer, config, transports={"nixl": transport})
+    consumer.meet(producer)
+    standing.stands.set()
+    key, ring = make_key("doubted"), consumer.service._mover.table.ring
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 4, [0], consumer.incarnation)
+    consumer.load(key, [20])
+    consumer.until(lambda: ring.free < len(ring))
+    agent.doubts.set()
+    assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
+    assert not consumer.service.peer_up(producer.incarnation)
+    standing.stands.clear()
+    consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
+    consumer.until(lambda: ring.free == len(ring) - 1)
+    assert ring.quarantined == 1
+    assert sum("unknown state" in record.message for record in caplog.records) == 1
+    agent.doubts.clear()
+    consumer.until(lambda: ring.free == len(ring))
+    assert consumer.service.peer_up(producer.incarnation)

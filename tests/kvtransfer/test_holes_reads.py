@@ -1,5 +1,6 @@
 """Hole 14: reads that hang, that are given up, or that nobody knows the state of."""
 
+import socket
 import threading
 
 from tests.kvtransfer.builders import Consumer, Producer, make_config
@@ -70,6 +71,27 @@ def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(worke
     assert imports.quarantined == 1
     transport.stands.clear()
     consumer.until(lambda: imports.free == len(imports))
+
+
+def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another_way(pair):
+    """A data connection that broke must not fail every request for as long as the beats go on."""
+    producer, consumer = pair
+    mover, peer = consumer.service._mover, producer.incarnation
+    first = mover._links[peer]
+
+    def hand_over(name: str, ending: type) -> None:
+        key = make_key(name)
+        consumer.open(key, peer)
+        producer.hand_over(key, 4, [0], consumer.incarnation)
+        consumer.load(key, [20])
+        consumer.wait_for(ending, key)
+
+    mover.parts.transports["tcp"]._links[peer].sock.shutdown(socket.SHUT_RDWR)
+    hand_over("unlucky", events.LoadFailed)
+    consumer.until(lambda: mover._links.get(peer, first) != first)
+    consumer.until(lambda: consumer.service.peer_up(peer))
+    hand_over("next", events.Loaded)
+    assert consumer.holds("next", 4, [20])
 
 
 class _DoubtfulAgent:

@@ -201,6 +201,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.metrics.bytes.labels("consumer").inc(read.nbytes)
             self.metrics.parts.labels("consumer").inc()
             return self.table.read_ended(read.slot, now)
+        if held.state is SlotState.HELD:  # of the link that stands: only another can do better
+            self.drop(read.peer, "a read failed")
         return self.table.read_ended(read.slot, now, FailCause.PEER, "a read failed")
 
     def _unpack(self, item: Unpack, now: Millis) -> list[Action]:

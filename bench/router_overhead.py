@@ -13,13 +13,13 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import socket
 import statistics
 import time
 
 import psutil
 import zmq
 
+from tandem.cli.ports import free_ports
 from tandem.hub import DEFAULT_MODEL, prepare
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.finish import FinishReason
@@ -172,14 +172,6 @@ async def wait_ready(port: int) -> None:
             await asyncio.sleep(0.1)
 
 
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def cpu_seconds(process: psutil.Process) -> float:
     """User and system time of all its threads."""
     times = process.cpu_times()
@@ -200,7 +192,7 @@ def main() -> None:
 
     token_ids = Tokenizer.load(model).encode(TEXT)
     spawn = multiprocessing.get_context("spawn")
-    worker_port, port = free_port(), free_port()
+    worker_port, port = free_ports(2)
     worker = spawn.Process(target=replay, args=(worker_port, token_ids, args.interval_ms / 1000))
     router = spawn.Process(target=route, args=(port, worker_port, model))
     worker.start()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tandem.cli.children import Child, stop_all
-from tandem.cli.stack import LOOPBACK, Ports, free_ports, router_child, worker_child
+from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.stack import Ports, router_child, worker_child
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (\S+)$")
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -22,6 +21,8 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tandem.cli.ports import free_ports
 
 NEEDED = ("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "openssl")
 BUILT = Path(__file__).parents[2] / ".cluster" / "bin"
@@ -112,15 +113,6 @@ class ControlPlane:
         for process in reversed(self.processes):
             process.kill()
             process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 @contextlib.contextmanager

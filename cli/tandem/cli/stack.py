@@ -5,12 +5,10 @@ The supervisor in ``up`` starts what this returns.
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 
 from tandem.cli.children import Child
-
-LOOPBACK = "127.0.0.1"
+from tandem.cli.ports import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +19,6 @@ class Ports:
     probe: int
     control: int
     data: int
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[str]) -> Child:

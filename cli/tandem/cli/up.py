@@ -17,7 +17,8 @@ from tandem.cli.children import Child, stop_all
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.gpus import environment_of, visible_gpus
-from tandem.cli.stack import Ports, free_ports, router_child, worker_child
+from tandem.cli.ports import free_ports
+from tandem.cli.stack import Ports, router_child, worker_child
 from tandem.hub.source import DEFAULT_MODEL
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT

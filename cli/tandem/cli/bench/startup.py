@@ -16,7 +16,7 @@ import httpx
 from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.stack import LOOPBACK, free_ports
+from tandem.cli.ports import LOOPBACK, free_ports
 from tandem.protocol.errors import TandemError
 from tandem.protocol.settings import check_integer, check_positive, setting
 

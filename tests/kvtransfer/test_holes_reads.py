@@ -3,10 +3,12 @@
 import socket
 import threading
 
+import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.machines import make_key
 
 from tandem.kvtransfer import events
+from tandem.kvtransfer.mover.prober import NO_SLOT
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.protocol.errors import FailCause
@@ -92,6 +94,36 @@ def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another
     consumer.until(lambda: consumer.service.peer_up(peer))
     hand_over("next", events.Loaded)
     assert consumer.holds("next", 4, [20])
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_hole_14_reads_of_earlier_links_end_too_and_their_slots_let_the_next_link_up(
+    workers, in_time
+):
+    """A link that was never up must not take the library's way to its peer with it."""
+    config = make_config(
+        kv_connector="nixl", kv_slots_per_peer=1, kv_connect_seconds=5.0 if in_time else 0.2
+    )
+    standing = _StandingNixl()
+    producer = workers(Producer, config, transports={"nixl": standing})
+    consumer = workers(Consumer, config)
+    consumer.meet(producer)
+    standing.stands.set()
+    key, mover, peer = make_key("earlier"), consumer.service._mover, producer.incarnation
+    ring = mover.table.ring
+    consumer.open(key, peer)
+    producer.hand_over(key, 4, [0], consumer.incarnation)
+    consumer.load(key, [20])
+    consumer.until(lambda: ring.free < len(ring))
+    for _ in range(2):
+        consumer.service.set_peers([])
+        consumer.until(lambda: not mover._links)
+        assert ring.quarantined == 1
+        consumer.service.set_peers([producer.service.control])
+        consumer.until(lambda: consumer.service.why_down(peer) == NO_SLOT)
+    standing.stands.clear()
+    consumer.until(lambda: consumer.service.peer_up(peer))
+    consumer.until(lambda: ring.free == len(ring))
 
 
 class _DoubtfulAgent:

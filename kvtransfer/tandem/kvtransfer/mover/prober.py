@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 PROBE_KEY = RequestKey(b"", "probe", 0)
 """Holds receive slots for probes; no router has an empty incarnation."""
+NO_SLOT = "its receive slots wait for reads that hang"
+"""Why a link may stay down: a peer's slots are the quota that its earlier links hold, too."""
 
 
 @dataclass(slots=True)
@@ -78,8 +80,9 @@ class Prober:
         """Probes that wait for a slot, and those whose time is over."""
         for peer, probing in list(self._probing.items()):
             if now > probing.until:
+                waits = probing.nbytes is not None and probing.slot is None
                 self.end(peer)
-                self._mover.drop(peer, "the pattern did not come in time")
+                self._mover.drop(peer, NO_SLOT if waits else "the pattern did not come in time")
             elif probing.nbytes is not None and probing.slot is None:
                 self._read(peer, probing, now)
         return []
@@ -117,7 +120,10 @@ class Prober:
     def _read(self, peer: Incarnation, probing: _Probing, now: Millis) -> None:
         mover, ring = self._mover, self._mover.table.ring
         welcome = mover.welcome_of(peer)
-        if welcome is None or probing.nbytes is None or not ring.has_room(peer):
+        if welcome is None or probing.nbytes is None:
+            return
+        if not ring.has_room(peer):
+            mover.book.mark(peer, up=False, reason=NO_SLOT)
             return
         probing.slot = ring.take(peer, PROBE_KEY, probing.number)
         probing.started = time.perf_counter()

@@ -53,14 +53,15 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
 _cards = msgspec.msgpack.Decoder(NixlCard)  # built once: threads must not do it side by side
 
 
-class _Link:
-    """One producer."""
+class _Remote:
+    """A producer's agent as the library knows it, over all links to that producer."""
 
-    def __init__(self, agent: str, card: NixlCard) -> None:
+    def __init__(self, agent: str) -> None:
         self.agent = agent
-        self.card = card
         self.pending = 0
-        self.closing = False
+        """Reads that are not terminal: to remove the agent would make their handles invalid."""
+        self.card: NixlCard | None = None
+        """None: no link stands."""
 
 
 class NixlTransport:
@@ -78,10 +79,10 @@ class NixlTransport:
             raise TransportError(f"nixl: no agent: {error}") from error
         self._registered: Any = None
         self._memory: SlotMemory | None = None
-        self._links: dict[Incarnation, _Link] = {}
-        self._leaving: list[_Link] = []
+        self._remotes: dict[str, _Remote] = {}
+        self._links: dict[Incarnation, _Remote] = {}
         self._tickets = itertools.count()
-        self._reads: dict[Ticket, tuple[Any, _Link]] = {}
+        self._reads: dict[Ticket, tuple[Any, _Remote]] = {}
         self._ended: dict[Ticket, Progress] = {}
         self._doubted: set[Ticket] = set()
 
@@ -113,26 +114,28 @@ class NixlTransport:
         except Exception as error:
             raise TransportError(f"nixl: cannot load the peer: {error}") from error
         agent = name.decode() if isinstance(name, bytes) else name
-        self._leaving = [link for link in self._leaving if link.agent != agent]
-        self._links[peer] = _Link(agent, where)
+        remote = self._remotes.setdefault(agent, _Remote(agent))
+        remote.card = where
+        self._links[peer] = remote
 
     def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
         """Post a READ of one extent."""
         ticket = Ticket(next(self._tickets))
-        link = self._links.get(peer)
-        if link is None or remote_slot >= link.card.count or nbytes > link.card.slot_bytes:
+        remote = self._links.get(peer)
+        card = None if remote is None else remote.card
+        if remote is None or card is None or remote_slot >= card.count or nbytes > card.slot_bytes:
             self._ended[ticket] = Progress.FAILED
             return ticket
         assert self._memory is not None
         here = self._memory.address + slot * self._memory.slot_bytes
-        there = link.card.address + remote_slot * link.card.slot_bytes
+        there = card.address + remote_slot * card.slot_bytes
         agent = self._agent
         handle = None
         try:
-            mine, theirs = self._memory.gpu, link.card.gpu
-            local = agent.get_xfer_descs([(here, nbytes, mine or 0)], _kind(mine))
-            remote = agent.get_xfer_descs([(there, nbytes, theirs or 0)], _kind(theirs))
-            handle = agent.initialize_xfer("READ", local, remote, link.agent)
+            mine, theirs = self._memory.gpu, card.gpu
+            into = agent.get_xfer_descs([(here, nbytes, mine or 0)], _kind(mine))
+            source = agent.get_xfer_descs([(there, nbytes, theirs or 0)], _kind(theirs))
+            handle = agent.initialize_xfer("READ", into, source, remote.agent)
             state = agent.transfer(handle)
         except self._disconnected:
             self._ended[ticket] = Progress.FAILED
@@ -143,8 +146,8 @@ class NixlTransport:
         if state == "ERR":
             self._ended[ticket] = Progress.FAILED
         else:
-            link.pending += 1
-            self._reads[ticket] = (handle, link)
+            remote.pending += 1
+            self._reads[ticket] = (handle, remote)
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
@@ -152,7 +155,7 @@ class NixlTransport:
         and the read may still end."""
         if ticket in self._ended:
             return self._ended.pop(ticket)
-        handle, link = self._reads[ticket]
+        handle, remote = self._reads[ticket]
         try:
             state = self._agent.check_xfer_state(handle)
         except self._disconnected:
@@ -167,10 +170,10 @@ class NixlTransport:
             return Progress.PENDING
         del self._reads[ticket]
         self._doubted.discard(ticket)
-        link.pending -= 1
+        remote.pending -= 1
         with contextlib.suppress(Exception):
             self._agent.release_xfer_handle(handle)
-        self._forget_leavers()
+        self._forget(remote)
         return Progress.DONE if state == "DONE" else Progress.FAILED
 
     def advance(self) -> None:
@@ -183,16 +186,16 @@ class NixlTransport:
 
     def close(self, peer: Incarnation) -> None:
         """Forget the peer once its last read is terminal."""
-        link = self._links.pop(peer, None)
-        if link is not None:
-            self._leaving.append(link)
-            self._forget_leavers()
+        remote = self._links.pop(peer, None)
+        if remote is not None:
+            remote.card = None
+            self._forget(remote)
 
-    def _forget_leavers(self) -> None:
-        for link in [each for each in self._leaving if not each.pending]:
-            self._leaving.remove(link)
+    def _forget(self, remote: _Remote) -> None:
+        if remote.card is None and not remote.pending:
+            self._remotes.pop(remote.agent, None)
             with contextlib.suppress(Exception):
-                self._agent.remove_remote_agent(link.agent)
+                self._agent.remove_remote_agent(remote.agent)
 
     def stop(self) -> None:
         """Destroy the agent, which is terminal for every read, before the memory can go."""

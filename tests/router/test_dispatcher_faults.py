@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from tests.router.behaviours import ANSWER, Make, die_after, refuse_with
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
-from tests.router.fake_worker import Turn, serve_well
+from tests.router.fake_worker import FakeWorker, Turn, serve_well
 
 from tandem.protocol.errors import (
     FailCause,
@@ -339,6 +339,46 @@ async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
 
     assert tokens_of(await running) == ANSWER
     assert successor.submitted[0].emitted == ((100, 101, 102),)
+    await stack.close()
+
+
+async def test_a_lost_worker_that_is_back_goes_on_when_nobody_else_can(decode: Make) -> None:
+    """The only worker hangs and wakes up: the same process finishes what it began."""
+    stack = Stack(worker_wait=5.0)
+    d = decode(step=0.05)
+    await stack.find(d)
+    ids: list[int] = []
+
+    async with (
+        asyncio.TaskGroup() as others,
+        aclosing(stack.dispatcher.stream(make_request())) as outputs,  # type: ignore[type-var]
+    ):
+        async for output in outputs:
+            ids += output.token_ids
+            if len(ids) == 2:
+                d.silent = True
+                others.create_task(wake_when_lost(stack, d))
+
+    assert ids == ANSWER
+    assert [len(each.emitted[0]) for each in d.submitted if each.emitted] == [2]
+    await stack.close()
+
+
+async def wake_when_lost(stack: Stack, worker: FakeWorker) -> None:
+    """It speaks again once the router has given it up."""
+    await until(lambda: not stack.pool.workers)
+    worker.silent = False
+
+
+async def test_a_worker_that_failed_by_its_own_fault_is_not_asked_again(decode: Make) -> None:
+    """Only a lost link is forgiven: a worker that said FAILED would say it again."""
+    stack = Stack(worker_wait=0.2)
+    d = decode(behaviour=fail_with(FailCause.INTERNAL))
+    await stack.find(d)
+
+    with pytest.raises(RequestFailed):
+        await stack.run(make_request())
+    assert len(d.submitted) == 1
     await stack.close()
 
 

@@ -19,6 +19,7 @@ from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.finish import FinishReason
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
@@ -218,7 +219,16 @@ class Dispatcher:
         }
         facts = job.facts(self.fleet.hits(hashes))
         fleet = self.fleet.snapshot(now)
-        return self._policy.place(facts, fleet, now, job.ladder.exclusions)
+        exclusions = job.ladder.exclusions
+        placement = self._policy.place(facts, fleet, now, exclusions)
+        if placement is None and (back := self._back(job)):
+            placement = self._policy.place(facts, fleet, now, exclusions.but_for(back))
+        return placement
+
+    def _back(self, job: Job) -> set[Incarnation]:
+        """Workers that were lost under the request and have another link since."""
+        known = self.pool.workers
+        return {each for each, lost in job.lost.items() if known.get(each, lost) is not lost}
 
     def _send(
         self, job: Job, attempt: Attempt, loop: asyncio.AbstractEventLoop
@@ -276,13 +286,14 @@ class Dispatcher:
     def _end(self, job: Job, failure: AttemptFailure | None, now: float) -> None:
         """An attempt is over: let go of its legs; learn from its failure."""
         assert job.attempt is not None
+        workers = [leg.worker for leg in job.attempt.legs]
         job.attempt.end(job.name, finished=failure is None)
         job.attempt = None
         if failure is not None:
             kind = "failed" if failure.refusal is None else "refused"
             job.metrics.attempt_failed(kind, failure.word)
             self.fleet.blame(failure, now)
-            job.ladder.record(failure)
+            job.failed(failure, workers)
             logger.warning("request %s: %s", job.name, failure)
 
     def _check_deadlines(self, job: Job, attempt: Attempt) -> AttemptFailure | None:

@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.errors import FailCause
 from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.router.dispatch.attempt import Attempt
+from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
 from tandem.router.dispatch.routing import Routing
@@ -50,6 +52,8 @@ class Job:
         """Of the last attempt."""
         self.fingerprint: str | None = None
         """Of the workers whose tokens were emitted; no others may go on."""
+        self.lost: dict[Incarnation, Worker] = {}
+        """Whose link broke under an attempt; who comes back is another ``Worker``."""
         self.expired = False
         self.num_dispatched = 0
         self._hashes: dict[str, tuple[BlockHash, ...]] = {}
@@ -64,6 +68,12 @@ class Job:
         self.expired = True
         if self.attempt is not None:
             self.attempt.wake()
+
+    def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
+        """An attempt on these workers is over: rule out what it showed to be of no use."""
+        self.ladder.record(failure)
+        if failure.cause is FailCause.WORKER_LOST:
+            self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
 
     def hashes(self, fingerprint: str, block_size: int) -> tuple[BlockHash, ...]:
         """Of the prompt's full blocks under one fingerprint; computed once."""

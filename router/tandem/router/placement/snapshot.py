@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
@@ -88,3 +88,7 @@ class Exclusions:
     """Not to be handed off from; may be nothing else for a prefill worker."""
     pairs: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     no_handoff: bool = False
+
+    def but_for(self, workers: Set[Incarnation]) -> Exclusions:
+        """The same, with these workers allowed again."""
+        return replace(self, workers=self.workers - workers)

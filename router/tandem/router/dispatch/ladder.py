@@ -3,6 +3,7 @@
 The one owner of that decision. It keeps no order of rungs itself: it says where the request must
 not go again, and placement chooses the cheapest of what is left, which gives another P, local
 prefill on D, another D, in that order when all else is equal. The last attempt does not hand off.
+When nobody is left, the dispatcher allows those again whose link was lost and stands anew.
 Pure: no sockets, no clock.
 """
 

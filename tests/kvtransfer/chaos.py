@@ -76,7 +76,6 @@ class HandOff:
     computed: int = 0
     finished: bool = False
     released: bool = False
-    asked: bool = False
     ended: bool = False
     free: bool = True
 

@@ -94,7 +94,8 @@ def imports(file: Path) -> list[str]:
 
 def test_no_file_grows_past_the_ceiling():
     """No source file is longer than the house allows."""
-    sources = [file for portion in PORTIONS for file in (ROOT / portion).rglob("*.py")]
+    folders = [*PORTIONS, "tests", "bench", "scripts"]
+    sources = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     long = {file.name: count for file in sources if (count := lines(file)) > MAX_LINES}
     assert long == {}
 

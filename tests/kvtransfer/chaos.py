@@ -24,43 +24,17 @@ from tests.kvtransfer.builders import (
     make_config,
     make_key,
 )
+from tests.kvtransfer.uneven import Uneven, uneven
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop
-from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
-from tandem.protocol.ids import RequestKey, new_incarnation
+from tandem.protocol.ids import RequestKey
 from tandem.protocol.layout import blocks_for
 
 ENDINGS = (events.Loaded, events.FirstTokenEnded, events.LoadFailed, events.Cancelled)
 TOKENS = (1, 4, 13, 16, 24)
 PAUSE_SECONDS, STEP_SECONDS = 0.3, 0.005
-
-
-class Uneven:
-    """Part of a transport: moves nothing until a moment that chaos sets."""
-
-    until = 0.0
-
-    def advance(self) -> None:
-        """See Transport."""
-        if time.monotonic() >= self.until:
-            super().advance()  # type: ignore[misc]
-
-
-class _UnevenNixl(Uneven, NixlTransport):
-    """NIXL with pauses."""
-
-
-class _UnevenTcp(Uneven, TcpTransport):
-    """tcp with pauses."""
-
-
-def uneven(connector: str, role: str) -> dict[str, Uneven]:
-    """The transport of one worker."""
-    if connector == "nixl":
-        return {connector: _UnevenNixl(new_incarnation(), role)}
-    return {connector: _UnevenTcp(new_incarnation(), host="127.0.0.1")}
 
 
 @dataclass(slots=True)

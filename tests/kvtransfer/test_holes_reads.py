@@ -6,6 +6,7 @@ import threading
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.machines import make_key
+from tests.kvtransfer.uneven import UnevenNixl
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.mover.prober import NO_SLOT
@@ -41,28 +42,15 @@ def test_hole_14_hanging_reads_are_capped_and_then_reported(workers):
     assert consumer.service.problem() is None
 
 
-class _StandingNixl(NixlTransport):
-    """A producer's NIXL that moves nobody's reads while ``stands`` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(new_incarnation(), "producer")
-        self.stands = threading.Event()
-
-    def advance(self) -> None:
-        """See NixlTransport."""
-        if not self.stands.is_set():
-            super().advance()
-
-
 def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(workers):
     """NIXL moves a read only while the producer calls it, which has nothing else to do by then."""
-    config, transport = make_config(kv_connector="nixl"), _StandingNixl()
+    config, transport = make_config(kv_connector="nixl"), UnevenNixl()
     producer = workers(Producer, config, transports={"nixl": transport})
     consumer = workers(Consumer, config)
     consumer.meet(producer)
     key = make_key("given up")
     consumer.open(key, producer.incarnation)
-    transport.stands.set()
+    transport.stand()
     producer.hand_over(key, 4, [0], consumer.incarnation)
     consumer.load(key, [20])
     imports, exports = consumer.service._mover.table.ring, producer.service._mover.table.ring
@@ -71,7 +59,7 @@ def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(worke
     consumer.wait_for(events.Cancelled, key)
     producer.until(lambda: exports.free == len(exports))
     assert imports.quarantined == 1
-    transport.stands.clear()
+    transport.go_on()
     consumer.until(lambda: imports.free == len(imports))
 
 
@@ -104,11 +92,11 @@ def test_hole_14_reads_of_earlier_links_end_too_and_their_slots_let_the_next_lin
     config = make_config(
         kv_connector="nixl", kv_slots_per_peer=1, kv_connect_seconds=5.0 if in_time else 0.2
     )
-    standing = _StandingNixl()
+    standing = UnevenNixl()
     producer = workers(Producer, config, transports={"nixl": standing})
     consumer = workers(Consumer, config)
     consumer.meet(producer)
-    standing.stands.set()
+    standing.stand()
     key, mover, peer = make_key("earlier"), consumer.service._mover, producer.incarnation
     ring = mover.table.ring
     consumer.open(key, peer)
@@ -120,7 +108,7 @@ def test_hole_14_reads_of_earlier_links_end_too_and_their_slots_let_the_next_lin
         consumer.until(lambda: not mover._links and ring.quarantined == 1)
         consumer.service.set_peers([producer.service.control])
         consumer.until(lambda: consumer.service.why_down(peer) == NO_SLOT)
-    standing.stands.clear()
+    standing.go_on()
     consumer.until(lambda: consumer.service.peer_up(peer))
     consumer.until(lambda: ring.free == len(ring))
 
@@ -148,12 +136,12 @@ class _DoubtfulAgent:
 def test_hole_14_a_read_that_nobody_knows_the_state_of_costs_its_link_once(workers, caplog):
     """Its request fails, its slot waits, the log has one line, the link comes back beside it."""
     config = make_config(kv_connector="nixl")
-    transport, standing = NixlTransport(new_incarnation(), "consumer"), _StandingNixl()
+    transport, standing = NixlTransport(new_incarnation(), "consumer"), UnevenNixl()
     agent = transport._agent = _DoubtfulAgent(transport._agent)
     producer = workers(Producer, config, transports={"nixl": standing})
     consumer = workers(Consumer, config, transports={"nixl": transport})
     consumer.meet(producer)
-    standing.stands.set()
+    standing.stand()
     key, ring = make_key("doubted"), consumer.service._mover.table.ring
     consumer.open(key, producer.incarnation)
     producer.hand_over(key, 4, [0], consumer.incarnation)
@@ -162,7 +150,7 @@ def test_hole_14_a_read_that_nobody_knows_the_state_of_costs_its_link_once(worke
     agent.doubts.set()
     assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
     assert not consumer.service.peer_up(producer.incarnation)
-    standing.stands.clear()
+    standing.go_on()
     consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
     consumer.until(lambda: ring.free == len(ring) - 1)
     assert ring.quarantined == 1

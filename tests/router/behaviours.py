@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from tests.router.fake_worker import FakeWorker, Turn
 
-from tandem.protocol.errors import Refusal, RefusalCode
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 
 Make = Callable[..., FakeWorker]
 ANSWER = list(range(100, 108))
@@ -34,5 +34,16 @@ def refuse_with(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
     def behaviour(turn: Turn) -> Iterator[float]:
         turn.refuse(Refusal(code=code, message=f"no: {code}", param="top_k"))
         yield from ()
+
+    return behaviour
+
+
+def fail_with(cause: FailCause) -> Callable[[Turn], Iterator[float]]:
+    """Accept, then fail."""
+
+    def behaviour(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 0.0
+        turn.fail(cause)
 
     return behaviour

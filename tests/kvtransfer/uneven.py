@@ -1,0 +1,49 @@
+"""Transports that a test makes stand still for a while."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from tandem.kvtransfer.transports.nixl import NixlTransport
+from tandem.kvtransfer.transports.tcp import TcpTransport
+from tandem.protocol.ids import new_incarnation
+
+
+class Uneven:
+    """Part of a transport: ``advance`` moves nothing before a moment, at first a past one."""
+
+    until = 0.0
+    """On the monotonic clock."""
+
+    def stand(self) -> None:
+        """Move nothing any more."""
+        self.until = math.inf
+
+    def go_on(self) -> None:
+        """Move again."""
+        self.until = 0.0
+
+    def advance(self) -> None:
+        """See Transport."""
+        if time.monotonic() >= self.until:
+            super().advance()  # type: ignore[misc]
+
+
+class UnevenNixl(Uneven, NixlTransport):
+    """A producer's moves nobody's reads while it stands."""
+
+    def __init__(self, role: str = "producer") -> None:
+        super().__init__(new_incarnation(), role)
+
+
+class UnevenTcp(Uneven, TcpTransport):
+    """A consumer's receives nothing while it stands."""
+
+    def __init__(self) -> None:
+        super().__init__(new_incarnation(), host="127.0.0.1")
+
+
+def uneven(connector: str, role: str) -> dict[str, Uneven]:
+    """The transport of one worker."""
+    return {connector: UnevenNixl(role) if connector == "nixl" else UnevenTcp()}

@@ -18,9 +18,13 @@ class HubError(TandemError):
 class ModelNotFound(HubError, LookupError):
     """No folder, file, package or repository is behind the source."""
 
+    exit_status = 2
+
 
 class UnsupportedModel(HubError, ValueError):
     """The source was read and holds something else than Tandem serves; names both."""
+
+    exit_status = 2
 
 
 class Offline(HubError, ConnectionError):

@@ -1,8 +1,8 @@
 """What makes a folder a prepared one, and the fingerprint of what it holds.
 
 A prepared folder has Hugging Face's layout: config.json, tokenizer.json and safetensors files. It
-is checked before any process starts, so that a missing file is one clear line and not a worker's
-traceback. Values are not checked; the loader does that.
+is checked before any process starts, so that a file that is missing or broken off is one clear line
+and not a worker's traceback. Values are not checked; the loader does that.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from typing import Any
 
 from tandem.hub.digest import sampled_digest
 from tandem.hub.errors import ModelNotFound, UnsupportedModel
+from tandem.hub.safetensors_files import check_pointer, check_whole
 
 _INDEX = "model.safetensors.index.json"
 _VOLATILE = ("_name_or_path", "transformers_version")
@@ -29,7 +30,8 @@ def check(path: Path, *, weights: bool) -> None:
             f"model: {path / 'config.json'} has neither architectures nor model_type"
         )
     if weights:
-        weight_files(path)
+        for file in weight_files(path):
+            _check_weights(file)
         _check_tokenizer(path)
 
 
@@ -54,29 +56,54 @@ def weight_files(path: Path) -> list[Path]:
     weights are in another format.
     """
     if (path / _INDEX).is_file():
-        names = sorted(set(read_json(path / _INDEX).get("weight_map", {}).values()))
-        files = [path / str(name) for name in names]
+        files = [path / name for name in _indexed(path / _INDEX)]
     else:
         files = sorted(path.glob("*.safetensors"))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ModelNotFound(f"model: {path} lacks {len(missing)} weight files: {missing[0]} ...")
+        raise ModelNotFound(f"model: {path} lacks {_listed(missing)}, which {_INDEX} names")
     if not files:
         _explain_no_weights(path)
     return files
 
 
+def _indexed(index: Path) -> list[str]:
+    """Names of the files that an index lists, sorted; none of another folder."""
+    weight_map = read_json(index).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+    if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UnsupportedModel(f"model: {index} has no weight_map from tensors to files beside it")
+    return sorted(names)
+
+
+def _listed(names: list[str]) -> str:
+    """``1 weight file: a`` or ``3 weight files: a, b, c``, at most three of them named."""
+    kind = "1 weight file" if len(names) == 1 else f"{len(names)} weight files"
+    return f"{kind}: {', '.join(names[:3])}{', and more' if len(names) > 3 else ''}"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; the errors name the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        check_pointer(path, content)
+        value = json.loads(content)
     except FileNotFoundError:
         raise ModelNotFound(f"model: there is no {path}") from None
-    except ValueError as error:
+    except OSError as error:
+        raise UnsupportedModel(f"model: {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise UnsupportedModel(f"model: {path} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise UnsupportedModel(f"model: {path} holds a {type(value).__name__}, not an object")
     return value
+
+
+def _check_weights(file: Path) -> None:
+    try:
+        check_whole(file)
+    except OSError as error:
+        raise UnsupportedModel(f"model: {file} cannot be read: {error.strerror}") from error
 
 
 def _explain_no_weights(path: Path) -> None:
@@ -98,6 +125,7 @@ def _explain_no_weights(path: Path) -> None:
 
 def _check_tokenizer(path: Path) -> None:
     if (path / "tokenizer.json").is_file():
+        read_json(path / "tokenizer.json")
         return
     if (path / "tokenizer.model").is_file():
         raise UnsupportedModel(

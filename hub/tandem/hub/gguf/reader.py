@@ -4,18 +4,72 @@ A thin, typed layer over the ``gguf`` package's reader, which maps the file inst
 The names of keys and tensors are llama.cpp's (docs/gguf.md of ggml).
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
 
 from tandem.hub.errors import UnsupportedModel
+from tandem.hub.safetensors_files import check_pointer
 
 PLAIN_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Tensor types that are not quantised, and their names in safetensors and config.json."""
+
+
+_MAGIC = b"GGUF"
+
+
+class EndOfFile(Exception):
+    """A file ends before what it says it holds; sizes in bytes."""
+
+    def __init__(self, has: int, wants: int) -> None:
+        self.has = has
+        self.wants = wants
+        super().__init__(has, wants)
+
+
+class _Reader(GGUFReader):  # type: ignore[misc]  # the library ships no types
+    """The library's reader, which takes a file's end for whatever it finds there, but not here."""
+
+    def _get(
+        self, offset: int, dtype: npt.DTypeLike, count: int = 1, override_order: Any = None
+    ) -> npt.NDArray[Any]:
+        end = offset + np.dtype(dtype).itemsize * int(count)
+        if end > self.data.size:
+            raise EndOfFile(self.data.size, end)
+        return super()._get(offset, dtype, count, override_order)  # type: ignore[no-any-return]
+
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        ends = [start_offs + _end_of(field) for field in fields]
+        if ends and max(ends) > self.data.size:
+            raise EndOfFile(self.data.size, max(ends))
+        super()._build_tensors(start_offs, fields)
+
+
+def _end_of(field: Any) -> int:
+    """Where a tensor's values end, in bytes from the first tensor's start."""
+    _, _, _, dims, kind, offset = field.parts
+    values, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
+    count = math.prod(int(each) for each in dims)
+    return int(offset[0]) + count // int(values) * int(size)
+
+
+def _check_start(path: Path) -> None:
+    """Raises UnsupportedModel for what is no GGUF file from its first bytes on."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise UnsupportedModel(f"model: {path} cannot be read: {error.strerror}") from error
+    check_pointer(path, start)
+    if not start:
+        raise UnsupportedModel(f"model: {path} is empty")
+    if not start.startswith(_MAGIC):
+        raise UnsupportedModel(f"model: {path} is no GGUF file: it begins with {start[:4]!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +102,15 @@ class GgufModel:
     def __init__(self, path: Path) -> None:
         """Maps ``path``; raises UnsupportedModel when it is not one whole GGUF file."""
         self.path = path
+        _check_start(path)
         try:
-            self._reader = GGUFReader(path)
-        except (ValueError, IndexError, KeyError) as error:
+            self._reader = _Reader(path)
+        except EndOfFile as end:
+            raise UnsupportedModel(
+                f"model: {path} is truncated: {end.has} bytes of at least {end.wants}; "
+                f"fetch it again"
+            ) from end
+        except (ValueError, IndexError, KeyError, OSError, OverflowError) as error:
             raise UnsupportedModel(f"model: {path} cannot be read as GGUF: {error}") from error
         if self.get("split.count", 1) > 1:
             raise UnsupportedModel(

@@ -1,0 +1,76 @@
+"""Whether a safetensors file is whole: its header says how long it is; no values are read.
+
+A download that broke off, a pointer of Git LFS and an empty file are each one clear line before any
+process starts, and not a worker's traceback. The loader checks names, shapes and types.
+"""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from tandem.hub.errors import UnsupportedModel
+
+_LENGTH = struct.Struct("<Q")
+_HEADER_LIMIT = 100 << 20
+"""The format's own bound."""
+_LFS = b"version https://git-lfs"
+
+
+def check_whole(path: Path) -> None:
+    """Raises UnsupportedModel naming the file, the size it should have and the size it has."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(_LENGTH.size)
+        _check_start(path, start + file.read(len(_LFS) - len(start)), size)
+        (length,) = _LENGTH.unpack(start)
+        if length > _HEADER_LIMIT:
+            raise UnsupportedModel(f"model: {path} is no safetensors file: a header of {length} B")
+        _check_size(path, _LENGTH.size + length, size)
+        file.seek(_LENGTH.size)
+        header = _header(path, file.read(length))
+    _check_size(path, _LENGTH.size + length + _data_size(path, header), size)
+
+
+def check_pointer(path: Path, start: bytes) -> None:
+    """Raises UnsupportedModel if a file's first bytes are those of a Git LFS pointer."""
+    if start.startswith(_LFS):
+        raise UnsupportedModel(
+            f"model: {path} is a pointer of Git LFS, not the file itself; `git lfs pull` brings it"
+        )
+
+
+def _check_start(path: Path, start: bytes, size: int) -> None:
+    if size == 0:
+        raise UnsupportedModel(f"model: {path} is empty")
+    check_pointer(path, start)
+    _check_size(path, _LENGTH.size, size)
+
+
+def _check_size(path: Path, wanted: int, size: int) -> None:
+    if size < wanted:
+        raise UnsupportedModel(
+            f"model: {path} is truncated: {size} bytes of at least {wanted}; fetch it again"
+        )
+
+
+def _header(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except ValueError as error:
+        raise UnsupportedModel(f"model: {path} is no safetensors file: {error}") from error
+    if not isinstance(header, dict):
+        raise UnsupportedModel(f"model: {path} is no safetensors file: its header is no object")
+    return header
+
+
+def _data_size(path: Path, header: dict[str, Any]) -> int:
+    try:
+        ends = [int(each["data_offsets"][1]) for key, each in header.items() if key[:2] != "__"]
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise UnsupportedModel(
+            f"model: {path} is no safetensors file: a tensor without data_offsets"
+        ) from error
+    if not ends:
+        raise UnsupportedModel(f"model: {path} holds no tensors")
+    return max(ends)

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gemm_models import MODELS
 from torch import Tensor
 from torch.nn.functional import linear
-from tune_gemm import MODELS
+from tune_gemm import text_of
 
 from tandem.kernels.gemm.cublaslt import Library, Shape
 from tandem.kernels.gemm.table import Algorithm
@@ -142,7 +143,7 @@ def main() -> None:
         args.out.write_text(json.dumps(times, indent=1) + "\n")
     if args.table:
         table = json.loads(args.table.read_text())
-        args.table.write_text(json.dumps(table | {"many_rows": entries}, indent=1) + "\n")
+        args.table.write_text(text_of(table | {"many_rows": entries}))
 
 
 def _named(algorithm: Algorithm | None) -> str:

@@ -6,50 +6,41 @@ Gluon has no interpreter, and its names change from one release of Triton to the
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import pytest
-import triton
-from triton.backends.compiler import GPUTarget
+from tests.kernels.compiling import COMPILE_SECONDS, compiler, shared_bytes
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from tandem.kernels.attention.decode import gluon as decode
 from tandem.kernels.attention.decode import plan_kernels as decode_plan
-from tandem.kernels.attention.decode.gluon_kernels import decode_stream
 from tandem.kernels.attention.prefill.gluon import DEFAULT
-from tandem.kernels.attention.prefill.gluon_kernels import prefill_tiles
 from tandem.kernels.attention.prefill.plan_kernels import PLAN_FIELDS
 from tandem.kernels.gemm.gluon import REGISTERS, SHARED_BYTES, ring_fits
-from tandem.kernels.gemm.gluon_kernels import multiply_stream
 from tandem.kernels.gemm.table import Form, forms_of
 
-HOPPER = GPUTarget("cuda", 90, 32)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+PREFILL = "tandem.kernels.attention.prefill.gluon_kernels:prefill_tiles"
+DECODE = "tandem.kernels.attention.decode.gluon_kernels:decode_stream"
+STREAMED = "tandem.kernels.gemm.gluon_kernels:multiply_stream"
+Compile = Callable[..., int]
 
 
-@pytest.fixture(autouse=True)
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is found on disk; fused multiply-adds as in a worker."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Compile]:
+    """Compiles a kernel for Hopper and says how much shared memory it takes."""
+    with compiler() as pool:
 
+        def compiled(
+            kernel: str, types: dict[str, str], constants: dict[str, Any], **options: int
+        ) -> int:
+            done = pool.submit(shared_bytes, kernel, types, constants, options)
+            return done.result(COMPILE_SECONDS)
 
-def compiled(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], **options: int
-) -> dict[str, Any]:
-    """Metadata of a kernel built for Hopper."""
-    names = kernel.arg_names
-    signature = {name: types.get(name, "constexpr") for name in names}
-    source = GluonASTSource(
-        kernel, signature, {(names.index(name),): value for name, value in constants.items()}
-    )
-    found = triton.compile(source, target=HOPPER, options={"num_warps": 4, **options})
-    assert found.asm["cubin"]
-    metadata: dict[str, Any] = found.metadata._asdict()
-    return metadata
+        yield compiled
 
 
 def box(rows: int, columns: int) -> str:
@@ -65,7 +56,7 @@ GEMMS = [
 
 
 @pytest.mark.parametrize(("rows", "form", "gated"), GEMMS)
-def test_streamed_products_compile(rows: int, form: Form, gated: bool) -> None:
+def test_streamed_products_compile(shared: Compile, rows: int, form: Form, gated: bool) -> None:
     """Split, grouped and gated ones, within the shared memory that there is."""
     pointers = dict.fromkeys(("bias", "residual", "out"), "*bf16")
     numbers = dict.fromkeys(("rows", "outputs", "residual_row", "length", "pieces"), "i32")
@@ -89,8 +80,7 @@ def test_streamed_products_compile(rows: int, form: Form, gated: bool) -> None:
         "BIAS": False,
         "PDL": True,
     }
-    found = compiled(multiply_stream, types, constants, maxnreg=REGISTERS)
-    assert found["shared"] <= SHARED_BYTES
+    assert shared(STREAMED, types, constants, maxnreg=REGISTERS) <= SHARED_BYTES
 
 
 def test_forms_of_the_table_fit() -> None:
@@ -102,7 +92,7 @@ def test_forms_of_the_table_fit() -> None:
     assert all(ring_fits(form, most) for (_, _, _, most), form in found.items())
 
 
-def test_prefill_attention_compiles() -> None:
+def test_prefill_attention_compiles(shared: Compile) -> None:
     """As it is launched for 32 query and 8 KV heads of 128."""
     numbers = ("table_row", "block_rows", "two_rows", "head_rows")
     types = {
@@ -127,11 +117,13 @@ def test_prefill_attention_compiles() -> None:
         "CONSUMER_REGS": DEFAULT.consumer_registers,
         "PRODUCER_REGS": DEFAULT.producer_registers,
     }
-    assert compiled(prefill_tiles, types, constants)["shared"] <= SHARED_BYTES
+    assert shared(PREFILL, types, constants) <= SHARED_BYTES
 
 
 @pytest.mark.parametrize(("group", "queries", "dim", "lse"), [(4, 1, 128, False), (4, 4, 64, True)])
-def test_decode_attention_compiles(group: int, queries: int, dim: int, lse: bool) -> None:
+def test_decode_attention_compiles(
+    shared: Compile, group: int, queries: int, dim: int, lse: bool
+) -> None:
     """As it is launched for 8 KV heads; as many fit on a multiprocessor as it is planned for."""
     kept = group * queries
     numbers = ("q_t", "q_h", "table_row", "block_rows", "two_rows", "head_rows")
@@ -161,6 +153,6 @@ def test_decode_attention_compiles(group: int, queries: int, dim: int, lse: bool
         "AHEAD": True,
         "PDL": True,
     }
-    found = compiled(decode_stream, types, constants, maxnreg=decode.REGISTERS)
-    each = found["shared"] + 1024  # a kibibyte of each program is the system's
+    taken = shared(DECODE, types, constants, maxnreg=decode.REGISTERS)
+    each = taken + 1024  # a kibibyte of each program is the system's
     assert (SHARED_BYTES + 1024) // each == decode.DEFAULT.shares_per_sm

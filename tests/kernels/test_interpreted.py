@@ -13,8 +13,9 @@ import pytest
 FOLDER = Path(__file__).parent / "gpu"
 FILES = sorted(set(FOLDER.glob("test_*.py")) - {FOLDER / "test_cublaslt.py"})  # a library's kernels
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_triton_kernels_agree_with_their_references_when_interpreted(file):
     """Every kernel that the interpreter can run gives its reference's answer on small shapes."""

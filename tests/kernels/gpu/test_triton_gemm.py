@@ -9,7 +9,8 @@ from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, HOPPER, NEEDS, size
 from torch.nn.functional import silu
 
 from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear, table, triton
-from tandem.kernels.gemm.table import Form
+from tandem.kernels.gemm.rule import form_of
+from tandem.kernels.gemm.table import Form, Kind
 from tandem.kernels.norm import rms_norm
 
 pytestmark = NEEDS
@@ -106,6 +107,38 @@ def test_streamed_products_agree_with_float64(rows, form, length, outputs, dtype
     assert near(stream, total, torch.float32, 100)
     gate, up = want.chunk(2, -1)
     assert near(triton.launch(x, weight, form, gated=True), silu(gate) * up, dtype)
+
+
+SHAPES = [(4608, 3584), (3584, 18944), (1152, 896), (896, 4864), (9728, 896), (2048, 1536)]
+"""Outputs and inner size: of Qwen2.5's, none of them a power of two."""
+RULED = [(*shape, rows) for shape in SHAPES for rows in (1, 5, 32, 64)]
+RULED = [each for each in RULED if each[1] < 16384 or each[2] <= 16]  # the rest is cuBLAS's
+
+
+@pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+@pytest.mark.parametrize(("outputs", "inner", "rows"), RULED)
+def test_forms_of_the_rule_agree_with_float64(outputs, inner, rows):
+    """What shapes of no table get, with bias, added to a float32 stream, and gated."""
+    torch.manual_seed(7)
+    most = table.row_class(rows)
+    assert most is not None
+    x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
+    bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(outputs, inner, device="cuda", dtype=torch.bfloat16) / inner**0.5
+    want = x.double() @ weight.double().t()
+    form = form_of(Kind.PLAIN, outputs, inner, most, 132)
+    assert form is not None
+    assert triton.fits(form, Kind.PLAIN, outputs, inner, rows)
+    for _ in range(2):  # the counters of split sums are zero again
+        got = triton.launch(x, weight, form, bias=bias)
+        assert near(got, want + bias.double(), torch.bfloat16)
+    stream = torch.randn(rows, outputs, device="cuda")
+    total = stream.double() + want
+    assert near(triton.launch(x, weight, form, residual=stream), total, torch.float32, 100)
+    form = form_of(Kind.GATED, outputs, inner, most, 132)
+    if form is not None:
+        gate, up = want.chunk(2, -1)
+        assert near(triton.launch(x, weight, form, gated=True), silu(gate) * up, torch.bfloat16)
 
 
 @pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")

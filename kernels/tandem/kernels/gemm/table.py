@@ -3,7 +3,8 @@
 A table is tables/<device>.json: the command that made it, the versions it was made with, and per
 (kind, outputs, inner size, most rows) the fastest form, its time, and the time without it: that of
 cuBLAS for a product alone, that of the ops one after the other for a product with its neighbours.
-Where that was faster the form is null, as it is for whatever is not in the table.
+Where that was faster the form is null. A shape that is not in the table of a Hopper device gets its
+form by a rule (rule.py); a device without a table does without.
 
 For many rows, where cuBLAS multiplies, it names the algorithms to take in place of cuBLAS's own
 choice, each with the fewest rows that it is for.
@@ -20,8 +21,13 @@ from typing import Any
 
 import torch
 
+from tandem.kernels.launch import generation, sm_count
+
 ROW_CLASSES = (1, 16, 32, 64, 128)
 """Most rows of each class of sizes that the tables know."""
+
+HOPPER = 9
+"""The generation whose kernel the rule's forms are for."""
 
 
 class Kind(StrEnum):
@@ -71,11 +77,11 @@ def row_class(rows: int) -> int | None:
 
 
 def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: int) -> Form | None:
-    """The form that the device's table has; None is to do without."""
+    """The form that the device's table has, or the rule's; None is to do without."""
     most = row_class(rows)
     if most is None or device.type != "cuda":
         return None
-    return _forms_on(device).get((kind, outputs, inner, most))
+    return _chosen(device, kind, outputs, inner, most)
 
 
 def algorithm_for(device: torch.device, outputs: int, inner: int, rows: int) -> Algorithm | None:
@@ -93,8 +99,20 @@ def algorithms_on(device: torch.device) -> Algorithms:
 
 
 @cache
-def _forms_on(device: torch.device) -> dict[Key, Form]:
-    return forms_of(_table(torch.cuda.get_device_name(device)))
+def _chosen(device: torch.device, kind: Kind, outputs: int, inner: int, most: int) -> Form | None:
+    known = choices_on(device)
+    key = (kind, outputs, inner, most)
+    if key in known or not known or generation(device) != HOPPER:
+        return known.get(key)
+    from .rule import form_of  # which is made of this module's types
+
+    return form_of(kind, outputs, inner, most, sm_count(device))
+
+
+@cache
+def choices_on(device: torch.device) -> dict[Key, Form | None]:
+    """Of the device's table; see ``choices_of``."""
+    return choices_of(_table(torch.cuda.get_device_name(device)))
 
 
 @cache
@@ -106,15 +124,19 @@ def _table(device_name: str) -> dict[str, Any]:
     return content
 
 
-def forms_of(table: dict[str, Any]) -> dict[Key, Form]:
-    """The forms of a parsed table, without what is faster without one."""
+def choices_of(table: dict[str, Any]) -> dict[Key, Form | None]:
+    """What a parsed table says of each product that was measured; None is faster without a form."""
     return {
-        (Kind(entry["kind"]), *(entry[n] for n in ("outputs", "inner", "rows"))): Form(
-            **entry["form"]
+        (Kind(entry["kind"]), *(entry[n] for n in ("outputs", "inner", "rows"))): (
+            None if entry["form"] is None else Form(**entry["form"])
         )
         for entry in table["entries"]
-        if entry["form"] is not None
     }
+
+
+def forms_of(table: dict[str, Any]) -> dict[Key, Form]:
+    """The forms of a parsed table, without what is faster without one."""
+    return {key: form for key, form in choices_of(table).items() if form is not None}
 
 
 def algorithms_of(table: dict[str, Any]) -> Algorithms:

@@ -8,6 +8,7 @@ from typing import Any
 from tandem.engine.config import EngineConfig, ModelFacts
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.executor.sim import SimExecutor
+from tandem.engine.scheduler.admission import end_of
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineCoreOutput, Failed
@@ -152,7 +153,7 @@ class Harness:
             request.params,
             choice=choice,
             eos=request.eos_token_ids,
-            max_model_len=self.core.max_model_len,
+            max_model_len=end_of(request, self.core.max_model_len),
             forced=forced,
         )
         return tokens[len(forced) :], finish.reason

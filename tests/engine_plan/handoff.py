@@ -77,6 +77,10 @@ class Connector:
         self.calls.append(("finished", request.key))
         return Hold.FREE
 
+    def cancelled(self, key: RequestKey) -> None:
+        """Only written down."""
+        self.calls.append(("cancelled", key))
+
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """What the test put there."""
         events, self.events = self.events, []
@@ -140,6 +144,12 @@ class ProducerSide(Connector):
         export.why = why
         self.pending.add(request.key)
         return Hold.KEPT
+
+    def cancelled(self, key: RequestKey) -> None:
+        """The lease ends at once."""
+        super().cancelled(key)
+        if key in self.pending:
+            self.release(key)
 
     def release(self, key: RequestKey) -> None:
         """The lease is over."""
@@ -246,6 +256,11 @@ class BothSides:
     def finished(self, request: Request, why: str) -> Hold:
         """See the side."""
         return self._side(request).finished(request, why)
+
+    def cancelled(self, key: RequestKey) -> None:
+        """See the sides."""
+        self.producer.cancelled(key)
+        self.consumer.cancelled(key)
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """Of both sides."""

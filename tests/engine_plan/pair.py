@@ -27,10 +27,19 @@ def consume(name: str, prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
 class Pair:
     """A prefill and a decode engine."""
 
-    def __init__(self, p_blocks: int = 64, d_blocks: int = 64, **flat: Any) -> None:
+    def __init__(
+        self,
+        p_blocks: int = 64,
+        d_blocks: int = 64,
+        *,
+        p_len: int | None = None,
+        d_len: int | None = None,
+        **flat: Any,
+    ) -> None:
+        """``p_len``, ``d_len``: max_model_len of either; None is the model's."""
         self.producer, self.consumer = ProducerSide(), ConsumerSide()
-        self.p = Harness(p_blocks, connector=self.producer, **flat)
-        self.d = Harness(d_blocks, connector=self.consumer, **flat)
+        self.p = Harness(p_blocks, connector=self.producer, max_model_len=p_len, **flat)
+        self.d = Harness(d_blocks, connector=self.consumer, max_model_len=d_len, **flat)
 
     def prefill(self, name: str = "a", prompt: Any = 40, **fields: Any) -> EngineCoreRequest:
         """Run the prefill leg to its end; its blocks stay exported."""

@@ -53,6 +53,7 @@ DEFAULTS = {
     "max_num_batched_tokens": 2048,
     "long_prefill_token_threshold": None,
     "max_num_mixed_tokens": None,
+    "mixed_tokens_per_decode": None,
     "policy": "fcfs",
     "max_num_queued_reqs": None,
     "max_num_queued_tokens": None,
@@ -142,6 +143,26 @@ def test_gpus_get_defaults_of_their_own(tmp_path):
     assert (given.max_num_batched_tokens, given.async_scheduling) == (512, False)
 
 
+def test_gpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
+    """Eight tokens for each, unless a number of one's own or a fixed bound is given."""
+    config = config_of(tmp_path, device="cuda")
+    assert config.scheduler.mixed_tokens_per_decode == 8
+    assert (config.scheduler.mixed_tokens(1), config.scheduler.mixed_tokens(256)) == (1024, 2048)
+    given = config_of(tmp_path, device="cuda", mixed_tokens_per_decode=12).scheduler
+    assert given.mixed_tokens(256) == 3072
+    fixed = config_of(tmp_path, device="cuda", max_num_mixed_tokens=8192).scheduler
+    assert fixed.mixed_tokens_per_decode is None
+    assert {fixed.mixed_tokens(n) for n in (1, 64, 256)} == {8192}
+
+
+@pytest.mark.parametrize(("given", "most"), [(-1, 100), (7, 7), (5000, 100)])
+def test_log_probabilities_end_with_the_vocabulary(given: int, most: int) -> None:
+    """-1 is all of them, and nobody is promised more than there are."""
+    config = EngineConfig.of("folder", facts=facts_of(LLAMA), device="cpu", max_logprobs=given)
+
+    assert config.max_logprobs == most
+
+
 def test_device_is_detected(monkeypatch):
     """Hidden GPUs are not there; a named device is taken as it is."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -159,6 +180,7 @@ def test_device_is_detected(monkeypatch):
         ("seed", -1),
         ("load_format", "pickle"),
         ("max_logprobs", True),
+        ("max_logprobs", -2),
         ("block_size", 24),
         ("block_size", 512),
         ("num_gpu_blocks_override", 0),
@@ -172,6 +194,7 @@ def test_device_is_detected(monkeypatch):
         ("max_num_batched_tokens", 1.5),
         ("long_prefill_token_threshold", 0),
         ("max_num_mixed_tokens", 256),
+        ("mixed_tokens_per_decode", 1),
         ("policy", "random"),
         ("max_num_queued_reqs", -1),
         ("watermark", 1.5),

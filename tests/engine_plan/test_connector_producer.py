@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import Pair, produce
@@ -130,4 +131,20 @@ def test_aborted_producers_keep_their_promise():
     assert pair.producer.exports[request.key].why == "abort"
     assert pair.p.core.stats()["held_blocks"] == 4
     pair.producer.release(request.key)
+    pair.check_empty()
+
+
+@pytest.mark.parametrize("who", ["a cancel", "its router is lost"])
+def test_what_was_handed_over_is_let_go_of_when_nobody_wants_it(who):
+    """The engine has forgotten the key; the connector, which keeps its blocks, hears of it."""
+    pair = Pair()
+    mine, other = pair.prefill("a"), pair.prefill("b", router=b"o" * 16)
+    core = pair.p.core
+    if who == "a cancel":
+        assert not core.abort(mine.key)
+    else:
+        assert core.abort_router(mine.key.router) == 0
+    pair.p.step()
+    assert list(core.scheduler.roster.held) == [other.key]
+    pair.producer.release(other.key)
     pair.check_empty()

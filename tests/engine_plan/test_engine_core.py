@@ -9,6 +9,7 @@ from tests.engine_plan.pair import consume, produce
 
 from tandem.engine.cache.block_pool import IntegrityError
 from tandem.engine.core.engine_core import QUIET_S, EngineCore
+from tandem.engine.core.prefill_rate import PrefillRate
 from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
@@ -162,10 +163,10 @@ def test_stats_and_load_say_what_is_there():
     """Counts of requests, tokens and blocks, by where they are."""
     harness = Harness(8, max_num_batched_tokens=32, connector=(side := ConsumerSide()))
     harness.add(request_of("run", 70))
-    harness.add(request_of("wait", 60))
     legs = [consume("park"), consume("load", 16)]
     for leg in legs:
         harness.add(leg)
+    harness.add(request_of("wait", 60))
     harness.step()
     side.ready[legs[1].key] = 16
     harness.step()
@@ -175,7 +176,7 @@ def test_stats_and_load_say_what_is_there():
     assert (stats["free_blocks"], stats["total_blocks"], stats["steps"]) == (1, 8, 2)
     load = harness.core.load_report()
     assert (load.num_running, load.num_waiting) == (1, 3)
-    assert load.waiting_tokens == 6 + 60 + 40 + 16
+    assert (load.waiting_tokens, load.loading_tokens) == (6 + 60 + 40 + 16, 40 + 16)
     assert (load.free_blocks, load.total_blocks, load.leased_blocks) == (1, 8, 0)
 
 
@@ -201,6 +202,28 @@ def test_the_prefill_rate_is_measured():
     assert harness.core.load_report().prefill_tokens_per_s == pytest.approx(120)
     harness.run()
     assert harness.core.load_report().prefill_tokens_per_s == pytest.approx(120)
+
+
+def test_short_prompts_do_not_hide_how_fast_long_ones_are():
+    """A step of 16 tokens takes nearly as long as one of 2,048; the rate is that of the tokens."""
+    rate = PrefillRate()
+    assert rate.tokens_per_s == 0
+    for _ in range(20):
+        rate.note(16, 0.007)
+    rate.note(2048, 0.044)
+    assert rate.tokens_per_s == pytest.approx(2048 / 0.044)
+
+
+def test_steps_that_build_kernels_do_not_hide_how_fast_an_engine_is():
+    """A first step may take seconds; the third after it has the rate right."""
+    rate = PrefillRate()
+    rate.note(2048, 5.0)
+    for _ in range(2):
+        rate.note(2048, 0.044)
+    assert rate.tokens_per_s == pytest.approx(2048 / 0.044)
+    for _ in range(40):
+        rate.note(2048, 0.088)
+    assert rate.tokens_per_s == pytest.approx(2048 / 0.088)
 
 
 def test_the_card_says_what_is_served():

@@ -20,7 +20,13 @@ def sequence_of(prompt: list[int], choice: int = 0) -> Request:
     source = request_of("m", prompt)
     root = root_hash(fingerprint="f", block_size=BLOCK)
     group = RequestGroup(
-        source=source, root=root, block_size=BLOCK, arrival=0.0, number=1, deadline=None
+        source=source,
+        root=root,
+        block_size=BLOCK,
+        arrival=0.0,
+        number=1,
+        deadline=None,
+        max_model_len=100,
     )
     return Request(
         SeqId(next(_numbers)),

@@ -18,7 +18,13 @@ def made(number: int, choices: tuple[int, ...] = (0,), priority: int = 0, **fiel
     """The request that came as the ``number``-th."""
     source = request_of("q", 10, **fields)
     group = RequestGroup(
-        source=source, root=ROOT, block_size=4, arrival=0.0, number=number, deadline=5.0
+        source=source,
+        root=ROOT,
+        block_size=4,
+        arrival=0.0,
+        number=number,
+        deadline=5.0,
+        max_model_len=100,
     )
     return Request(
         SeqId(number),

@@ -75,6 +75,24 @@ def test_hole_09_leases_have_a_quota_and_admission_a_bound():
     assert quota.num_started == 20
 
 
+def test_a_large_lease_is_not_passed_by_small_ones_for_ever():
+    """Who asks after one that must wait waits, too; in the next round the first asks first."""
+    quota = Quota(100, share=0.3, backlog=9.0)
+    before, large, after = [make_key(name) for name in ("before", "large", "after")]
+    for key, blocks in ((before, 5), (large, 28), (after, 5)):
+        assert quota.admit(key, blocks) is None
+    assert quota.may_start(before)
+    for _ in range(3):
+        quota.new_round()
+        assert not quota.may_start(large)
+        assert not quota.may_start(after)
+    quota.new_round()
+    assert quota.may_start(after), "who asks first goes first: it may have a better priority"
+    quota.release(after)
+    quota.release(before)
+    assert quota.may_start(large)
+
+
 def test_hole_10_a_peer_that_beats_but_stands_still_with_work_is_lost():
     """Beats of a thread beside a dead engine keep nothing alive."""
     life = Liveness(Millis(0), silent_ms=1000, stalled_ms=5000)

@@ -24,7 +24,6 @@ from tandem.kvtransfer.handoff.messages import (
     GoneReason,
     Open,
     Ready,
-    Taken,
     Want,
 )
 from tandem.kvtransfer.handoff.tables import DState, PState
@@ -73,25 +72,6 @@ def test_a_part_is_no_larger_than_the_consumers_slots():
     face.deliver_p(Open(A, None))
     face.deliver_p(Want(A, 0, 2, 1))
     assert [(pack.start, pack.stop) for pack in face.packs] == [(0, 4), (4, 8)]
-
-
-def test_slots_go_round_between_keys():
-    """A long prompt does not keep the slots from a later one."""
-    face = Face(send_slots=2)
-    keys = [make_key(name) for name in "abc"]
-    for key in keys:
-        face.admit(key, 32)
-        face.compute(key, 32)
-        face.deliver_p(Open(key, None))
-        face.deliver_p(Want(key, 0, 2, 8))
-    order = []
-    while face.packs:
-        pack = face.packs.pop(0)
-        order.append(pack.key.request)
-        face.p(p.Packed(pack.key, pack.index, ok=True))
-        face.deliver_p(Taken(pack.key, pack.index))
-    assert set(order[2:6]) == {"a", "b", "c"}
-    assert len(order) == 12
 
 
 def test_an_open_before_the_request_waits_for_it():

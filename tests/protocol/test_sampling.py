@@ -43,8 +43,8 @@ def test_defaults_are_valid_and_pinned() -> None:
         ("stop", tuple("abcdefghijklmnopq")),
         ("bad_words", ("",)),
         ("allowed_token_ids", ()),
-        ("logprobs", -1),
-        ("prompt_logprobs", -1),
+        ("logprobs", -2),
+        ("prompt_logprobs", -2),
     ],
 )
 def test_a_value_out_of_range_is_named(param: str, value: object) -> None:
@@ -64,7 +64,7 @@ def test_min_tokens_may_not_exceed_max_tokens() -> None:
 
 def test_a_bias_out_of_range_names_its_token() -> None:
     """The error of a logit bias names the token it is for."""
-    with pytest.raises(InvalidParameter, match=r"logit_bias\[7\]"):
+    with pytest.raises(InvalidParameter, match=r"logit_bias\.7"):
         SamplingParams(logit_bias={7: 101.0}).verify()
 
 

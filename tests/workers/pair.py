@@ -80,6 +80,8 @@ class Pair:
     def __init__(self, **settings: object) -> None:
         self.kv = KVTransferConfig(kv_connector="tcp", kv_control_port=0, **settings)  # type: ignore[arg-type]
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
+        self.decode_stands = False
+        """D's engine takes no step."""
         self.prefill = Half(self._producer)
         self.decode = Half(self._consumer)
         self.p_role, self.d_role = PrefillRole(self.producer), DecodeRole(self.consumer)
@@ -115,7 +117,8 @@ class Pair:
         deadline = time.monotonic() + SECONDS
         while not check():
             self.prefill.step()
-            self.decode.step()
+            if not self.decode_stands:
+                self.decode.step()
             assert time.monotonic() < deadline, (self.prefill.failed, self.decode.failed)
             time.sleep(0.001)
 
@@ -124,6 +127,7 @@ class Pair:
         name: str,
         prompt: Sequence[int] = PROMPT,
         emitted: Sequence[Sequence[int]] = (),
+        budget_ms: int = 15_000,
         **params: object,
     ) -> RequestKey:
         """Both legs of one request; ``emitted`` is what an earlier attempt said, by choice."""
@@ -133,7 +137,7 @@ class Pair:
             "key": key,
             "prompt_token_ids": list(prompt),
             "params": SamplingParams(**fields),  # type: ignore[arg-type]
-            "budget_ms": 15_000,
+            "budget_ms": budget_ms,
             "emitted": tuple(map(tuple, emitted)),
         }
         refused = self.decode.core.add(EngineCoreRequest(**request, kv=Consume(self.p_id)))  # type: ignore[arg-type]

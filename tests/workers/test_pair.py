@@ -6,11 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.engine_run.tiny_models import folder_of
 from tests.workers.pair import PROMPT, ROUTER, Pair
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.launch import RoleContext, RoleParts
+from tandem.engine.core.server_config import ServerConfig
+from tandem.engine.executor.base import Capacity
+from tandem.engine.scheduler.connector import KVConnector
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.prefill import worker as prefill_worker
 from tandem.prefill.config import PrefillConfig, chunked
+from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
@@ -79,6 +88,22 @@ def test_a_cancel_frees_both_ends(pair: Pair, where: str) -> None:
     assert all(each.cause in (FailCause.GONE, FailCause.REVOKED) for each in other)
 
 
+@pytest.mark.parametrize("who", ["its request", "its router"])
+def test_a_cancel_after_the_hand_over_ends_the_lease(pair: Pair, who: str) -> None:
+    """P is through with a request that D has not begun to fetch: the lease has half a minute left
+    and ends at once, though the engine no longer knows the key."""
+    key = pair.ask("a", budget_ms=600_000, max_tokens=100)
+    pair.decode_stands = True
+    pair.until(lambda: not pair.prefill.core.holds(key))
+    assert pair.p_role.leased_blocks() > 0
+    if who == "its request":
+        assert not pair.prefill.core.abort(key)
+    else:
+        assert pair.prefill.core.abort_router(ROUTER) == 0
+    pair.until(lambda: pair.prefill.free)
+    assert pair.p_role.leased_blocks() == 0
+
+
 def test_a_consumer_without_a_link_is_refused(pair: Pair) -> None:
     """A request for a producer that nobody knows is turned away at once, on either side."""
     key = RequestKey(ROUTER, "x", 0)
@@ -118,6 +143,38 @@ def test_roles_tell_the_shell_how_they_are(pair: Pair) -> None:
     assert pair.d_role.leased_blocks() == 0
     assert pair.p_role.problem() is None
     assert pair.d_role.problem() is None
+
+
+def test_a_prefill_workers_card_says_how_much_it_hands_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the lease quota holds in all, in tokens: placement asks nobody who has to say no."""
+    cards: list[ModelCard] = []
+
+    def launched(config: EngineConfig, *_: object, executor: Any, make_role: Any) -> int:
+        parts: list[RoleParts] = []
+
+        def connect(capacity: Capacity) -> KVConnector | None:
+            fingerprint, me = config.fingerprint(capacity.layout), new_incarnation()
+            context = RoleContext(
+                config, capacity, fingerprint, me, executor, CollectorRegistry(), None, lambda: None
+            )
+            parts.append(make_role(context))
+            return parts[0].connector
+
+        core = EngineCore.launch(config, executor, connect=connect)
+        cards.append(core.card(max_handoff_tokens=parts[0].max_handoff_tokens))
+        parts[0].role.close()
+        core.close()
+        return 0
+
+    monkeypatch.setattr(prefill_worker, "run_worker", launched)
+    config = EngineConfig.of(
+        str(folder_of("llama")), device="cpu", revision="tiny", num_gpu_blocks_override=24
+    )
+    kv = KVTransferConfig(kv_connector="tcp", kv_control_port=0, kv_lease_quota=0.25)
+    prefill_worker.run(config, ServerConfig(), kv, PrefillConfig())
+    assert cards[0].max_handoff_tokens == 6 * cards[0].block_size
 
 
 def test_chunks_are_whole_blocks() -> None:

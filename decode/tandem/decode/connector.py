@@ -100,6 +100,9 @@ class DecodeConnector:
         pull.let_go = True
         return Hold.KEPT
 
+    def cancelled(self, key: RequestKey) -> None:
+        """``finished`` has stopped its pull already."""
+
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """What the service says, in the engine's words."""
         return [told for event in self._consumer.poll() for told in self._translate(event)]

@@ -53,6 +53,8 @@ class RequestGroup:
     """Counts arrivals."""
     deadline: float | None
     """Seconds on the engine's clock."""
+    max_model_len: int
+    """Prompt and output tokens at which a choice ends by length."""
     live: dict[int, Request] = field(default_factory=dict)
     """By choice; a fork's choices appear when it happens."""
     scheduled: float | None = None

@@ -7,7 +7,12 @@ from dataclasses import dataclass, fields
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import CONTROL_PORT
-from tandem.protocol.settings import check_integer, check_positive, setting
+from tandem.protocol.settings import (
+    check_integer,
+    check_optional_integer,
+    check_positive,
+    setting,
+)
 
 CONNECTORS = ("auto", "nixl", "tcp", "memory")
 MIN_SLOT_BYTES = 4 << 10
@@ -22,9 +27,11 @@ class KVTransferConfig:
         "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load.",
         choices=CONNECTORS,
     )
-    kv_slot_bytes: int = setting(
-        4 << 20,
-        "Size of a send or receive slot; raised to one KV block and its header if below.",
+    kv_slot_bytes: int | None = setting(
+        None,
+        "Size of a send or receive slot; raised to one KV block and its header if below. None is "
+        "64 MiB where slots lie in GPU memory (less on a GPU of under 64 GiB), 4 MiB in the "
+        "host's.",
         unit="bytes",
     )
     kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
@@ -32,8 +39,11 @@ class KVTransferConfig:
     kv_slots_per_peer: int = setting(
         8, "Slots of either kind that one peer may hold; less than all, so that none starves."
     )
-    kv_credits: int = setting(
-        4, "Parts of one hand-off that may be packed and not yet taken.", unit="parts"
+    kv_credits: int | None = setting(
+        None,
+        "Parts of one hand-off that may be packed and not yet taken. None is 6 where slots lie in "
+        "GPU memory, 4 in the host's.",
+        unit="parts",
     )
     kv_lease_seconds: float = setting(
         30.0,
@@ -63,6 +73,12 @@ class KVTransferConfig:
     )
     kv_beat_seconds: float = setting(0.5, "Interval of a link's beats, both ways.", unit="s")
     kv_beat_timeout: float = setting(4.0, "A peer silent for this long is lost.", unit="s")
+    kv_slow_seconds: float = setting(
+        1.0,
+        "A hand-off that is not done so long after the end of its prompt, and has had four times "
+        "what its bytes take at the best rate of its link, is warned of and counted.",
+        unit="s",
+    )
     kv_stall_seconds: float = setting(
         60.0, "A peer with work whose engine and transfers stand still this long is lost.", unit="s"
     )
@@ -75,7 +91,10 @@ class KVTransferConfig:
     kv_probe_bytes: int = setting(
         1 << 20, "Known pattern that a new link must deliver; cut to the slot size.", unit="bytes"
     )
-    kv_control_host: str = setting("127.0.0.1", "Address that the control socket binds.")
+    kv_control_host: str = setting(
+        "127.0.0.1",
+        "Address that the control socket binds; on the loopback KV stays on this machine, too.",
+    )
     kv_control_port: int = setting(CONTROL_PORT, "Port of the control socket; 0 takes any free.")
     kv_advertise_host: str | None = setting(
         None, "Address under which peers reach this worker; none is the control host."
@@ -91,8 +110,9 @@ class KVTransferConfig:
             raise InvalidParameter(
                 "kv_connector", self.kv_connector, f"one of {', '.join(CONNECTORS)}"
             )
-        check_integer("kv_slot_bytes", self.kv_slot_bytes, MIN_SLOT_BYTES)
-        for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer", "kv_credits"):
+        check_optional_integer("kv_slot_bytes", self.kv_slot_bytes, MIN_SLOT_BYTES)
+        check_optional_integer("kv_credits", self.kv_credits, 1)
+        for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer"):
             check_integer(name, getattr(self, name), 1)
         check_integer("kv_probe_bytes", self.kv_probe_bytes, 64)
         for name in ("kv_control_port", "kv_data_port"):

@@ -20,7 +20,8 @@ class HandoffMetrics:
         self.phase = Histogram(
             "tandem:kv_handoff_phase_seconds",
             "Phases of a hand-off: pack (P); wait (OPEN to READY), reserve (READY to WANT), "
-            "read, unpack (with verification), commit, load (WANT to committed) (D).",
+            "read, unpack (with verification), commit, load (WANT to committed), tail (end of the "
+            "prompt to committed) (D).",
             ["phase"],
             registry=registry,
             buckets=PHASE_BUCKETS,
@@ -41,6 +42,17 @@ class HandoffMetrics:
             "tandem:kv_handoff_failures",
             "Hand-offs that failed, by cause.",
             ["role", "cause"],
+            registry=registry,
+        )
+        self.slow = Counter(
+            "tandem:kv_slow_handoffs",
+            "Hand-offs slow for what their link can do, by what they waited for just then.",
+            ["phase"],
+            registry=registry,
+        )
+        self.waiting_bytes = Gauge(
+            "tandem:kv_waiting_bytes",
+            "KV that prefill workers announced and that is not here yet.",
             registry=registry,
         )
         self.slots = Gauge(

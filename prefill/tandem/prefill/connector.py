@@ -93,6 +93,10 @@ class PrefillConnector:
         self._producer.finished(request.key)
         return Hold.KEPT
 
+    def cancelled(self, key: RequestKey) -> None:
+        """End the lease of what was handed over, and remember a key that was never here."""
+        self._producer.cancel(key)
+
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """Exports that ended, in the engine's words."""
         return [self._translate(event) for event in self._producer.poll()]

@@ -33,8 +33,13 @@ def run(
             guard=context.guard,
         )
         producer.start()
-        connector = PrefillConnector(producer, context.capacity.layout.block_size)
-        return RoleParts(PrefillRole(producer), connector, producer.control)
+        block_size = context.capacity.layout.block_size
+        return RoleParts(
+            PrefillRole(producer),
+            PrefillConnector(producer, block_size),
+            producer.control,
+            producer.max_blocks * block_size,
+        )
 
     return run_worker(
         chunked(config, prefill), server, WorkerRole.PREFILL, executor=executor, make_role=make_role

@@ -57,3 +57,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation | None = None
     control: str | None = None
     """``host:port`` of a prefill worker's control socket, as its peers can reach it."""
+    max_handoff_tokens: int | None = None
+    """Tokens of the longest prompt that a prefill worker hands over: what its lease quota holds.
+    None: no limit but ``max_model_len``."""

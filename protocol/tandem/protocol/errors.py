@@ -8,8 +8,13 @@ TandemError
 """
 
 from enum import StrEnum
+from itertools import islice
 
 import msgspec
+
+_SHOWN_CHARS = 120
+_SHOWN_DEPTH = 3
+_SHOWN_BITS = 256
 
 
 class RefusalCode(StrEnum):
@@ -18,7 +23,7 @@ class RefusalCode(StrEnum):
     INVALID = "invalid"
     """The request itself is wrong; no worker would take it (HTTP 400)."""
     NEVER_FITS = "never_fits"
-    """Longer than the KV cache or the context of this worker can ever hold (HTTP 400)."""
+    """Longer than this worker can ever hold, or hand over (HTTP 400 when no other can)."""
     UNSUPPORTED = "unsupported"
     """Right, but this worker cannot do it (HTTP 400 when no other can)."""
     CAPACITY = "capacity"
@@ -61,18 +66,43 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TandemError(Exception):
     """Root of every error that Tandem raises on purpose."""
 
+    exit_status = 1
+    """Of a command that ends with it; 2 where what the user gave is wrong."""
+
+
+def shown(value: object) -> str:
+    """``repr(value)`` cut to 120 characters, in a time that does not grow with the value."""
+    text = repr(_cut(value, _SHOWN_DEPTH))
+    return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _cut(value: object, depth: int) -> object:
+    """As much of a large value as a message could show."""
+    if isinstance(value, str | bytes):
+        return value[:_SHOWN_CHARS]
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"{'-' if value < 0 else ''}2**{value.bit_length() - 1}..."
+    if not isinstance(value, list | tuple | dict):
+        return value
+    if depth == 0:
+        return "..." if value else value
+    if isinstance(value, dict):
+        few = islice(value.items(), _SHOWN_CHARS // 3)
+        return {_cut(key, depth - 1): _cut(each, depth - 1) for key, each in few}
+    first = [_cut(each, depth - 1) for each in value[: _SHOWN_CHARS // 3]]
+    return tuple(first) if isinstance(value, tuple) else first
+
 
 class InvalidParameter(TandemError, ValueError):
     """A value that the interface does not allow; names the field, the value, what is allowed."""
+
+    exit_status = 2
 
     def __init__(self, param: str, value: object, allowed: str) -> None:
         self.param = param
         self.value = value
         self.allowed = allowed
-        shown = repr(value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{param}: {shown} is not allowed; {allowed}")
+        super().__init__(f"{param}: {shown(value)} is not allowed; {allowed}")
 
 
 class RequestRefused(TandemError):

@@ -60,6 +60,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     waiting_tokens: int
     """Prompt tokens not yet computed over all requests."""
+    loading_tokens: int = 0
+    """Those of them that come from prefill workers, or are to come from there."""
     free_blocks: int
     total_blocks: int
     leased_blocks: int = 0
@@ -76,6 +78,10 @@ class PeerHealth(msgspec.Struct, frozen=True):
     reason: str = ""
     transport: str = ""
     """What moves KV from there; empty while the link is down."""
+    bytes_per_s: float = 0.0
+    """KV that came, over the seconds in which some waited; 0 while unknown."""
+    waiting_bytes: int = 0
+    """KV that is announced from there and has not come."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):

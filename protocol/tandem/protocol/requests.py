@@ -44,6 +44,9 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """Lower goes first under the priority policy."""
     budget_ms: int | None = None
     """What is left of the request's deadline when it was sent; None is no deadline."""
+    max_model_len: int | None = None
+    """Prompt and output tokens at which a choice ends by length, the same for both legs of a
+    hand-off, whose workers may have other limits each; None is the worker's own."""
     kv: Produce | Consume | None = None
     """None: this worker does both halves."""
     trace: str | None = None

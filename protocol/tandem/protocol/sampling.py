@@ -15,8 +15,23 @@ from tandem.protocol.errors import InvalidParameter
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 1_024
+MAX_STOP_TOKEN_IDS = 1_024
+MAX_LOGIT_BIAS = 4_096
+MAX_BAD_WORDS = 4_096
+MAX_BAD_WORD_CHARS = 256
+MAX_BAD_WORD_IDS = 64
+"""Ids of one bad word."""
 DEFAULT_MAX_LOGPROBS = 20
+ALL_LOGPROBS = -1
+"""What clients write in ``logprobs`` for every token of the vocabulary."""
 SEED_BITS = 63
+
+_MOST = {
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "logit_bias": MAX_LOGIT_BIAS,
+    "bad_words": MAX_BAD_WORDS,
+}
 
 
 class OutputKind(StrEnum):
@@ -60,7 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_tokens: int = 0
     """End-of-sequence and stop ids cannot be drawn before this many tokens."""
     logprobs: int | None = None
-    """Log-probabilities of the drawn token and this many best ones; None is off."""
+    """Log-probabilities of the drawn token and this many best ones; -1 is all, None is off."""
     prompt_logprobs: int | None = None
     """The same for the prompt's tokens."""
     logit_bias: dict[int, float] | None = None
@@ -115,21 +130,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def _verify_lists(self) -> None:
         if len(self.stop) > MAX_STOP_STRINGS:
             raise InvalidParameter("stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
-        if "" in self.stop:
-            raise InvalidParameter("stop", self.stop, "strings of at least one character")
-        if "" in self.bad_words:
-            raise InvalidParameter("bad_words", self.bad_words, "strings of at least one character")
+        for name, most in _MOST.items():
+            if len(getattr(self, name) or ()) > most:
+                raise InvalidParameter(name, getattr(self, name), f"at most {most} entries")
+        _texts("stop", self.stop, MAX_STOP_CHARS)
+        _texts("bad_words", self.bad_words, MAX_BAD_WORD_CHARS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidParameter("allowed_token_ids", (), "at least one token id")
+            raise InvalidParameter("allowed_token_ids", [], "at least one token id")
         for param, count in (
             ("logprobs", self.logprobs),
             ("prompt_logprobs", self.prompt_logprobs),
         ):
-            if count is not None:
+            if count is not None and count != ALL_LOGPROBS:
                 _integer(param, count, 0, 2**31 - 1)
-        for token, bias in (self.logit_bias or {}).items():
-            if not (_finite(bias) and -100.0 <= bias <= 100.0):
-                raise InvalidParameter(f"logit_bias[{token}]", bias, "a number from -100 to 100")
+        _biases(self.logit_bias or {})
 
     def verify_vocabulary(
         self, vocab_size: int, max_logprobs: int = DEFAULT_MAX_LOGPROBS
@@ -138,15 +152,37 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _ids("stop_token_ids", self.stop_token_ids, vocab_size)
         _ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         _ids("logit_bias", tuple(self.logit_bias or {}), vocab_size)
+        if len(self.bad_words_token_ids) > 2 * MAX_BAD_WORDS:  # two forms of each
+            raise InvalidParameter("bad_words", self.bad_words, f"at most {MAX_BAD_WORDS} words")
         for words in self.bad_words_token_ids:
+            if len(words) > MAX_BAD_WORD_IDS:
+                raise InvalidParameter(
+                    "bad_words", words, f"words of at most {MAX_BAD_WORD_IDS} tokens"
+                )
             _ids("bad_words", words, vocab_size)
+        if self.allowed_token_ids and len(self.allowed_token_ids) > vocab_size:
+            raise InvalidParameter(
+                "allowed_token_ids", self.allowed_token_ids, f"at most {vocab_size} ids"
+            )
         for param, count in (
             ("logprobs", self.logprobs),
             ("prompt_logprobs", self.prompt_logprobs),
         ):
-            if count is not None and count > max_logprobs:
-                raise InvalidParameter(param, count, f"at most {max_logprobs} on this server")
+            most = vocab_size if count == ALL_LOGPROBS else count
+            if most is not None and most > max_logprobs:
+                raise InvalidParameter(
+                    param,
+                    count,
+                    f"0 to {max_logprobs} on this server; -1, for all {vocab_size} of the "
+                    "vocabulary, needs --max-logprobs -1",
+                )
         return self
+
+    def with_all_logprobs(self, vocab_size: int) -> "SamplingParams":
+        """The same parameters with counts in the place of -1, as workers take them."""
+        counts = {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}
+        wanted = {name: vocab_size for name, count in counts.items() if count == ALL_LOGPROBS}
+        return msgspec.structs.replace(self, **wanted) if wanted else self
 
 
 def seeded(params: SamplingParams, seed: int) -> SamplingParams:
@@ -183,7 +219,30 @@ def _integer(param: str, value: int, low: int, high: int) -> None:
         raise InvalidParameter(param, value, f"an integer from {low} to {high}")
 
 
+def _biases(biases: Mapping[int, float]) -> None:
+    wrong = {
+        token: bias
+        for token, bias in biases.items()
+        if not (_finite(bias) and -100.0 <= bias <= 100.0)
+    }
+    if len(wrong) == 1:
+        ((token, bias),) = wrong.items()
+        raise InvalidParameter(f"logit_bias.{token}", bias, "a number from -100 to 100")
+    if wrong:
+        raise InvalidParameter("logit_bias", wrong, "numbers from -100 to 100")
+
+
+def _texts(param: str, texts: Sequence[str], most: int) -> None:
+    if "" in texts:
+        raise InvalidParameter(param, "", "strings of at least one character")
+    for each in texts:
+        if len(each) > most:
+            raise InvalidParameter(param, each, f"strings of at most {most} characters")
+
+
 def _ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise InvalidParameter(param, token, f"token ids from 0 to {vocab_size - 1}")
+    if not ids or (min(ids) >= 0 and max(ids) < vocab_size):
+        return
+    wrong = [token for token in ids if not 0 <= token < vocab_size]
+    value = wrong if len(wrong) > 1 else wrong[0]
+    raise InvalidParameter(param, value, f"token ids from 0 to {vocab_size - 1}")

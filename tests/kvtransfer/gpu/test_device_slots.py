@@ -6,7 +6,8 @@ import torch
 from tandem.kernels.blocks import digest
 from tandem.kvtransfer.mover.header import HEADER_BYTES
 from tandem.kvtransfer.mover.make_slots import make_slots
-from tandem.kvtransfer.mover.memory import SlotMemory, slot_bytes_for
+from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.mover.sizes import slot_bytes_for
 from tandem.kvtransfer.transports.base import Traits
 
 pytestmark = [

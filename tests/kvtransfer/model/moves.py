@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from tests.kvtransfer.model.limits import finish_at_p
 from tests.kvtransfer.model.parts import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use
 from tests.kvtransfer.model.world import World, replaced
 
@@ -29,6 +30,7 @@ ALL_FAULTS = (
     "d counts p as lost",
     "p refuses",
     "p cancels",
+    "router cancels",
     "p's engine gives up",
     "d cancels",
     "p's deadline",
@@ -121,6 +123,7 @@ def _faults(world: World) -> Iterator[Fault]:
 def _key_faults(world: World, index: int) -> Iterator[Fault]:
     key, work, use = KEYS[index], world.work[index], world.use[index]
     yield "p cancels", f"p cancels {index}", lambda w: _p_cancels(w, index)
+    yield "router cancels", f"router cancels {index}", lambda w: _router_cancels(w, index)
     if work.step == 0:
         yield "p refuses", f"p refuses {index}", lambda w: _refuse(w, index)
     if work.step and not work.done:
@@ -178,7 +181,7 @@ def _fence(world: World, index: int) -> None:
 
 def _first(world: World, index: int) -> None:
     _work(world, index, first=True)
-    _p(world, p_events.First(KEYS[index], TOKEN, world.setup.finish))
+    _p(world, p_events.First(KEYS[index], TOKEN, finish_at_p(world.setup)))
 
 
 def _finish(world: World, index: int, *, cancelled: bool) -> None:
@@ -203,6 +206,19 @@ def _compute(world: World, index: int) -> None:
 
 def _p_cancels(world: World, index: int) -> None:
     _p(world, p_events.Cancel(KEYS[index]))
+
+
+def _router_cancels(world: World, index: int) -> None:
+    """CANCEL comes to P's engine, or P's router is lost: nobody waits for a deadline then."""
+    work = world.work[index]
+    here = bool(work.step) and not work.done
+    if not (work.done and world.setup.deaf):
+        _p_cancels(world, index)
+    if here:
+        _finish(world, index, cancelled=False)
+    work, export = world.work[index], world.exports.exports.get(KEYS[index])
+    if (export is not None and export.state not in ENDED) or work.done != work.released:
+        raise Broken(f"the lease of key {index} outlives its cancel")
 
 
 def p_deadline(world: World, index: int) -> None:

@@ -116,6 +116,17 @@ class Setup(NamedTuple):
     """A read that ends in a slot that is not its own is a broken promise by itself."""
     brisk: bool = False
     """P's engine does all its work on a key at once: fewer states, for wider worlds."""
+    p_len: int | None = None
+    """Tokens that P can hold of one sequence (a block is a token); None is plenty."""
+    d_len: int | None = None
+    asked: int | None = None
+    """``max_model_len`` of the request; None (a mutation): each end goes by its own."""
+    false_end: bool = False
+    """P is of another build: D does not agree that ``finish`` is an end."""
+    hasty: bool = False
+    """D frees the blocks of a false end though they are still written (a mutation)."""
+    deaf: bool = False
+    """A cancel of what P's engine no longer has ends there (a mutation)."""
 
 
 class Work(NamedTuple):

@@ -37,6 +37,29 @@ def _told(name, found):
         ),
         pytest.param(
             Setup(
+                num_blocks=2,
+                finish="stop",
+                false_end=True,
+                faults=("d counts p as lost", "d cancels", "router cancels"),
+            ),
+            1,
+            10_000,
+            id="a false end, one fault",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, p_len=3, d_len=9, asked=9, faults=("router cancels",)),
+            1,
+            3_000,
+            id="P's limit is less",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, p_len=9, d_len=3, asked=3, faults=("router cancels",)),
+            1,
+            2_000,
+            id="D's limit is less",
+        ),
+        pytest.param(
+            Setup(
                 num_keys=2,
                 num_blocks=1,
                 receive_slots=1,
@@ -131,4 +154,34 @@ def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
     with pytest.raises(Counterexample) as caught:
         explore(setup, faults=faults, max_states=400_000, liveness=False)
     assert str(caught.value).startswith("D uses ")
+    print(f"\n{caught.value}")
+
+
+@pytest.mark.parametrize(
+    ("setup", "faults", "harm"),
+    [
+        pytest.param(
+            Setup(num_blocks=1, deaf=True, faults=("router cancels",)),
+            1,
+            "outlives its cancel",
+            id="a cancel after the hand-over",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, p_len=3, d_len=9),
+            0,
+            "which D would go on with",
+            id="the request's limit",
+        ),
+        pytest.param(
+            Setup(num_blocks=2, finish="stop", false_end=True, hasty=True),
+            0,
+            "writes blocks that are free",
+            id="blocks of a false end",
+        ),
+    ],
+)
+def test_without_a_rule_of_the_engines_the_checker_finds_the_harm(setup, faults, harm):
+    """What the engines at both ends do with the tables' word matters as much as the word."""
+    with pytest.raises(Counterexample, match=harm) as caught:
+        explore(setup, faults=faults, max_states=400_000, liveness=False)
     print(f"\n{caught.value}")

@@ -7,6 +7,7 @@ are left out on purpose: the protocol alone must keep junk away from the engine.
 
 from __future__ import annotations
 
+from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
 from tests.kvtransfer.model.parts import (
     D_ADDRESS,
     D_POLICY,
@@ -99,11 +100,11 @@ class World:
             self.d_born,
             self.faults_left,
             tuple(self.exports.exports.items()),
-            tuple(self.exports._hungry),
+            frozenset(self.exports._hungry),
             self.exports.ring.snapshot(),
             tuple(sorted(self.exports.links)),
             tuple(self.imports.pulls.items()),
-            tuple(self.imports._hungry),
+            frozenset(self.imports._hungry),
             self.imports.ring.snapshot(),
             tuple(self.imports.links),
             self.work,
@@ -298,11 +299,15 @@ class World:
         if isinstance(event, Loaded):
             self._must_be_right(index, use)
         free = isinstance(event, Loaded) or event.blocks_free
+        if isinstance(event, FirstTokenEnded) and not ends_at_d(self.setup):
+            if not self.setup.false_end:
+                raise Broken(f"P ends {event.key}, which D would go on with")
+            free = free or self.setup.hasty
         ended = use._replace(ended=type(event).__name__, blocks_free=free)
         self.use = replaced(self.use, index, ended)
 
     def _must_be_right(self, index: int, use: Use) -> None:
-        if self.setup.finish is not None:
+        if finish_at_p(self.setup) is not None:
             raise Broken("loaded although token 1 ended it")
         for block in list(self.blocks(index))[self.setup.hit :]:
             if self.d_blocks[block] != (index, block, use.producer):

@@ -14,10 +14,16 @@ from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.revision import revision_of
-from tandem.engine.config.scheduler import GPU_BATCHED_TOKENS, GPU_IDLE_POLL_MS, SchedulerConfig
+from tandem.engine.config.scheduler import (
+    GPU_BATCHED_TOKENS,
+    GPU_IDLE_POLL_MS,
+    GPU_MIXED_TOKENS_PER_DECODE,
+    SchedulerConfig,
+)
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.sampling import ALL_LOGPROBS
 from tandem.protocol.settings import Setting, check_choices, setting, settings_of
 
 SECTIONS: dict[str, type] = {
@@ -33,6 +39,7 @@ GPU_DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": GPU_BATCHED_TOKENS,
     "async_scheduling": True,
     "idle_poll_ms": GPU_IDLE_POLL_MS,
+    "mixed_tokens_per_decode": GPU_MIXED_TOKENS_PER_DECODE,
 }
 """What ``EngineConfig.of`` takes on a CUDA device for settings that are not given."""
 
@@ -67,7 +74,7 @@ class EngineConfig:
         device = resolve_device(flat.pop("device", "auto"))
         if device == "cuda":
             given = {name: value for name, value in flat.items() if value is not None}
-            flat = {**flat, **GPU_DEFAULTS, **given}
+            flat = {**flat, **_gpu_defaults(given), **given}
         parts = _sort_into_sections({"model": str(model), **flat})
         return cls(
             model=ModelConfig(**parts["model"]),
@@ -93,6 +100,12 @@ class EngineConfig:
     def max_model_len(self) -> int:
         """Prompt and output tokens together, at most."""
         return self.model.max_model_len or _longest(self.facts)
+
+    @property
+    def max_logprobs(self) -> int:
+        """Best tokens per position that a request may ask for: never more than there are."""
+        most, vocabulary = self.model.max_logprobs, self.facts.vocab_size
+        return vocabulary if most == ALL_LOGPROBS else min(most, vocabulary)
 
     @property
     def served_model_name(self) -> str:
@@ -153,6 +166,16 @@ def resolve_device(device: str) -> str:
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         return "cpu"
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
+
+
+def _gpu_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    """``GPU_DEFAULTS`` beside what is given: a fixed bound of mixed steps is the only one."""
+    fixed = "max_num_mixed_tokens" in given
+    return {
+        name: value
+        for name, value in GPU_DEFAULTS.items()
+        if not (fixed and name == "mixed_tokens_per_decode")
+    }
 
 
 def _sort_into_sections(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import DEFAULT_MAX_LOGPROBS
+from tandem.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from tandem.protocol.settings import (
     check_choices,
     check_integer,
@@ -42,7 +42,9 @@ class ModelConfig:
         choices=("auto", "safetensors", "dummy"),
     )
     max_logprobs: int = setting(
-        DEFAULT_MAX_LOGPROBS, "Best tokens per position that a request may ask for, at most."
+        DEFAULT_MAX_LOGPROBS,
+        "Best tokens per position that a request may ask for, at most; -1 is all of the "
+        "vocabulary, which costs the router much for every token.",
     )
     revision: str | None = setting(
         None,
@@ -56,4 +58,4 @@ class ModelConfig:
         check_choices(self)
         check_optional_integer("max_model_len", self.max_model_len, 1)
         check_integer("seed", self.seed, 0, 2**63 - 1)
-        check_integer("max_logprobs", self.max_logprobs, 0)
+        check_integer("max_logprobs", self.max_logprobs, ALL_LOGPROBS)

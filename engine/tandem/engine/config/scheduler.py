@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import (
     check_choices,
     check_flag,
@@ -15,6 +16,10 @@ GPU_BATCHED_TOKENS = 8192
 """What ``EngineConfig.of`` takes on a CUDA device when no budget is asked for."""
 GPU_IDLE_POLL_MS = 20
 """The same of how long an idle step loop polls."""
+GPU_MIXED_TOKENS_PER_DECODE = 8
+"""The same of tokens a decode in steps that mix, where ``max_num_mixed_tokens`` is not given."""
+LEAST_MIXED_TOKENS = 1024
+"""Tokens of a mixed step that ``mixed_tokens_per_decode`` allows, however few decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +39,16 @@ class SchedulerConfig:
     )
     max_num_mixed_tokens: int | None = setting(
         None,
-        "Tokens of a step in which some sequence decodes, its prompt chunks included; none is "
-        "max_num_batched_tokens. Less keeps the gaps between tokens short while prompts come.",
+        "Tokens of a step in which some sequence decodes, its prompt chunks included, however many "
+        "decode; none is what mixed_tokens_per_decode says. Less keeps the gaps between tokens "
+        "short while prompts come.",
+        unit="tokens",
+    )
+    mixed_tokens_per_decode: int | None = setting(
+        None,
+        "Tokens of a step in which some sequence decodes, for each that does, and "
+        f"{LEAST_MIXED_TOKENS} at least; {GPU_MIXED_TOKENS_PER_DECODE} on GPUs unless this or "
+        "max_num_mixed_tokens is given. None: max_num_batched_tokens alone bounds such a step.",
         unit="tokens",
     )
     long_prefill_token_threshold: int | None = setting(
@@ -81,6 +94,13 @@ class SchedulerConfig:
         check_optional_integer(
             "max_num_mixed_tokens", self.max_num_mixed_tokens, self.max_num_seqs + 1
         )
+        check_optional_integer("mixed_tokens_per_decode", self.mixed_tokens_per_decode, 2)
+        if self.max_num_mixed_tokens is not None and self.mixed_tokens_per_decode is not None:
+            raise InvalidParameter(
+                "mixed_tokens_per_decode",
+                self.mixed_tokens_per_decode,
+                "none where max_num_mixed_tokens is given",
+            )
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)
@@ -88,3 +108,12 @@ class SchedulerConfig:
         check_flag("async_scheduling", self.async_scheduling)
         check_integer("idle_poll_ms", self.idle_poll_ms, 0, 1000)
         check_choices(self)
+
+    def mixed_tokens(self, decodes: int) -> int:
+        """Tokens of a step in which so many sequences decode (at least one), at most."""
+        budget = self.max_num_batched_tokens
+        if self.max_num_mixed_tokens is not None:
+            return min(budget, self.max_num_mixed_tokens)
+        if self.mixed_tokens_per_decode is None:
+            return budget
+        return min(budget, max(LEAST_MIXED_TOKENS, self.mixed_tokens_per_decode * decodes))

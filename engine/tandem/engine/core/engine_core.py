@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from tandem.engine.cache.groups import only_group
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config import EngineConfig
+from tandem.engine.core.prefill_rate import PrefillRate
 from tandem.engine.executor.base import Capacity, Executor, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.admission import Limits
@@ -40,8 +41,6 @@ STEP_DEADLINE_S = 600.0
 """A step that takes longer has hung; the engine ends with it."""
 QUIET_S = 0.5
 """Nothing has run for this long: time for a look at every block."""
-_RATE_WEIGHT = 0.2
-"""Share of the newest step in the measured prefill rate."""
 
 
 @dataclass(slots=True)
@@ -98,7 +97,7 @@ class EngineCore:
             enable_caching=config.cache.enable_prefix_caching,
             watermark=config.scheduler.watermark,
         )
-        limits = Limits(self.max_model_len, config.facts.vocab_size, config.model.max_logprobs)
+        limits = Limits(self.max_model_len, config.facts.vocab_size, config.max_logprobs)
         self.scheduler = Scheduler(
             config.scheduler,
             self.manager,
@@ -120,7 +119,7 @@ class EngineCore:
         self._was_busy = False
         self._unchecked_since: float | None = None
         self._steps = 0
-        self._prefill_rate = 0.0
+        self._prefill_rate = PrefillRate()
         self._settled_at = 0.0
 
     @classmethod
@@ -176,8 +175,10 @@ class EngineCore:
         return self.scheduler.abort(key)
 
     def abort_router(self, router: bytes) -> int:
-        """Drop all requests of a router that is gone; how many they were."""
-        return sum(self.abort(key) for key in self.keys() if key.router == router)
+        """Drop all requests of a router that is gone, and what was handed over for it; how many
+        requests they were."""
+        held = list(self.scheduler.roster.held)
+        return sum(self.abort(key) for key in (*self.keys(), *held) if key.router == router)
 
     def drain(self) -> None:
         """Take nothing new from now on; what runs is finished."""
@@ -253,10 +254,11 @@ class EngineCore:
             num_running=len(roster.running),
             num_waiting=self.scheduler.num_waiting,
             waiting_tokens=self.scheduler.waiting_tokens,
+            loading_tokens=self.scheduler.loading_tokens,
             free_blocks=self.manager.num_free,
             total_blocks=self.manager.pool.num_blocks,
             leased_blocks=sum(map(len, roster.held.values())),
-            prefill_tokens_per_s=self._prefill_rate,
+            prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
             draining=self.draining,
         )
 
@@ -266,6 +268,7 @@ class EngineCore:
         role: WorkerRole | None = None,
         incarnation: Incarnation | None = None,
         control: str | None = None,
+        max_handoff_tokens: int | None = None,
     ) -> ModelCard:
         """How this engine introduces itself."""
         return ModelCard(
@@ -277,10 +280,11 @@ class EngineCore:
             vocab_size=self.config.facts.vocab_size,
             max_num_seqs=self.config.scheduler.max_num_seqs,
             max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
-            max_logprobs=self.config.model.max_logprobs,
+            max_logprobs=self.config.max_logprobs,
             role=role,
             incarnation=incarnation,
             control=control,
+            max_handoff_tokens=max_handoff_tokens,
         )
 
     def check_integrity(self) -> None:
@@ -304,9 +308,7 @@ class EngineCore:
         """Prompt tokens a second, over steps that are mostly prompt."""
         chunked = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
         if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
-            rate = chunked / seconds
-            known = self._prefill_rate or rate
-            self._prefill_rate = known + _RATE_WEIGHT * (rate - known)
+            self._prefill_rate.note(chunked, seconds)
 
     def _check_when_idle(self) -> None:
         """At each end of work count the blocks: whatever leaked would never come back. Look at

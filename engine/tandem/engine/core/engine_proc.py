@@ -210,6 +210,7 @@ class EngineCoreProc:
             num_running=load.num_running,
             num_waiting=load.num_waiting,
             waiting_tokens=load.waiting_tokens,
+            loading_tokens=load.loading_tokens,
             free_blocks=load.free_blocks,
             total_blocks=load.total_blocks,
             leased_blocks=self._role.leased_blocks(),

@@ -156,12 +156,13 @@ class IOThread(threading.Thread):
                 self._send_queued()
         if self._more or ready:
             self._receive()
-        if time.monotonic() >= self._next_beat:
+        late = time.monotonic() - self._next_beat
+        if late >= 0.0:
             self._next_beat = time.monotonic() + BEAT_SECONDS
             beat = self._beat()
             with self._lock:
                 self._send_queued()
-                self._links.drop_silent()
+                self._links.drop_silent(late)
                 self._links.say(None, beat)
 
     def _wait(self, until: float, awake_until: float) -> set[int]:

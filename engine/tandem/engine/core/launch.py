@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import zmq
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 
 from tandem.engine.config import EngineConfig
@@ -25,6 +26,7 @@ from tandem.engine.executor.base import Capacity, Executor
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.protocol.card import Fingerprint, WorkerRole
+from tandem.protocol.descriptors import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.keys import KeyRing
 
@@ -55,6 +57,8 @@ class RoleParts:
     connector: KVConnector | None
     control: str | None = None
     """Where peers reach this worker's control socket."""
+    max_handoff_tokens: int | None = None
+    """Tokens of the longest prompt that it hands over."""
 
 
 MakeRole = Callable[[RoleContext], RoleParts]
@@ -68,7 +72,11 @@ def run_worker(
     executor: Executor,
     make_role: MakeRole,
 ) -> int:
-    """Serve until a signal; the exit status."""
+    """Serve until a signal; the exit status. Raises TooFewDescriptors."""
+    raise_descriptor_limit()
+    # One context for guard and sockets, set before the first: links take three sockets each.
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
     registry = CollectorRegistry()
     for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
         registry.register(collector)
@@ -107,7 +115,12 @@ def run_worker(
     proc = EngineCoreProc(
         core=core,
         role=parts[0].role,
-        card=core.card(role=kind, incarnation=incarnation, control=parts[0].control),
+        card=core.card(
+            role=kind,
+            incarnation=incarnation,
+            control=parts[0].control,
+            max_handoff_tokens=parts[0].max_handoff_tokens,
+        ),
         server=server,
         probes=probes,
         inbox=inbox,

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 LOST_SECONDS = 5.0
 """A router that is silent this long is gone; so are its requests."""
-MAX_LINKS = 256
+MAX_LINKS = 4096
 
 Write = Callable[[list[bytes]], bool]
 """Identity, header and payload to the socket; False if its queue is full. Never blocks."""
@@ -94,10 +94,13 @@ class RouterLinks:
             peer = _Peer(identity, self._me, time.monotonic())
         self._on_message(peer, header, message)
 
-    def drop_silent(self) -> None:
-        """Forget routers that have not been heard for too long."""
+    def drop_silent(self, late: float = 0.0) -> None:
+        """Forget routers that have not been heard for too long. ``late``: seconds that the caller
+        itself stood still since it last asked; what came meanwhile is unread, so that this time is
+        nobody's silence."""
         limit = time.monotonic() - LOST_SECONDS
         for peer in list(self._by_identity.values()):
+            peer.heard += late
             if peer.heard < limit:
                 self._reset(peer, f"silent for {LOST_SECONDS:g} s")
 

@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
+from tandem.protocol.child import child_headers
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
@@ -82,6 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in child_headers().items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.exposure import PLAINTEXT_HELP, check_exposed
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT
 from tandem.protocol.settings import check_integer, setting
 
@@ -11,7 +12,9 @@ from tandem.protocol.settings import check_integer, setting
 class ServerConfig:
     """The shell around an EngineCore, the same for both roles."""
 
-    host: str = setting("0.0.0.0", "Address to listen on, for routers and probes.")
+    host: str = setting(
+        "127.0.0.1", "Address to listen on, for routers and probes; others want CURVE keys."
+    )
     port: int = setting(WORKER_PORT, "Port for routers (ZMQ).")
     probe_port: int = setting(PROBE_PORT, "Port of /health, /ready, /metrics, /debug (HTTP).")
     drain_seconds: float = setting(
@@ -26,12 +29,19 @@ class ServerConfig:
     curve_peers: str | None = setting(
         None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
     )
+    allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
     log_level: str = setting(
         "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
     )
 
     def __post_init__(self) -> None:
+        check_exposed("host", self.host, curve=self.has_curve, allow_plaintext=self.allow_plaintext)
         check_integer("port", self.port, 0, 65535)
         check_integer("probe_port", self.probe_port, 0, 65535)
         if not 0 <= self.drain_seconds <= 3600:
             raise InvalidParameter("drain_seconds", self.drain_seconds, "seconds from 0 to 3600")
+
+    @property
+    def has_curve(self) -> bool:
+        """Whether keys are given; that they can be read is KeyRing's business."""
+        return self.curve_keys is not None and self.curve_peers is not None

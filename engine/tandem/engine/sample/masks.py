@@ -48,7 +48,7 @@ def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
 def _forbidden(rules: RowRules | None, position: int) -> Tensor:
     if rules is None:
         return torch.empty(0, dtype=torch.int64)
-    words = torch.tensor(rules.forbidden_words(), dtype=torch.int64)
+    words = rules.forbidden_words()
     return torch.cat([words, rules.end_ids]) if rules.holds_back_end(position) else words
 
 

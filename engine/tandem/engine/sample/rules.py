@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tandem.engine.sample.bad_words import BadWords
 from tandem.engine.sample.seen import SeenTokens
 from tandem.protocol.sampling import SamplingParams
 
@@ -22,8 +23,7 @@ class RowRules:
 
     allowed: Tensor | None
     """int64: the only tokens that may be drawn; None allows all."""
-    bad_words: tuple[tuple[int, ...], ...]
-    """Sequences whose last token is not drawn after the others."""
+    bad_words: BadWords
     tail: list[int]
     """The last output tokens, as many as the longest bad word can look back on."""
     min_tokens: int
@@ -48,13 +48,9 @@ class RowRules:
         """Whether the output is still too short to end."""
         return position < self.min_tokens and self.end_ids.numel() > 0
 
-    def forbidden_words(self) -> list[int]:
-        """The tokens that would complete a bad word now."""
-        return [
-            word[-1]
-            for word in self.bad_words
-            if len(word) == 1 or tuple(self.tail[1 - len(word) :]) == word[:-1]
-        ]
+    def forbidden_words(self) -> Tensor:
+        """int64: the tokens that would complete a bad word now."""
+        return self.bad_words.forbidden(self.tail)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The row's output went on by these tokens."""
@@ -66,7 +62,7 @@ class RowRules:
 
     @property
     def _lookback(self) -> int:
-        return max(map(len, self.bad_words), default=1) - 1
+        return self.bad_words.lookback
 
 
 def rules_of(
@@ -81,7 +77,7 @@ def rules_of(
         return None
     rules = RowRules(
         allowed=_ids(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
-        bad_words=tuple(word for word in params.bad_words_token_ids if word),
+        bad_words=BadWords([word for word in params.bad_words_token_ids if word]),
         tail=[],
         min_tokens=params.min_tokens,
         end_ids=_end_ids(params, eos_token_ids),

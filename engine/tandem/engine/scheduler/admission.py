@@ -13,7 +13,7 @@ from tandem.engine.scheduler.output import SeqId
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
-from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.requests import EngineCoreRequest, Produce
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,19 @@ def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
     if request.kv is not None and not _shares_prefix(request):
         message = "choices that go on from different tokens are not handed over"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="emitted")
-    return _length_refusal(len(request.prompt_token_ids), limits.max_model_len)
+    return _length_refusal(request, limits.max_model_len)
 
 
-def _length_refusal(num_prompt: int, max_model_len: int) -> Refusal | None:
-    if num_prompt < max_model_len:
+def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal | None:
+    """A producer has to hold what was emitted, too, and knows nothing of where that ends; who goes
+    on ends a choice that is as long as can be."""
+    count = len(request.prompt_token_ids)
+    if isinstance(request.kv, Produce):
+        count += max(map(len, request.emitted), default=0)
+    if count < max_model_len:
         return None
     message = (
-        f"the prompt has {num_prompt} tokens, and with at least one token of output "
+        f"the prompt has {count} tokens, and with at least one token of output "
         f"at most {max_model_len} fit here"
     )
     return Refusal(code=RefusalCode.NEVER_FITS, message=message, param="prompt_token_ids")
@@ -86,11 +91,19 @@ def _shares_prefix(request: EngineCoreRequest) -> bool:
     return len(choices) == 1 or not any(request.emitted_of(choice) for choice in choices)
 
 
+def end_of(source: EngineCoreRequest, max_model_len: int) -> int:
+    """Prompt and output tokens at which a choice ends by length. A producer goes by the request
+    alone: it draws token 1, and its own limit is not that of who goes on."""
+    asked = source.max_model_len
+    if asked is None:
+        return max_model_len
+    return asked if isinstance(source.kv, Produce) else min(asked, max_model_len)
+
+
 def requests_of(
     group: RequestGroup,
     *,
     priority: int,
-    max_model_len: int,
     hashes: list[BlockHash],
     next_seq: Callable[[], SeqId],
 ) -> list[Request]:
@@ -109,7 +122,7 @@ def requests_of(
             token_ids=[*source.prompt_token_ids, *source.emitted_of(bundle[0])],
             num_prompt=num_prompt,
             order=order,
-            max_len=longest(source, num_prompt, max_model_len),
+            max_len=longest(source, num_prompt, group.max_model_len),
             block_hashes=hashes.copy(),
         )
         made.append(request)
@@ -123,7 +136,7 @@ def longest(source: EngineCoreRequest, num_prompt: int, max_model_len: int) -> i
     return min(max_model_len, num_prompt + source.params.max_tokens)
 
 
-def ended_before(request: Request, max_model_len: int) -> Finish | None:
+def ended_before(request: Request) -> Finish | None:
     """The verdict on a forced prefix: an earlier attempt may have ended it unheard."""
     if request.num_output == 0:
         return None
@@ -133,5 +146,5 @@ def ended_before(request: Request, max_model_len: int) -> Finish | None:
         request.token_ids[-1],
         num_emitted=request.num_output,
         num_prompt=request.num_prompt,
-        max_model_len=max_model_len,
+        max_model_len=request.group.max_model_len,
     )

@@ -128,6 +128,11 @@ class KVConnector(Protocol):
         """Exactly once for every admitted request, when the scheduler lets go of it."""
         ...
 
+    def cancelled(self, key: RequestKey) -> None:
+        """The router wants no more of a key that the engine no longer has, or never had: what is
+        still promised to a peer under it ends now."""
+        ...
+
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """Once a step: what happened since."""
         ...

@@ -45,7 +45,7 @@ class Planner:
         self._gates = roster.gates
         self._remote = remote
         self._budget = config.max_num_batched_tokens
-        self._mixed = min(config.max_num_mixed_tokens or self._budget, self._budget)
+        self._mixed = config.mixed_tokens
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
 
@@ -77,11 +77,12 @@ class Planner:
 
     def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
         """One token for each running sequence that has one to compute; who has more, and whether
-        anybody was preempted."""
+        anybody was preempted. Decodes behind a prompt leave it a token at least."""
         running, gates = self._roster.running, self._gates
         prompts: list[Request] = []
         preempted = False
         budget = draft.budget
+        owed, decoding = 0, False
         index = -1
         while (index := index + 1) < len(running):
             request = running[index]
@@ -89,8 +90,9 @@ class Planner:
             known = len(request.token_ids) + request.num_pending
             if known - computed != 1:
                 prompts.append(request)
+                owed = 1
                 continue
-            if budget == 0 or known >= request.plan_limit:
+            if budget <= owed or known >= request.plan_limit:
                 continue
             if gates and not self._pass(request, 1):
                 continue
@@ -109,13 +111,15 @@ class Planner:
             draft.decodes.append(StepRow(request.seq, computed, 1, added, request.choices))
             if computed < request.num_prefill:
                 draft.chunks.append((request, computed, known, request.num_preemptions))
+            else:
+                decoding = True
             request.num_computed = known
             request.num_pending += 1
             if known >= request.cache_due:
                 draft.due.append(request)
             budget -= 1
-        draft.num_tokens = len(draft.decodes)
-        draft.budget = min(budget, self._mixed - draft.num_tokens) if draft.decodes else budget
+        rows = draft.num_tokens = len(draft.decodes)
+        draft.budget = min(budget, self._mixed(rows) - rows) if decoding else budget
         return prompts, preempted
 
     def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
@@ -164,6 +168,8 @@ class Planner:
                 aside.append(roster.waiting.pop())
             elif remote is not None and remote.comes_from_elsewhere(request):
                 remote.park(roster.waiting.pop())
+            elif remote is not None and not remote.may_start(request):
+                break
             elif self._start(request, now):
                 self._draft_prompt(draft, request)
             else:
@@ -176,7 +182,7 @@ class Planner:
         roster, manager = self._roster, self._manager
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
-        if not manager.can_start(hits, count, keep_spare=bool(roster.running)):
+        if not manager.can_start(hits, count, keep_spare=roster.busy):
             return False
         roster.waiting.pop()
         manager.start(request, hits, count)

@@ -1,7 +1,8 @@
 """Requests whose KV comes from elsewhere: parked, then reserved and loading, then running.
 
-They live outside the waiting queue, so that one whose KV is late, or for which blocks are short,
-holds up nobody. Talks to the ``KVConnector``; engines without one have none of this.
+They live outside the waiting queue, so that one whose KV is late holds up nobody; for blocks and
+seats they stand in one line with those that wait there (``Turns``). Talks to the ``KVConnector``;
+engines without one have none of this.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from tandem.engine.scheduler.connector import (
     Remote,
 )
 from tandem.engine.scheduler.output import Fence
-from tandem.engine.scheduler.roster import FAILED, Roster
+from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.settle import Settler
+from tandem.engine.scheduler.turns import Turns
 from tandem.protocol.errors import FailCause
 from tandem.protocol.layout import blocks_for
 
@@ -35,6 +37,7 @@ class RemoteKV:
         self._manager = roster.manager
         self._settler = settler
         self._max_num_seqs = max_num_seqs
+        self._turns = Turns(roster, max_num_seqs)
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Reserved while that step was the last one planned; begun once it is through, because
         its rows may still write blocks that were freed before."""
@@ -61,12 +64,20 @@ class RemoteKV:
     def ask(self, planned: int) -> None:
         """Look up every parked request; reserve for those that are ready. ``planned`` is the last
         step that was planned."""
+        ready = []
         for request in sorted(self._roster.parked.values(), key=lambda each: each.order):
             remote = self._connector.lookup(request, request.group.num_hit)
             if remote.lookup is Lookup.NOTHING:
                 self._compute_here(request)
             elif remote.lookup is Lookup.READY:
-                self._reserve(request, remote, planned)
+                ready.append((request, remote))
+        self._turns = Turns(self._roster, self._max_num_seqs)
+        for request, remote in ready:
+            self._reserve(request, remote, planned)
+
+    def may_start(self, request: Request) -> bool:
+        """Whether it is the turn of a request in the queue, as far as hand-offs are concerned."""
+        return self._turns.may_start(request)
 
     def begin_loads(self, settled: int, fence: Fence) -> None:
         """Begin loads whose blocks no step in flight can write any more."""
@@ -93,13 +104,11 @@ class RemoteKV:
     def _reserve(self, request: Request, remote: Remote, planned: int) -> None:
         """Pin local hits and take all other blocks, with one to decode into, or leave it parked."""
         roster, manager = self._roster, self._manager
-        if len(roster.running) + len(roster.loading) >= self._max_num_seqs:
-            return
         count = request.num_prefill
         fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
         headroom = 1 if fits else 0
         hits = manager.find_cached_prefix(request, min(count, remote.num_tokens))
-        if not manager.can_start(hits, count, extra=headroom):
+        if not self._turns.may_reserve(request, hits, count, headroom):
             return
         manager.start(request, hits, count, extra=headroom)
         del roster.parked[request.seq]
@@ -122,7 +131,8 @@ class RemoteKV:
         asked = () if event.usable and not event.first else tuple(sorted(request.choices))
         if choices != asked or (event.usable and request.state is RequestState.REMOTE):
             message = f"KV came with first tokens for choices {choices}, not {asked}"
-            self._roster.fail(group, FailCause.IDENTITY, message, now)
+            keep = not event.blocks_free
+            self._roster.fail(group, FailCause.IDENTITY, message, now, keep=keep)
         elif event.usable:
             self._join(request, event, now)
         else:
@@ -160,7 +170,6 @@ class RemoteKV:
         group = self._roster.groups.get(event.key)
         if group is None:
             return False
-        for request in list(group.live.values()):
-            self._roster.let_go(request, FAILED, now, keep=not event.blocks_free)
-        self._roster.outbox.fail(event.key, event.cause, event.message)
+        keep = not event.blocks_free
+        self._roster.fail(group, event.cause, event.message, now, keep=keep)
         return True

@@ -60,6 +60,11 @@ class Roster:
         self._deadlines: list[tuple[float, int, RequestKey]] = []
         self._left_running = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether anybody has blocks who may want more: then a start leaves some to spare."""
+        return bool(self.running or self.loading)
+
     def next_seq(self) -> SeqId:
         """A number never used before."""
         return SeqId(next(self._numbers))
@@ -122,10 +127,18 @@ class Roster:
         else:
             self.manager.free(request)
 
-    def fail(self, group: RequestGroup, cause: FailCause, message: str, now: float) -> None:
-        """End all choices of a request and tell the router why."""
+    def fail(
+        self,
+        group: RequestGroup,
+        cause: FailCause,
+        message: str,
+        now: float,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """End all choices of a request and tell the router why; ``keep`` as for ``let_go``."""
         for request in list(group.live.values()):
-            self.let_go(request, FAILED, now)
+            self.let_go(request, FAILED, now, keep=keep)
         self.outbox.fail(group.key, cause, message)
 
     def released(self, key: RequestKey) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request, RequestGroup
-from tandem.engine.scheduler.admission import Limits, ended_before, refusal_of, requests_of
+from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.outbox import Outbox
@@ -54,7 +54,7 @@ class Scheduler:
         self.outbox = Outbox()
         self.roster = Roster(manager, self.outbox, connector=connector, gates=gates)
         seats = config.max_num_seqs
-        self._settler = Settler(self.roster, max_model_len=limits.max_model_len, max_num_seqs=seats)
+        self._settler = Settler(self.roster, max_num_seqs=seats)
         self._connector = connector
         self._remote: RemoteKV | None = None
         if connector is not None:
@@ -77,10 +77,15 @@ class Scheduler:
     @property
     def waiting_tokens(self) -> int:
         """Prompt tokens not yet computed over all requests, those to be brought included."""
-        away = (*self.roster.parked.values(), *self.roster.loading.values())
         running = self.roster.running
         begun = sum(max(0, each.num_prefill - each.num_computed) for each in running)
-        return self.roster.waiting.num_tokens + begun + sum(each.num_prefill for each in away)
+        return self.roster.waiting.num_tokens + begun + self.loading_tokens
+
+    @property
+    def loading_tokens(self) -> int:
+        """Prompt tokens that are to be brought, not computed here."""
+        away = (*self.roster.parked.values(), *self.roster.loading.values())
+        return sum(each.num_prefill for each in away)
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
         """Queue a request, or say why not; then nothing is held."""
@@ -91,7 +96,6 @@ class Scheduler:
         requests = requests_of(
             group,
             priority=source.priority if self.config.policy == "priority" else 0,
-            max_model_len=self.limits.max_model_len,
             hashes=self._hashes_of(source),
             next_seq=self.roster.next_seq,
         )
@@ -107,9 +111,12 @@ class Scheduler:
         return None
 
     def abort(self, key: RequestKey) -> bool:
-        """Drop a request wherever it is; False if it is not here."""
+        """Drop a request wherever it is; False if it is not here. What was handed over and is
+        still promised ends, too: nobody will fetch it."""
         group = self.roster.groups.get(key)
         if group is None:
+            if self._connector is not None:
+                self._connector.cancelled(key)
             return False
         now = self._clock()
         for request in list(group.live.values()):
@@ -210,6 +217,7 @@ class Scheduler:
             arrival=now,
             number=self._arrivals,
             deadline=None if budget is None else now + budget / 1000,
+            max_model_len=end_of(source, self.limits.max_model_len),
         )
 
     def _hashes_of(self, source: EngineCoreRequest) -> list[BlockHash]:
@@ -218,7 +226,7 @@ class Scheduler:
         return list(source.block_hashes) if len(source.block_hashes) == full else []
 
     def _place(self, request: Request, now: float) -> None:
-        finish = ended_before(request, self.limits.max_model_len)
+        finish = ended_before(request)
         if finish is not None:
             self._settler.close_forced(request, finish, now)
         elif self._remote is not None and isinstance(request.kv, Consume):

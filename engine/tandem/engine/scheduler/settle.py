@@ -27,9 +27,8 @@ Chunk = tuple[Request, int, int, int]
 class Settler:
     """Applies tokens; the only place where sequences grow."""
 
-    def __init__(self, roster: Roster, *, max_model_len: int, max_num_seqs: int) -> None:
+    def __init__(self, roster: Roster, *, max_num_seqs: int) -> None:
         self._roster = roster
-        self._max_model_len = max_model_len
         self._max_num_seqs = max_num_seqs
 
     def settle(self, output: ModelRunnerOutput, chunks: Sequence[Chunk], now: float) -> None:
@@ -90,13 +89,14 @@ class Settler:
     def ended_elsewhere(
         self, request: Request, first: Sequence[FirstToken], now: float, *, keep: bool
     ) -> None:
-        """First tokens that end every choice; no KV came with them."""
+        """First tokens that end every choice; no KV came with them. ``keep``: what did come may
+        still be written into the request's blocks."""
         tokens = _in_order(request, first)
         number = request.num_output + 1
         verdicts = [self._verdict(request, each.token_id, number) for each in tokens]
         if any(verdict is None for verdict in verdicts):
             message = "the first token was said to end the request, and does not"
-            self._roster.fail(request.group, FailCause.IDENTITY, message, now)
+            self._roster.fail(request.group, FailCause.IDENTITY, message, now, keep=keep)
             return
         self._note_first(request, now)
         for each, verdict in zip(tokens, verdicts, strict=True):
@@ -235,7 +235,7 @@ class Settler:
             token,
             num_emitted=number,
             num_prompt=request.num_prompt,
-            max_model_len=self._max_model_len,
+            max_model_len=request.group.max_model_len,
         )
 
     def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:

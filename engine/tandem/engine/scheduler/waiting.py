@@ -7,6 +7,7 @@ back to the place that its arrival gives it.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -58,6 +59,20 @@ class WaitingQueue:
         heapq.heappop(self._heap)
         self._forget(request)
         return request
+
+    def in_order(self) -> Iterator[Request]:
+        """Members, the one that goes first at first. Costs by what is read of it; nothing may be
+        pushed or popped meanwhile."""
+        heap = self._heap
+        front = [(heap[0][0], 0)] if heap else []
+        while front:
+            _, at = heapq.heappop(front)
+            request = heap[at][1]
+            if request.seq in self._tokens:
+                yield request
+            for child in (2 * at + 1, 2 * at + 2):
+                if child < len(heap):
+                    heapq.heappush(front, (heap[child][0], child))
 
     def discard(self, request: Request) -> None:
         """Remove a member, wherever it is; it never comes back."""

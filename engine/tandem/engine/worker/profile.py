@@ -123,7 +123,7 @@ def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count
     """``count`` rows draw: the best token, any token, one under filters with scores; then a prompt
     is scored."""
     hidden = _random_hidden(config, runner, device, count)
-    few = min(5, config.model.max_logprobs)
+    few = min(5, config.max_logprobs)
     for params in (
         SamplingParams(temperature=0.0, seed=0),
         SamplingParams(temperature=1.0, seed=0),
@@ -140,7 +140,7 @@ def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count
             choices=[(0,)] * count,
         )
     part = hidden[:PROMPT_LOGPROB_ROWS]
-    score_prompt(runner.model.logits(part), [0] * len(part), config.model.max_logprobs)
+    score_prompt(runner.model.logits(part), [0] * len(part), config.max_logprobs)
 
 
 def _random_hidden(

@@ -86,7 +86,7 @@ class Channel:
         self.problem: str | None = None
         self._board = board
         self._deliver = deliver
-        self._context = zmq.Context() if guard is None else guard.context
+        self._context = roomy_context() if guard is None else guard.context
         self._inbox: Mailbox[ToControl] = Mailbox()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.fileno(), zmq.POLLIN)
@@ -118,6 +118,9 @@ class Channel:
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
         """Something the transfer thread or the engine's wants."""
         raise NotImplementedError
+
+    def on_due(self, now: Millis) -> None:
+        """Every turn: what a wake is for that no frame caused."""
 
     def on_tick(self, now: Millis) -> None:
         """A beat is due: send it, and judge those that did not come."""
@@ -181,10 +184,18 @@ class Channel:
             self.on_item(item, now)
         if ready:
             self.on_ready(ready, now)
+        self.on_due(now)
         if now >= self._next_beat:
             self._next_beat = Millis(now + millis(self.config.kv_beat_seconds))
             self.on_tick(now)
         return True
+
+
+def roomy_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """For any number of links: each takes three sockets, and ZMQ allows 1,023 by default."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    return context
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import logging
 from dataclasses import dataclass
+from socket import AddressFamily
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -26,6 +27,7 @@ from tandem.kvtransfer.control.mail import (
     SetPeers,
 )
 from tandem.kvtransfer.control.session import Liveness, Session
+from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
     HANDOFF_VERSION,
@@ -39,6 +41,7 @@ from tandem.kvtransfer.handoff.messages import (
     decode_to_consumer,
     encode,
 )
+from tandem.kvtransfer.resolver import Lookup, Resolver
 from tandem.protocol.errors import WireError
 from tandem.protocol.link import read_header
 
@@ -46,7 +49,17 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_MS = 50
 LONGEST_PAUSE_MS = 2000
+LOOKUP_MS = 20
+"""Between two looks whether a name has got its address."""
 _BATCH = 512
+
+
+_ENDS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
 
 
 @dataclass(slots=True)
@@ -70,6 +83,8 @@ class _Producer:
     retry_at: Millis
     link: _Link | None = None
     pause_ms: int = FIRST_PAUSE_MS
+    lookup: Lookup | None = None
+    """Its address is being looked up."""
     failures: int = 0
     """Connections that never stood: each failure tries the next of the known keys."""
 
@@ -83,6 +98,8 @@ class ControlClient(Channel):
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+        self._resolver = Resolver()
+        """ZMQ would look names up in the one thread that moves the frames of all links."""
         self._numbers = itertools.count(1)
         self._producers: dict[str, _Producer] = {}
         self._by_number: dict[LinkNumber, _Producer] = {}
@@ -116,7 +133,14 @@ class ControlClient(Channel):
                 self._read(producer, link, now)
             if producer.link is link and link.monitor in ready:
                 self._on_monitor(producer, link, now)
-        self._connect_due(now)
+
+    def on_due(self, now: Millis) -> None:
+        """Make the links that are due."""
+        for producer in self._producers.values():
+            if producer.link is None and now >= producer.retry_at:
+                address = self._address_of(producer, now)
+                if address is not None:
+                    self._try_to_connect(producer, address, now)
 
     def on_tick(self, now: Millis) -> None:
         """Beat every producer; lose those that are silent, stand still or never welcomed us."""
@@ -131,7 +155,6 @@ class ControlClient(Channel):
                 self._lose(producer, fault, now)
             elif link.welcome_by is None:
                 self._send(producer, beat, now)
-        self._connect_due(now)
 
     def close_sockets(self) -> None:
         """Tell the producers, so that they need not wait for beats."""
@@ -150,32 +173,52 @@ class ControlClient(Channel):
             del self._producers[endpoint]
         for endpoint in endpoints:
             self._producers.setdefault(endpoint, _Producer(endpoint, now))
-        self._connect_due(now)
 
-    def _connect_due(self, now: Millis) -> None:
-        for producer in self._producers.values():
-            if producer.link is None and now >= producer.retry_at:
-                self._connect(producer, now)
+    def _address_of(self, producer: _Producer, now: Millis) -> str | None:
+        """``host:port`` in numbers, or None: it is asked for, or will be again after a pause."""
+        host, _, port = producer.endpoint.rpartition(":")
+        if producer.lookup is None:
+            producer.lookup = self._resolver.ask(host.strip("[]"), int(port))
+        try:
+            found = producer.lookup.poll()
+        except TransportError as error:
+            logger.warning("no link to %s: %s", producer.endpoint, error)
+            producer.lookup = None
+            self._pause(producer, now)
+            return None
+        if found is None:
+            producer.retry_at = Millis(now + LOOKUP_MS)
+            return None
+        producer.lookup = None
+        number = found[1][0]
+        return f"[{number}]:{port}" if found[0] is AddressFamily.AF_INET6 else f"{number}:{port}"
 
-    def _connect(self, producer: _Producer, now: Millis) -> None:
+    def _try_to_connect(self, producer: _Producer, address: str, now: Millis) -> None:
+        """A link for which there is no descriptor left is one that is not made: others go on."""
+        try:
+            self._connect(producer, address, now)
+        except zmq.ZMQError as error:
+            logger.error("no link to %s: %s", producer.endpoint, error)
+            self._pause(producer, now)
+
+    def _connect(self, producer: _Producer, address: str, now: Millis) -> None:
         socket = open_socket(self._context, zmq.DEALER)
-        if producer.endpoint.startswith("["):
+        if address.startswith("["):
             socket.setsockopt(zmq.IPV6, 1)
-        if self.guard is not None:
-            self.guard.call(socket, "prefill", producer.failures)
-        monitor = socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-        )
+        try:
+            if self.guard is not None:
+                self.guard.call(socket, "prefill", producer.failures)
+            monitor = socket.get_monitor_socket(_ENDS)
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
         number = LinkNumber(next(self._numbers))
         welcome_by = Millis(now + millis(self.config.kv_connect_seconds))
         producer.link = _Link(
             number, socket, monitor, Session(self.me), self.liveness(now), welcome_by
         )
         try:
-            socket.connect(f"tcp://{producer.endpoint}")
+            socket.connect(f"tcp://{address}")
         except zmq.ZMQError as error:
             self._lose(producer, f"{producer.endpoint}: {error}", now)
             return
@@ -251,13 +294,16 @@ class ControlClient(Channel):
             return
         stood = link.welcome_by is None
         self._close(producer)
-        producer.retry_at = Millis(now + max(producer.pause_ms, rest_ms))
-        producer.pause_ms = min(2 * producer.pause_ms, LONGEST_PAUSE_MS)
+        self._pause(producer, now, rest_ms)
         producer.failures += not stood
         if stood:
             logger.info("link to %s ends: %s", producer.endpoint, reason)
             self.metrics.links_lost.labels("consumer").inc()
             self._deliver(LinkDown(link.session.peer, link.number, reason))
+
+    def _pause(self, producer: _Producer, now: Millis, rest_ms: int = 0) -> None:
+        producer.retry_at = Millis(now + max(producer.pause_ms, rest_ms))
+        producer.pause_ms = min(2 * producer.pause_ms, LONGEST_PAUSE_MS)
 
     def _close(self, producer: _Producer, linger: int = 0) -> None:
         link, producer.link = producer.link, None

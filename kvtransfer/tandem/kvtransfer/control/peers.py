@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
+
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
@@ -53,6 +55,15 @@ class PeerBook:
             for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
                 del self._peers[old]
                 self._rests.pop(old, None)
+
+    def pace(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
+        """How fast KV comes from a known peer (0 while unknown), and how much of it waits."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None:
+                self._peers[peer] = msgspec.structs.replace(
+                    known, bytes_per_s=bytes_per_s, waiting_bytes=waiting_bytes
+                )
 
     def rest(self, peer: Incarnation, until: Millis) -> None:
         """Quarantine: not up before then, whatever a probe says."""

@@ -50,7 +50,7 @@ from tandem.protocol.link import Header, Link, read_header
 
 logger = logging.getLogger(__name__)
 
-MAX_LINKS = 256
+MAX_LINKS = 4096
 _BATCH = 512
 
 

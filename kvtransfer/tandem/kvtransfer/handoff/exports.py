@@ -1,7 +1,8 @@
 """All that P has promised: one export per key, the send slots they share, and their deadlines.
 
 Owned by the transfer thread. ``apply`` runs P's machine on one event and returns what is to be
-done outside; slots are given and granted here, oldest hungry key first. Ended keys stay as
+done outside; slots are given and granted here, to the oldest hand-off first: taking turns would let
+none of many end. Ended keys stay as
 tombstones until their time, at most ``max_tombstones`` of them. Pure.
 """
 
@@ -12,6 +13,7 @@ from typing import ClassVar
 
 from tandem.kvtransfer.handoff import export as events
 from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Send
+from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.export import Asked, Export, Granted, ProducerPolicy
 from tandem.kvtransfer.handoff.lease import ENDED, Result, can_cut
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Open
@@ -45,6 +47,7 @@ class ExportTable:
         self._max_expected = max_expected
         self._max_tombstones = max_tombstones
         self._hungry: dict[RequestKey, None] = {}
+        self._age = Age()
         self._ended: dict[RequestKey, None] = {}
         self._expected: dict[RequestKey, None] = {}
         self._timers = Timers()
@@ -103,6 +106,7 @@ class ExportTable:
         other.links = set(self.links)
         other.exports = dict(self.exports)
         other._hungry = dict(self._hungry)
+        other._age = self._age.copy()
         other._ended = dict(self._ended)
         other._expected = dict(self._expected)
         return other
@@ -139,8 +143,10 @@ class ExportTable:
                 index.pop(key, None)
         if after is None:
             self.exports.pop(key, None)
+            self._age.forget(key)
             return
         self.exports[key] = after
+        self._age.note(key)
         if was is None or was.deadline != after.deadline:
             self._timers.arm(key, after.deadline)
         _mark(self._expected, key, after.state is PState.EXPECTED)
@@ -157,18 +163,16 @@ class ExportTable:
                 return
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to hungry keys in turn, one each, while there are both."""
-        granted = True
-        while granted and self._hungry and self.ring.free:
-            granted = False
-            for key in list(self._hungry):
+        """Grant free slots to the oldest hungry key, as many as it may have, then to the next."""
+        if not self._hungry or not self.ring.free:
+            return
+        for key in self._age.order(self._hungry):
+            while key in self._hungry:
                 export = self.exports[key]
                 if not self.ring.has_room(export.consumer):
-                    continue
+                    break
                 slot = self.ring.take(export.consumer, key, export.next_index)
-                del self._hungry[key]
                 actions += self._step(Granted(key, slot), now)
-                granted = True
 
     def _deadline(self, key: RequestKey) -> Millis | None:
         export = self.exports.get(key)

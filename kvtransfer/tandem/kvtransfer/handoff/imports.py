@@ -1,8 +1,8 @@
 """All that D has asked for: one pull per key, the receive slots they share, and their deadlines.
 
 Owned by the transfer thread. ``apply`` runs D's machine on one event and returns what is to be
-done outside; receive slots are granted to queued parts, oldest key first. A slot whose read was
-given up is quarantined here until ``read_ended``. Pure.
+done outside; receive slots are granted to queued parts, those of the oldest key first. A slot
+whose read was given up is quarantined here until ``read_ended``. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from tandem.kvtransfer.handoff import pull as events
 from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
+from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.consumer import Result, step
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
@@ -37,6 +38,7 @@ class ImportTable:
         self.pulls: dict[RequestKey, Pull] = {}
         self._max_tombstones = max_tombstones
         self._hungry: dict[RequestKey, None] = {}
+        self._age = Age()
         self._closed: dict[RequestKey, None] = {}
         self._timers = Timers()
 
@@ -96,6 +98,7 @@ class ImportTable:
         other.links = set(self.links)
         other.pulls = dict(self.pulls)
         other._hungry = dict(self._hungry)
+        other._age = self._age.copy()
         other._closed = dict(self._closed)
         return other
 
@@ -124,8 +127,10 @@ class ImportTable:
         self._closed.pop(key, None)
         if after is None:
             self.pulls.pop(key, None)
+            self._age.forget(key)
             return
         self.pulls[key] = after
+        self._age.note(key)
         if was is None or was.deadline != after.deadline:
             self._timers.arm(key, after.deadline)
         if after.queued:
@@ -137,17 +142,16 @@ class ImportTable:
                 self._store(oldest, self.pulls[oldest], None)
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to queued parts, key by key in turn, while there are both."""
-        granted = True
-        while granted and self._hungry and self.ring.free:
-            granted = False
-            for key in list(self._hungry):
+        """Grant free slots to the oldest key's queued parts, then to the next one's."""
+        if not self._hungry or not self.ring.free:
+            return
+        for key in self._age.order(self._hungry):
+            while key in self._hungry:
                 pull = self.pulls[key]
                 if not self.ring.has_room(pull.producer):
-                    continue
+                    break
                 slot = self.ring.take(pull.producer, key, pull.queued[0].index)
                 actions += self._step(Granted(key, slot), now)
-                granted = True
 
     def _deadline(self, key: RequestKey) -> Millis | None:
         pull = self.pulls.get(key)

@@ -9,11 +9,11 @@ from collections import deque
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.control.peers import PeerBook
-from tandem.kvtransfer.events import ConsumerEvent
+from tandem.kvtransfer.events import ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Read, Send, Tell, Unpack
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import ProbeReady, Welcome
+from tandem.kvtransfer.handoff.messages import Final, ProbeReady, Welcome
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.mover.header import (
@@ -23,9 +23,9 @@ from tandem.kvtransfer.mover.header import (
     key_digest,
     read_header,
 )
-from tandem.kvtransfer.mover.make_slots import make_slots
-from tandem.kvtransfer.mover.memory import slot_bytes_for
+from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
+from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
 from tandem.kvtransfer.transports.base import Progress, Ticket, Transport
@@ -46,15 +46,14 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
         config, block_bytes = parts.config, parts.layout.block_bytes
-        slot_bytes = slot_bytes_for(config.kv_slot_bytes, block_bytes)
         traits = [each.traits for each in parts.transports.values()]
-        self.memory = make_slots(config.kv_receive_slots, slot_bytes, parts.slab, traits)
+        self.memory, sizes = sized_slots(config, config.kv_receive_slots, parts.slab, traits)
         policy = ConsumerPolicy(
             block_size=parts.layout.block_size,
-            blocks_per_part=(slot_bytes - HEADER_BYTES) // block_bytes,
+            blocks_per_part=(sizes.slot_bytes - HEADER_BYTES) // block_bytes,
             block_bytes=block_bytes,
             header_bytes=HEADER_BYTES,
-            credits=config.kv_credits,
+            credits=sizes.credits,
             transfer_ms=millis(config.kv_transfer_seconds),
             commit_ms=millis(config.kv_commit_seconds),
             tombstone_ms=millis(config.kv_tombstone_seconds),
@@ -66,6 +65,12 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             transport.receive(self.memory)
         self.book = PeerBook()
         self.phases = Phases(parts.metrics)
+        self.pace = Pace(
+            parts.metrics,
+            self.book,
+            token_bytes=block_bytes / parts.layout.block_size,
+            slow_seconds=config.kv_slow_seconds,
+        )
         self.prober = Prober(self)
         self._welcomes: dict[Incarnation, Welcome] = {}
         self._reads: dict[tuple[str, Ticket], tuple[Read, float]] = {}
@@ -104,6 +109,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             up = item.producer in self.table.links
             item = events.Opened(item.key, item.producer, item.budget_ms, up)
             self.phases.begin(item.key)
+            self.pace.begin(item.key)
         return self.table.apply(item, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
@@ -113,6 +119,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if isinstance(message, ProbeReady):
             self.prober.ready(peer, message, now)
             return []
+        if isinstance(message, Final):
+            self.phases.final(message.key)
+            self.pace.final(message.key)
         return self.table.apply(events.Told(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
     def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
@@ -124,6 +133,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.prober.end(peer)
         self.transport_to(peer).close(peer)
         del self._welcomes[peer]
+        self.pace.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
         return actions
 
@@ -136,6 +146,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.say(action.to, action.message)
         elif isinstance(action, Tell):
             self.phases.told(action.event)
+            if not isinstance(action.event, Ready):
+                self.pace.end(action.event.key)
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Read):
             return self._read(action, now)
@@ -167,6 +179,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         actions = self._poll_reads(now) if self._reads else []
         if self._unpacks:
             actions += self._unpack(self._unpacks.popleft(), now)
+        self.pace.look(self.table.pulls)
         actions += self.prober.work(now)
         due = self.table.next_deadline()
         if due is not None and due <= now:
@@ -197,7 +210,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return self.prober.read_ended(read, done, now)
         if done:
             self.parts.board.transfers += 1
-            self.metrics.phase.labels("read").observe(time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.metrics.phase.labels("read").observe(seconds)
+            self.pace.moved(read.peer, read.nbytes, seconds)
             self.metrics.bytes.labels("consumer").inc(read.nbytes)
             self.metrics.parts.labels("consumer").inc()
             return self.table.read_ended(read.slot, now)
@@ -259,7 +274,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """Until the next deadline, unless a read or an unpack is to be moved."""
         if self._unpacks:
             return 0
-        naps = [self.until(self.table.next_deadline(), now), self.prober.rest(now)]
+        naps = [
+            self.until(self.table.next_deadline(), now),
+            self.prober.rest(now),
+            self.pace.rest(),
+        ]
         if self._reads:
             naps.append(0.05 if self.wakers() else self.nap())
         return min((each for each in naps if each is not None), default=None)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
@@ -21,6 +22,8 @@ class Mailbox(Generic[Item]):
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
+        self._poller = select.poll()
+        self._poller.register(self._read_fd, select.POLLIN)
         self._closed = False
         self._lock = threading.Lock()
 
@@ -43,10 +46,24 @@ class Mailbox(Generic[Item]):
     def wait(self, seconds: float | None, others: Sequence[int] = ()) -> None:
         """Sleep until there is something here or on another descriptor, or the time is over."""
         if not self._items:
-            select.select([self._read_fd, *others], [], [], seconds)
+            self._sleep(seconds, others)
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read_fd, 4096):
                 pass
+
+    def _sleep(self, seconds: float | None, others: Sequence[int]) -> None:
+        """By poll, which takes any descriptor (select none above 1023) and counts milliseconds: a
+        shorter nap is slept through."""
+        for descriptor in others:
+            self._poller.register(descriptor, select.POLLIN)
+        try:
+            if seconds is None or seconds >= 0.001:
+                self._poller.poll(None if seconds is None else seconds * 1000)
+            elif not self._poller.poll(0):
+                time.sleep(seconds)
+        finally:
+            for descriptor in others:
+                self._poller.unregister(descriptor)
 
     def drain(self) -> list[Item]:
         """Everything that is in the box now."""

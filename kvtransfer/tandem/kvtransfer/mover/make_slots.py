@@ -7,10 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.mover.sizes import SlotSizes, slot_sizes
 from tandem.kvtransfer.transports.base import Traits
+
+
+def sized_slots(
+    config: KVTransferConfig, count: int, slab: Tensor, traits: Iterable[Traits], *, spare: int = 0
+) -> tuple[SlotMemory, SlotSizes]:
+    """``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks, block_bytes]),
+    as large as the settings and the device want. Raises TransportError where there is no room."""
+    near = lies_near(slab, traits := tuple(traits))
+    total = torch.cuda.get_device_properties(slab.device).total_memory if near else None
+    sizes = slot_sizes(config, slab.shape[1], count=count, gpu_bytes=total)
+    try:
+        return make_slots(count + spare, sizes.slot_bytes, slab, traits), sizes
+    except torch.OutOfMemoryError as error:
+        mib = (count + spare) * sizes.slot_bytes >> 20
+        text = f"no room for {count + spare} slots, {mib} MiB of GPU memory: lower --kv-slot-bytes"
+        raise TransportError(f"{text} or --gpu-memory-utilization") from error
+
+
+def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:
+    """Whether slots for this slab lie in GPU memory, beside it."""
+    return slab.is_cuda and all(each.moves_gpu_memory for each in traits)
 
 
 def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Iterable[Traits]) -> SlotMemory:
@@ -18,7 +43,7 @@ def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Iterable[Trait
     if slab.is_cuda:
         from tandem.kvtransfer.mover import device_slots
 
-        if all(each.moves_gpu_memory for each in traits):
+        if lies_near(slab, traits):
             return device_slots.DeviceSlots(count, slot_bytes, slab)
         return device_slots.HostSlotsOfDevice(count, slot_bytes, slab)
     return SlotMemory(count, slot_bytes)

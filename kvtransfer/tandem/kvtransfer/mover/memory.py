@@ -5,7 +5,6 @@ In host memory here; ``device_slots`` has the same in a GPU's, and ``make_slots`
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -13,13 +12,7 @@ from torch import Tensor
 
 from tandem.kernels.blocks import digest, pack, unpack
 from tandem.kvtransfer.mover.header import HEADER_BYTES
-
-PAGE = mmap.PAGESIZE
-
-
-def slot_bytes_for(wanted: int, block_bytes: int) -> int:
-    """Bytes of a slot: what was asked for, at least one block and the header, in whole pages."""
-    return -(-max(wanted, HEADER_BYTES + block_bytes) // PAGE) * PAGE
+from tandem.kvtransfer.mover.sizes import PAGE
 
 
 class SlotMemory:

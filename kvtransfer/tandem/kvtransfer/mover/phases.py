@@ -42,6 +42,10 @@ class Phases:
         elif isinstance(message, Done) and message.ok:
             self._step(message.key, "done")
 
+    def final(self, key: RequestKey) -> None:
+        """P said FINAL: the prompt is done."""
+        self._step(key, "final")
+
     def told(self, event: object) -> None:
         """An event for the engine passes."""
         if isinstance(event, Ready):
@@ -49,6 +53,7 @@ class Phases:
         elif isinstance(event, Loaded):
             self._step(event.key, "loaded", "commit", since="done")
             self._step(event.key, "loaded", "load", since="want")
+            self._step(event.key, "loaded", "tail", since="final")
         if isinstance(event, Loaded | FirstTokenEnded | LoadFailed | Cancelled):
             self._at.pop(event.key, None)
             self._metrics.endings.labels("consumer", _OUTCOMES[type(event)]).inc()

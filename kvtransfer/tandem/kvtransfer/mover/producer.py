@@ -22,8 +22,7 @@ from tandem.kvtransfer.mover.header import (
     header_bytes,
     key_digest,
 )
-from tandem.kvtransfer.mover.make_slots import make_slots
-from tandem.kvtransfer.mover.memory import slot_bytes_for
+from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -64,14 +63,13 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
         config, block_bytes = parts.config, parts.layout.block_bytes
-        slot_bytes = slot_bytes_for(config.kv_slot_bytes, block_bytes)
         count = config.kv_send_slots
         traits = [each.traits for each in parts.transports.values()]
-        self.memory = make_slots(count + 1, slot_bytes, parts.slab, traits)
+        self.memory, sizes = sized_slots(config, count, parts.slab, traits, spare=1)
         self._write_pattern(count)
         policy = ProducerPolicy(
             block_size=parts.layout.block_size,
-            blocks_per_part=(slot_bytes - HEADER_BYTES) // block_bytes,
+            blocks_per_part=(sizes.slot_bytes - HEADER_BYTES) // block_bytes,
             block_bytes=block_bytes,
             header_bytes=HEADER_BYTES,
             lease_ms=millis(config.kv_lease_seconds),

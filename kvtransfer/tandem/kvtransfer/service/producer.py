@@ -87,6 +87,11 @@ class HandoffProducer:
         """``host:port`` of the control socket, as peers reach it."""
         return self._channel.endpoint
 
+    @property
+    def max_blocks(self) -> int:
+        """Blocks of the largest hand-off that is ever admitted."""
+        return self._quota.limit
+
     def start(self) -> None:
         """Start both threads."""
         self._mover.start()
@@ -165,7 +170,8 @@ class HandoffProducer:
             self._mover.inbox.put(events.Finished(key, cancelled=False))
 
     def poll(self) -> list[ProducerEvent]:
-        """What happened since; once a step."""
+        """What happened since; once a step, before anybody asks ``may_start``."""
+        self._quota.new_round()
         polled = self._mover.events()
         if not self._mover.alive:
             polled += [Released(key) for key in self._finished]

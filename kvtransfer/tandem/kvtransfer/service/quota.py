@@ -18,6 +18,8 @@ class Quota:
         self.backlog = max(self.limit, int(self.limit * backlog))
         self._admitted: dict[RequestKey, int] = {}
         self._started: set[RequestKey] = set()
+        self._short = False
+        """Somebody was told to wait in this round: nobody who asks later goes before it."""
         self.num_admitted = 0
         """Blocks of all admitted keys."""
         self.num_started = 0
@@ -41,11 +43,17 @@ class Quota:
         self.num_admitted += num_blocks
         return None
 
+    def new_round(self) -> None:
+        """A step begins, in which who goes first asks first."""
+        self._short = False
+
     def may_start(self, key: RequestKey) -> bool:
-        """Whether the key's blocks fit under the limit; yes reserves them."""
+        """Whether the key's blocks fit under the limit; yes reserves them. After the first no of a
+        round all others wait, too: small ones would keep a large one waiting for ever."""
         if key in self._started or key not in self._admitted:
             return True
-        if self.num_started + self._admitted[key] > self.limit:
+        if self._short or self.num_started + self._admitted[key] > self.limit:
+            self._short = True
             return False
         self.start(key)
         return True
@@ -63,3 +71,4 @@ class Quota:
         if key in self._started:
             self._started.discard(key)
             self.num_started -= num_blocks
+        self._short = False

@@ -11,6 +11,7 @@ from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
+from tandem.protocol.exposure import is_loopback
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -41,15 +42,19 @@ def make_transports(
             on_garbage=on_garbage,
         )
 
+    def nixl() -> NixlTransport:
+        loopback = is_loopback(config.kv_control_host)
+        return NixlTransport(incarnation, role, on_gpu=on_gpu, loopback=loopback)
+
     if config.kv_connector == "memory":
         return {"memory": MemoryTransport()}
     if config.kv_connector == "tcp":
         return {"tcp": tcp()}
     if config.kv_connector == "nixl":
-        return {"nixl": NixlTransport(incarnation, role, on_gpu=on_gpu)}
+        return {"nixl": nixl()}
     try:
-        nixl = NixlTransport(incarnation, role, on_gpu=on_gpu)
-        return {"nixl": nixl} if on_gpu else {"nixl": nixl, "tcp": tcp()}
+        best = nixl()
+        return {"nixl": best} if on_gpu else {"nixl": best, "tcp": tcp()}
     except TransportError as error:
         logger.warning("KV goes over plain TCP, which is slower: %s", error)
         return {"tcp": tcp()}

@@ -38,6 +38,9 @@ UCX_SETTINGS = {
 """Set before UCX is loaded, unless the environment has them: for slots in host memory. Between
 GPUs UCX chooses by itself among NVLink, InfiniBand and the host."""
 
+LOOPBACK_SETTINGS = {"UCX_NET_DEVICES": "lo"}
+"""Added where peers are on this machine only: by itself UCX listens on every network."""
+
 
 class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     """How to reach P's send slots."""
@@ -69,8 +72,11 @@ class NixlTransport:
 
     traits = Traits(name="nixl", needs_advance=True, fenced=False, moves_gpu_memory=True)
 
-    def __init__(self, incarnation: Incarnation, role: str, *, on_gpu: bool = False) -> None:
-        api = _load({} if on_gpu else UCX_SETTINGS)
+    def __init__(
+        self, incarnation: Incarnation, role: str, *, on_gpu: bool = False, loopback: bool = False
+    ) -> None:
+        settings = {} if on_gpu else UCX_SETTINGS
+        api = _load(settings | LOOPBACK_SETTINGS if loopback else settings)
         self._disconnected: tuple[type[Exception], ...] = _disconnect_errors()
         try:
             config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])

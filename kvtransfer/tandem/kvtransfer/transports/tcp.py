@@ -8,12 +8,14 @@ certain: what the kernel still holds never reaches a slot.
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.resolver import Lookup, Resolver
 from tandem.kvtransfer.transports.base import Progress, Ticket, Traits
 from tandem.kvtransfer.transports.tcp_server import TcpServer
 from tandem.kvtransfer.transports.tcp_wire import (
@@ -27,15 +29,20 @@ from tandem.kvtransfer.transports.tcp_wire import (
 )
 from tandem.protocol.ids import Incarnation
 
+logger = logging.getLogger(__name__)
+
 _AT_ONCE = 8 << 20
 """Bytes received from one peer before others get their turn."""
 
 
 class _Link:
-    """One socket to one producer."""
+    """One socket to one producer; without a lookup and a socket it is broken."""
 
-    def __init__(self, sock: socket.socket, greeting: bytes) -> None:
-        self.sock: socket.socket | None = sock
+    def __init__(self, lookup: Lookup, greeting: bytes) -> None:
+        self.lookup: Lookup | None = lookup
+        """Where to connect to, while that is not known."""
+        self.sock: socket.socket | None = None
+        """None before and after."""
         self.outgoing = bytearray(greeting)
         self.waiting: deque[tuple[Ticket, int, int]] = deque()
         """(ticket, slot, bytes) in the order of their answers."""
@@ -57,7 +64,9 @@ class TcpTransport:
         first_port: int = 0,
         num_ports: int = 1,
         on_garbage: Callable[[], None] = lambda: None,
+        resolver: Resolver | None = None,
     ) -> None:
+        self._resolver = Resolver() if resolver is None else resolver
         self._incarnation = incarnation
         self._host = host
         self._ports = (first_port, num_ports)
@@ -90,24 +99,16 @@ class TcpTransport:
         """Begin to connect; the first read shows whether it worked."""
         self.close(peer)
         where = decode_card(card)
-        try:
-            family, kind, proto, _, address = socket.getaddrinfo(
-                host, where.port, type=socket.SOCK_STREAM
-            )[0]
-            sock = socket.socket(family, kind, proto)
-        except OSError as error:
-            raise TransportError(f"tcp: {host}:{where.port}: {error}") from error
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.connect_ex(address)
         greeting = GREETING.pack(MAGIC, where.incarnation, where.secret)
-        self._links[peer] = _Link(sock, greeting)
+        link = _Link(self._resolver.ask(host, where.port), greeting)
+        self._links[peer] = link
+        self._advance(link)
 
     def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
         """Ask for a slot."""
         ticket = Ticket(next(self._tickets))
         link = self._links.get(peer)
-        if link is None or link.sock is None:
+        if link is None or (link.sock is None and link.lookup is None):
             self._progress[ticket] = Progress.FAILED
             return ticket
         self._progress[ticket] = Progress.PENDING
@@ -126,7 +127,7 @@ class TcpTransport:
     def advance(self) -> None:
         """Send requests and receive answers, as far as the sockets allow."""
         for link in self._links.values():
-            if link.waiting:
+            if link.waiting or link.lookup is not None:
                 self._advance(link)
 
     def filenos(self) -> list[int]:
@@ -153,12 +154,28 @@ class TcpTransport:
 
     def _advance(self, link: _Link) -> None:
         try:
-            self._send(link)
-            self._receive(link)
+            if link.lookup is not None:
+                self._open(link, link.lookup)
+            if link.sock is not None:
+                self._send(link)
+                self._receive(link)
         except BlockingIOError:
             return
-        except OSError:
+        except (OSError, TransportError) as error:
+            logger.debug("tcp: a connection for KV ends: %r", error)
             self._break(link)
+
+    def _open(self, link: _Link, lookup: Lookup) -> None:
+        """Begin to connect once the address is known. Raises TransportError, OSError."""
+        found = lookup.poll()
+        if found is None:
+            return
+        link.lookup = None
+        family, address = found
+        link.sock = socket.socket(family, socket.SOCK_STREAM)
+        link.sock.setblocking(False)
+        link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sock.connect_ex(address)
 
     def _send(self, link: _Link) -> None:
         assert link.sock is not None
@@ -205,6 +222,7 @@ class TcpTransport:
 
     def _break(self, link: _Link) -> None:
         """The socket is closed first, so that failed is terminal."""
+        link.lookup = None
         if link.sock is not None:
             link.sock.close()
             link.sock = None

@@ -8,6 +8,7 @@ and is counted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import logging
 import os
@@ -24,8 +25,10 @@ from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 4096
 GREETING_SECONDS = 5.0
+REST_SECONDS = 1.0
+"""For so long nobody is let in after the process ran out of descriptors."""
 MAX_QUEUED = 1024
 """Requests of one connection that wait to be sent."""
 
@@ -64,6 +67,8 @@ class TcpServer:
         self._selector = selectors.DefaultSelector()
         self._stop_reader, self._stop_writer = socket.socketpair()
         self._peers: set[_Peer] = set()
+        self._rests_until: float | None = None
+        """Set while nobody is let in."""
         self._thread = threading.Thread(target=self._run, name="kv-tcp", daemon=True)
 
     def start(self) -> None:
@@ -80,16 +85,8 @@ class TcpServer:
 
     def _run(self) -> None:
         try:
-            while True:
-                waiting = any(not peer.greeted for peer in self._peers)
-                for key, events in self._selector.select(1.0 if waiting else None):
-                    if key.fileobj is self._stop_reader:
-                        return
-                    if key.data is None:
-                        self._accept()
-                    else:
-                        self._serve(key.data, events)
-                self._drop_the_silent()
+            while self._turn():
+                pass
         finally:
             for peer in list(self._peers):
                 self._close(peer)
@@ -97,10 +94,35 @@ class TcpServer:
             self._stop_reader.close()
             self._selector.close()
 
+    def _turn(self) -> bool:
+        """Serve what is due; False when the end was asked for."""
+        waiting = self._rests_until is not None or any(not peer.greeted for peer in self._peers)
+        for key, events in self._selector.select(1.0 if waiting else None):
+            if key.fileobj is self._stop_reader:
+                return False
+            if key.data is None:
+                self._accept()
+            else:
+                self._serve(key.data, events)
+        self._drop_the_silent()
+        if self._rests_until is not None and time.monotonic() >= self._rests_until:
+            self._rests_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        return True
+
+    def _rest(self) -> None:
+        """Let nobody in for a while: a caller that cannot be let in stays at the door, and asking
+        again and again would take the thread from those who are served."""
+        logger.error("tcp: no descriptor is left for another connection")
+        self._selector.unregister(self._listener)
+        self._rests_until = time.monotonic() + REST_SECONDS
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._rest()
             return
         if len(self._peers) >= MAX_CONNECTIONS:
             sock.close()

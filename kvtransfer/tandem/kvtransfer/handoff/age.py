@@ -1,0 +1,36 @@
+"""Which hand-off came first: the order in which keys that want slots are served. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tandem.protocol.ids import RequestKey
+
+
+class Age:
+    """A number per key, given when the key is first seen and kept until it is forgotten."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[RequestKey, int] = {}
+        self._next = 0
+
+    def note(self, key: RequestKey) -> None:
+        """A key that is new is the youngest; one that is known keeps its place."""
+        if key not in self._numbers:
+            self._numbers[key] = self._next
+            self._next += 1
+
+    def forget(self, key: RequestKey) -> None:
+        """The key is gone; should it come again, it is the youngest."""
+        self._numbers.pop(key, None)
+
+    def order(self, keys: Iterable[RequestKey]) -> list[RequestKey]:
+        """Known keys, the oldest first."""
+        return sorted(keys, key=self._numbers.__getitem__)
+
+    def copy(self) -> Age:
+        """An independent copy, for a table that is copied."""
+        other = Age()
+        other._numbers = dict(self._numbers)
+        other._next = self._next
+        return other

@@ -1,0 +1,182 @@
+"""How fast KV comes over each of D's links, what waits there, and which hand-offs are slow for it.
+
+A link's pace is bytes over the seconds in which announced KV waited, so that waits for slots,
+packing and unpacking count, and the computing of prompts does not. Placement reads it. A hand-off
+is slow when its prompt is done, ``kv_slow_seconds`` have passed, and its bytes would have come
+four times over at the best rate of its link: it is counted by what it waits for, and warned of.
+Lives in the transfer thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.handoff.pull import Pull
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.metrics import HandoffMetrics
+from tandem.protocol.ids import Incarnation, RequestKey
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.05
+"""Between two looks at what waits."""
+SAMPLE_SECONDS = 0.5
+"""Busy seconds that make one sample of a link's pace."""
+NEW_SHARE = 0.5
+"""Weight of a new sample."""
+SLOW_FACTOR = 4.0
+WARN_SECONDS = 10.0
+"""Between two warnings about one link; those between are counted in the next."""
+
+
+PHASES_OF_WAITING = ("reserve", "pack", "slot", "read", "unpack", "commit")
+"""Blocks of D; P's slots and packing; receive slots of D; bytes; verification; P's word."""
+
+
+@dataclass(slots=True)
+class _Link:
+    best_read: float = 0.0
+    """Bytes a second of the fastest single read."""
+    pace: float = 0.0
+    busy: float = 0.0
+    moved: int = 0
+    warned_at: float = float("-inf")
+    unsaid: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    final_at: float | None = None
+    slow: bool = False
+
+
+class Pace:
+    """Fed by the mover; ``look`` once a turn."""
+
+    def __init__(
+        self,
+        metrics: HandoffMetrics,
+        book: PeerBook,
+        *,
+        token_bytes: float,
+        slow_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._metrics = metrics
+        self._book = book
+        self._token_bytes = token_bytes
+        self._slow_seconds = slow_seconds
+        self._links: dict[Incarnation, _Link] = {}
+        self._open: dict[RequestKey, _Open] = {}
+        self._told = True
+        """Whether the last look saw how things stand."""
+        for phase in PHASES_OF_WAITING:  # all series from the start: rates of them can be asked for
+            metrics.slow.labels(phase)
+        self._clock = clock
+        self._looked_at = clock()
+
+    def begin(self, key: RequestKey) -> None:
+        """A hand-off was opened."""
+        self._open[key] = _Open()
+        self._told = False
+
+    def final(self, key: RequestKey) -> None:
+        """Its prompt is done: all of its KV is announced."""
+        known = self._open.get(key)
+        if known is not None and known.final_at is None:
+            known.final_at = self._clock()
+
+    def end(self, key: RequestKey) -> None:
+        """It ended, however."""
+        self._told = self._open.pop(key, None) is None and self._told
+
+    def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
+        """One part was read."""
+        link = self._links.setdefault(peer, _Link())
+        link.moved += nbytes
+        link.best_read = max(link.best_read, nbytes / max(seconds, 1e-6))
+
+    def forget(self, peer: Incarnation) -> None:
+        """The link is lost."""
+        self._links.pop(peer, None)
+
+    def rest(self) -> float | None:
+        """Seconds until the next look is due; None while nothing is open and that has been told."""
+        return LOOK_SECONDS if self._open or not self._told else None
+
+    def look(self, pulls: Mapping[RequestKey, Pull]) -> None:
+        """Sum up what waits on each link, measure its pace, and find what is slow."""
+        now = self._clock()
+        since = now - self._looked_at
+        if since < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        waiting: dict[Incarnation, float] = dict.fromkeys(self._links, 0.0)
+        for key, known in self._open.items():
+            pull = pulls.get(key)
+            if pull is None:
+                continue
+            announced = max(0, pull.upto - (pull.start or 0) - pull.unpacked) * self._token_bytes
+            waiting[pull.producer] = waiting.get(pull.producer, 0.0) + announced
+            if known.final_at is not None and not known.slow:
+                self._judge(pull, known, now)
+        for peer, nbytes in waiting.items():
+            link = self._links.setdefault(peer, _Link())
+            if nbytes:
+                self._measure(link, since)
+            self._book.pace(peer, bytes_per_s=link.pace, waiting_bytes=int(nbytes))
+        self._metrics.waiting_bytes.set(sum(waiting.values()))
+        self._told = True
+
+    def _measure(self, link: _Link, seconds: float) -> None:
+        link.busy += seconds
+        if link.busy >= SAMPLE_SECONDS:
+            sample = link.moved / link.busy
+            link.pace = sample if not link.pace else link.pace + NEW_SHARE * (sample - link.pace)
+            link.busy, link.moved = 0.0, 0
+
+    def _judge(self, pull: Pull, known: _Open, now: float) -> None:
+        assert known.final_at is not None
+        link = self._links.setdefault(pull.producer, _Link())
+        seconds = now - known.final_at
+        nbytes = ((pull.num_tokens or 0) - (pull.start or 0)) * self._token_bytes
+        due = SLOW_FACTOR * nbytes / link.best_read if link.best_read else 0.0
+        if seconds < max(self._slow_seconds, due):
+            return
+        known.slow = True
+        phase = phase_of(pull)
+        self._metrics.slow.labels(phase).inc()
+        if now - link.warned_at < WARN_SECONDS:
+            link.unsaid += 1
+            return
+        logger.warning(
+            "slow hand-off from %s: %.1f s after the end of its prompt of %d tokens it waits for "
+            "%s; %.1f of %.1f MB are here, the link's best read did %.2f GB/s; %d more like it "
+            "since the last warning",
+            pull.producer.hex()[:8],
+            seconds,
+            pull.num_tokens or 0,
+            phase,
+            pull.unpacked * self._token_bytes / 1e6,
+            nbytes / 1e6,
+            link.best_read / 1e9,
+            link.unsaid,
+        )
+        link.warned_at, link.unsaid = now, 0
+
+
+def phase_of(pull: Pull) -> str:
+    """What a hand-off waits for just now, one of PHASES_OF_WAITING."""
+    if pull.state is DState.WAITING:
+        return "reserve"
+    if pull.state is DState.COMMITTING:
+        return "commit"
+    if pull.reading:
+        return "read"
+    if pull.unpacking:
+        return "unpack"
+    return "slot" if pull.queued else "pack"

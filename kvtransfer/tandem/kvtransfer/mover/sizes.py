@@ -1,0 +1,52 @@
+"""How large slots are and how many parts are ahead, where the settings leave it open. Pure.
+
+A part costs both ends some milliseconds of their interpreters whatever its size, so that small ones
+fill them: with parts of one 9 MiB block KV of 8B weights moved at 4 GB/s under load, with parts of
+64 MiB at 13 (bench/results/pair_h200.md). In host memory copies take longer than what is around
+them, and small slots stay in caches.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.mover.header import HEADER_BYTES
+
+PAGE = mmap.PAGESIZE
+HOST_SLOT_BYTES = 4 << 20
+HOST_CREDITS = 4
+GPU_SLOT_BYTES = 64 << 20
+GPU_CREDITS = 6
+GPU_SHARE = 64
+"""A worker's slots take one part in so many of its GPU's memory, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSizes:
+    """What the settings come to on one worker."""
+
+    slot_bytes: int
+    credits: int
+
+
+def slot_bytes_for(wanted: int, block_bytes: int) -> int:
+    """Bytes of a slot: what was asked for, at least one block and the header, in whole pages."""
+    return -(-max(wanted, HEADER_BYTES + block_bytes) // PAGE) * PAGE
+
+
+def slot_sizes(
+    config: KVTransferConfig, block_bytes: int, *, count: int, gpu_bytes: int | None
+) -> SlotSizes:
+    """Sizes of ``count`` slots for blocks of ``block_bytes``.
+
+    ``gpu_bytes`` is the memory of the GPU that holds the slots, None for slots in host memory.
+    """
+    if gpu_bytes is None:
+        wanted, ahead = HOST_SLOT_BYTES, HOST_CREDITS
+    else:
+        wanted, ahead = min(GPU_SLOT_BYTES, gpu_bytes // GPU_SHARE // count), GPU_CREDITS
+    if config.kv_slot_bytes is not None:
+        wanted = config.kv_slot_bytes
+    return SlotSizes(slot_bytes_for(wanted, block_bytes), config.kv_credits or ahead)

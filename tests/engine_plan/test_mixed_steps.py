@@ -1,0 +1,76 @@
+"""How many tokens a step holds in which some sequences decode: by a fixed bound, or one that grows
+with them."""
+
+import pytest
+from tests.engine_plan.builders import Harness, config_of, request_of
+from tests.engine_plan.plans import long_running, next_plan, shape_of
+
+from tandem.engine.config import SchedulerConfig
+from tandem.protocol.errors import InvalidParameter
+
+
+def harness_of(decodes: int, **flat) -> Harness:
+    """Steps of up to 4,096 tokens; so many sequences decode."""
+    harness = Harness(1000, max_num_batched_tokens=4096, **flat)
+    for number in range(decodes):
+        harness.add(request_of(f"d{number}", 4, params=long_running(max_tokens=50)))
+    if decodes:
+        next_plan(harness)
+    return harness
+
+
+@pytest.mark.parametrize(
+    ("decodes", "tokens"), [(0, 3000), (1, 1024), (128, 1024), (200, 1600), (255, 2040)]
+)
+def test_the_bound_grows_with_the_decodes(decodes, tokens):
+    """Eight tokens for each that decodes and 1,024 at least; without any the whole budget."""
+    harness = harness_of(decodes, mixed_tokens_per_decode=8)
+    harness.add(request_of("prompt", 3000))
+
+    assert sum(row.num_tokens for row in next_plan(harness).rows) == tokens
+
+
+def test_a_fixed_bound_does_not_grow():
+    """Who sets ``max_num_mixed_tokens`` gets that many, however many decode."""
+    harness = harness_of(200, max_num_mixed_tokens=300)
+    harness.add(request_of("prompt", 3000))
+
+    assert sum(row.num_tokens for row in next_plan(harness).rows) == 300
+
+
+def test_without_either_bound_the_budget_decides():
+    """On a CPU, by default, decodes do not shorten a prompt's chunk."""
+    harness = harness_of(1)
+    harness.add(request_of("prompt", 3000))
+
+    assert sum(row.num_tokens for row in next_plan(harness).rows) == 3001
+
+
+def test_the_last_token_of_a_prompt_is_no_decode():
+    """A prompt of which one token is left makes no step short: nobody waits for his next token."""
+    harness = Harness(1000, max_num_batched_tokens=2048, mixed_tokens_per_decode=2)
+    harness.add(request_of("a", 2049))
+    assert shape_of(next_plan(harness)) == [(0, 0, 2048, ())]
+    harness.add(request_of("b", 2000))
+
+    assert shape_of(next_plan(harness)) == [(0, 2048, 1, (0,)), (1, 0, 2000, (0,))]
+
+
+@pytest.mark.parametrize("ratio", [2, 8, 12])
+@pytest.mark.parametrize("budget", [1025, 2048, 8192])
+def test_a_prompt_gets_on_beside_any_number_of_decodes(ratio, budget):
+    """Wherever the budget itself has room for more than the decodes, the bound has, too."""
+    config = SchedulerConfig(
+        max_num_seqs=budget - 1, max_num_batched_tokens=budget, mixed_tokens_per_decode=ratio
+    )
+
+    assert all(config.mixed_tokens(n) > n for n in range(1, budget))
+    assert max(map(config.mixed_tokens, range(1, budget))) == budget
+
+
+def test_both_bounds_at_once_are_refused():
+    """One of them would be ignored."""
+    with pytest.raises(InvalidParameter, match="max_num_mixed_tokens") as caught:
+        config_of(max_num_mixed_tokens=1024, mixed_tokens_per_decode=8)
+
+    assert caught.value.param == "mixed_tokens_per_decode"

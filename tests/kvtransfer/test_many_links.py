@@ -1,0 +1,156 @@
+"""Hand-off links of a fleet: more than ZMQ's and the kernel's defaults allow, on either end."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+from prometheus_client import CollectorRegistry
+from tests.kvtransfer.builders import make_config
+from tests.kvtransfer.test_control_server import Dealer, Server, links
+from tests.many_links import NUM_LINKS, Crowd, resident_kib
+
+from tandem.kvtransfer.control.client import ControlClient
+from tandem.kvtransfer.control.mail import LinkUp, SetPeers
+from tandem.kvtransfer.handoff.messages import Hello, Welcome, decode_to_producer, encode
+from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.mover.mailbox import Mailbox
+from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.progress import ProgressBoard
+from tandem.kvtransfer.transports.tcp_server import TcpServer
+from tandem.protocol.descriptors import raise_descriptor_limit
+from tandem.protocol.ids import Incarnation, new_incarnation
+
+
+def welcome(me: Incarnation, payload: bytes) -> bytes | None:
+    """As a prefill worker greets."""
+    said = decode_to_producer(payload)
+    return encode(Welcome("tcp", b"", 1, 1, 1)) if isinstance(said, Hello) else None
+
+
+@pytest.mark.timeout(180)
+def test_a_decode_worker_keeps_links_to_four_hundred_prefill_workers():
+    """Each takes three of ZMQ's sockets and five descriptors."""
+    crowd = Crowd(welcome)
+    told: list[object] = []
+    client = ControlClient(
+        make_config(kv_connect_seconds=120.0, kv_beat_timeout=120.0),
+        new_incarnation(),
+        "print",
+        board=ProgressBoard(),
+        metrics=metrics_of(CollectorRegistry()),
+        deliver=told.append,
+    )
+    before = resident_kib()
+    client.start()
+    try:
+        client.post(SetPeers(tuple(crowd.endpoints)))
+        give_up = time.monotonic() + 150
+        while len(told) < NUM_LINKS and client.problem is None:
+            assert time.monotonic() < give_up, len(told)
+            time.sleep(0.05)
+        assert client.problem is None
+        assert all(isinstance(each, LinkUp) for each in told)
+        print(f"\n{(resident_kib() - before) / NUM_LINKS:.0f} KiB a link, both ends")
+    finally:
+        client.stop()
+        crowd.stop()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A prefill worker's end, whose thread is the test's."""
+    raise_descriptor_limit(8 * NUM_LINKS)
+    made = Server()
+    yield made
+    made.server.stop()
+
+
+@pytest.mark.timeout(180)
+def test_a_prefill_worker_is_linked_to_four_hundred_decode_workers(server, monkeypatch):
+    """Nobody is turned away for being one of many."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    monkeypatch.setattr(zmq.Context, "instance", lambda: context)
+    dealers = []
+    try:
+        for _ in range(NUM_LINKS):
+            dealers.append(Dealer(server))
+            assert isinstance(dealers[-1].hello(), Welcome)
+        assert len(links(server)) == NUM_LINKS
+    finally:
+        for dealer in dealers:
+            dealer.socket.close(0)
+        context.term()
+
+
+def test_a_wait_takes_descriptors_of_any_number():
+    """Above 1,023, too, where a process with many links has its next ones."""
+    raise_descriptor_limit(2048)
+    read, write = os.pipe()
+    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1500)
+    box: Mailbox[int] = Mailbox()
+    try:
+        os.write(write, b"x")
+        box.wait(30, [high])
+        box.wait(0.0001, [high])
+        assert box.drain() == []
+        box.put(1)
+        box.wait(None)
+        assert box.drain() == [1]
+    finally:
+        box.close()
+        for descriptor in (read, write, high):
+            os.close(descriptor)
+
+
+class Door:
+    """A listener of a process that has no descriptor left, until it has."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.full = True
+
+    def fileno(self) -> int:
+        return self.listener.fileno()
+
+    def accept(self) -> Any:
+        if self.full:
+            raise OSError(errno.EMFILE, "too many open files")
+        return self.listener.accept()
+
+    def close(self) -> None:
+        self.listener.close()
+
+
+def test_who_cannot_be_let_in_does_not_take_the_thread_from_others():
+    """Out of descriptors the data port rests, and lets the same caller in later."""
+    server = TcpServer(
+        SlotMemory(1, 64),
+        new_incarnation(),
+        host="127.0.0.1",
+        first_port=0,
+        num_ports=1,
+        on_garbage=lambda: None,
+    )
+    door: Any = Door(server._listener)
+    server._listener = door
+    server._selector.register(door, selectors.EVENT_READ, None)
+    with socket.create_connection(("127.0.0.1", server.port)):
+        assert server._turn()
+        assert door not in server._selector.get_map()
+        door.full = False
+        server._rests_until = 0.0
+        assert server._turn()
+        assert server._turn()
+        assert len(server._peers) == 1
+    server._selector.unregister(door)
+    server.start()
+    server.stop()

@@ -1,0 +1,36 @@
+"""The limit on open files is raised as far as it may be, and said where that is too little."""
+
+import resource
+
+import pytest
+
+from tandem.protocol.descriptors import ENOUGH, TooFewDescriptors, raise_descriptor_limit
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "now"),
+    [
+        (1024, 20_000, 20_000),
+        (1024, 1 << 30, ENOUGH),
+        (1024, resource.RLIM_INFINITY, ENOUGH),
+        (20_000, 20_000, 20_000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, ENOUGH),
+        (1 << 22, 1 << 22, 1 << 22),
+    ],
+)
+def test_the_soft_limit_goes_up_to_the_hard_one(monkeypatch, soft, hard, now):
+    """Never down, and not beyond what is of use."""
+    was = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda which: was[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: was.append(limits))
+    assert raise_descriptor_limit() == now
+    changed = soft != resource.RLIM_INFINITY and soft < min(now, ENOUGH)
+    assert was[1:] == ([(now, hard)] if changed else [])
+
+
+def test_too_few_are_an_error_that_says_what_to_do(monkeypatch):
+    """It names the limit, what is needed, and who may change it."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (256, 512))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: None)
+    with pytest.raises(TooFewDescriptors, match=r"may open 512 files .* needs 1024 .*ulimit"):
+        raise_descriptor_limit()

@@ -1,10 +1,21 @@
-"""What tests of several rooms share: the embedded model, prepared once per cache."""
+"""What tests of several rooms share: the embedded model, and which tests may run beside which."""
 
 from pathlib import Path
 
 import pytest
 
 from tandem.hub import DEFAULT_MODEL, prepare
+
+ALONE = {"operator": "API server", "e2e": "stacks of processes"}
+"""Rooms of tests whose files share something of the machine: all run in one process."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With two processes a file's tests stay together, so that its fixtures are made once."""
+    for item in items:
+        room = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(ALONE.get(room, str(item.path))))
 
 
 @pytest.fixture(scope="session")

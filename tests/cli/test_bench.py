@@ -178,7 +178,7 @@ def test_a_result_without_a_place_is_refused_before_it_is_measured(
 
 def test_a_server_that_does_not_start_is_quoted(capsys: pytest.CaptureFixture[str]) -> None:
     """Its own last words say why."""
-    with pytest.raises(TandemError, match="ended with status 1"):
+    with pytest.raises(TandemError, match="ended with status 2"):
         bench.run(["startup", "--model", "/nowhere", "--num-iters", "1"])
     assert "no folder or file '/nowhere'" in capsys.readouterr().err
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tandem.cli import prepare
 
 
@@ -39,3 +41,24 @@ def test_a_wrong_package_version_is_refused(tmp_path: Path):
     assert prepare.run(arguments) == 3
     assert json.loads(report.read_text())["reason"] == "ModelUnsupported"
     assert not target.exists()
+
+
+def test_names_that_up_knows_are_known(smollm2: Path, tmp_path: Path):
+    """`tandem prepare --model smollm2` prepares what `tandem up --model smollm2` serves."""
+    report = tmp_path / "report"
+    assert prepare.run(["--model", "smollm2", "--report", str(report)]) == 0
+    said = json.loads(report.read_text())
+    assert (said["ok"], said["path"]) == (True, str(smollm2))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--source-revision", "v1"], ["--package-version", "9.9"]],
+)
+def test_what_a_source_does_not_have_is_refused(smollm2: Path, tmp_path: Path, given: list[str]):
+    """A revision of a folder, or a version of what is no package, is not ignored."""
+    report = tmp_path / "report"
+    assert prepare.run(["--model", str(smollm2), *given, "--report", str(report)]) == 3
+    said = json.loads(report.read_text())
+    assert said["reason"] == "ModelUnsupported"
+    assert given[1] in said["message"]

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandem.llm.async_llm import OFF_LOOP_CHARS, AsyncLLM
+from tandem.llm.async_llm import AsyncLLM
+from tandem.llm.beside import IN_LOOP
 from tandem.llm.outputs import RequestOutput
 from tandem.protocol.commands import CommandName
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
@@ -293,8 +294,8 @@ async def test_long_texts_are_tokenized_beside_the_loop(
         return encode(*args, **kwargs)
 
     monkeypatch.setattr(tokenizer, "encode", watched)
-    long = "x" * OFF_LOOP_CHARS
-    parts = [{"type": "text", "text": "x" * (OFF_LOOP_CHARS // 2)}, {"type": "text", "text": long}]
+    long = "x" * IN_LOOP
+    parts = [{"type": "text", "text": "x" * (IN_LOOP // 2)}, {"type": "text", "text": long}]
     for prompt in ("x", long, TextPrompt(long), {"prompt": long}):
         await llm.prepare(prompt)
     await llm.prepare_chat([{"role": "user", "content": parts}])

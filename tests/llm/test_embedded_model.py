@@ -1,10 +1,31 @@
 """The embedded model answers in this process."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandem.llm.offline import LLM
+
+
+@pytest.mark.slow
+def test_every_token_of_the_vocabulary_is_scored(smollm2: Path) -> None:
+    """-1 asks for all, and their probabilities are one together."""
+    settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
+    params = {"temperature": 0, "max_tokens": 1, "logprobs": -1, "prompt_logprobs": -1}
+    with LLM(str(smollm2), device="cpu", max_logprobs=-1, **settings) as llm:
+        output = llm.generate("The capital", params, use_tqdm=False)[0]
+        size = llm.card.vocab_size
+
+    assert output.outputs[0].logprobs is not None
+    assert output.prompt_logprobs is not None
+    for position in (output.outputs[0].logprobs[0], output.prompt_logprobs[1]):
+        assert position is not None
+        assert len(position.top) == size
+        assert math.fsum(math.exp(each.logprob) for each in position.top) == pytest.approx(
+            1, abs=1e-3
+        )
 
 
 @pytest.mark.slow

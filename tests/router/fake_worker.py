@@ -63,6 +63,8 @@ def fake_card(
     revision: str = "r1",
     vocab_size: int = 50_000,
     max_model_len: int = 2048,
+    max_handoff_tokens: int | None = None,
+    max_logprobs: int = 20,
     control: str | None = None,
 ) -> ModelCard:
     """The card of a worker that has no model."""
@@ -76,10 +78,11 @@ def fake_card(
         vocab_size=vocab_size,
         max_num_seqs=64,
         max_num_batched_tokens=2048,
-        max_logprobs=20,
+        max_logprobs=max_logprobs,
         role=role,
         incarnation=incarnation,
         control=control,
+        max_handoff_tokens=max_handoff_tokens,
     )
 
 
@@ -118,7 +121,7 @@ class Turn:
             chosen,
             num_emitted=position + 1,
             num_prompt=len(request.prompt_token_ids),
-            max_model_len=2048,
+            max_model_len=request.max_model_len or self.worker.max_model_len,
         )
         first = position == len(request.emitted_of(choice))
         self.say(outputs=(self._output(position, choice, chosen, end, first),))
@@ -202,6 +205,9 @@ class FakeWorker:
     links_up: bool = True
     """Whether a decode worker calls its links to the prefill workers it was told of up."""
     vocab_size: int = 50_000
+    max_model_len: int = 2048
+    max_handoff_tokens: int | None = None
+    max_logprobs: int = 20
     beat_seconds: float = 0.05
     has_work: bool = False
     load: LoadReport = _IDLE
@@ -212,6 +218,7 @@ class FakeWorker:
         self.cancelled: list[tuple[str, int]] = []
         self.cancelled_at: list[float] = []
         self.peers: dict[str, Incarnation] = {}
+        self.bytes_per_s, self.waiting_bytes = 0.0, 0
         self.resets: list[str] = []
         self.num_greeted = 0
         self.silent = False
@@ -233,6 +240,9 @@ class FakeWorker:
             self.incarnation,
             revision=self.revision,
             vocab_size=self.vocab_size,
+            max_model_len=self.max_model_len,
+            max_handoff_tokens=self.max_handoff_tokens,
+            max_logprobs=self.max_logprobs,
             control=f"10.0.0.1:{self.port}" if self.role is WorkerRole.PREFILL else None,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -334,7 +344,8 @@ class FakeWorker:
 
     def _beat(self) -> None:
         up, mover = self.links_up, "tcp" if self.links_up else ""
-        peers = tuple(PeerHealth(peer, up, transport=mover) for peer in self.peers.values())
+        pace = (self.bytes_per_s, self.waiting_bytes)
+        peers = tuple(PeerHealth(peer, up, "", mover, *pace) for peer in self.peers.values())
         for router in list(self._routers.values()):
             beat = WorkerBeat(Beat(has_work=self.has_work), self.load, peers)
             self.send(router.link.peer, beat)

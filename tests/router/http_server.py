@@ -10,12 +10,11 @@ from typing import Any
 
 import httpx
 import openai
-import uvicorn
 from tests.router.fake_worker import FakeWorker
 
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
-from tandem.router.http_protocol import JoinedProtocol
+from tandem.router.server import make_server
 from tandem.text.tokenizer import Tokenizer
 
 ANSWER = "Paris is the capital of France, naïve café 日本 😀!"
@@ -39,22 +38,24 @@ class Served:
             "beat_interval": 0.1,
             "beat_timeout": 1.0,
             "worker_wait": 0.3,
+            "drain_timeout": 1.0,
             **settings,
         }
-        self.app = create_app(RouterConfig(**fields))
+        config = RouterConfig(**fields)
+        self.app = create_app(config)
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
-        config = uvicorn.Config(
-            self.app, loop="uvloop", http=JoinedProtocol, ws="none", log_config=None
-        )
-        config.timeout_graceful_shutdown = 1
-        self.server = uvicorn.Server(config)
+        self.server = make_server(self.app, config)
         self._thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True
         )
         self._thread.start()
         if wait:
             self.wait_ready()
+
+    def wait_started(self) -> None:
+        """Until the server listens, whatever the workers do."""
+        wait_for(lambda: self.server.started, 10)
 
     def wait_ready(self) -> None:
         """Until every worker is up and its links are known."""

@@ -60,6 +60,8 @@ def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
         ("stream", "yes"),
         ("request_id", "x" * 300),
         ("logit_bias", [1]),
+        ("priority", 1),
+        ("cache_salt", "x" * 1025),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -74,7 +76,7 @@ def test_wrong_values(well: Served, path: str, field: str, value: object) -> Non
     [
         ({"x": 1}, "logit_bias"),
         ({"50001": 1}, "logit_bias"),
-        ({"5": 101}, "logit_bias[5]"),
+        ({"5": 101}, "logit_bias.5"),
         ({"5": "much"}, "logit_bias.5"),
     ],
 )

@@ -12,6 +12,7 @@ import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served, wait_for
 
+from tandem.operator.probes.fleet import read_fleet, read_links
 from tandem.protocol.names import (
     HEADER_CANARY,
     HEADER_DECODE_REVISION,
@@ -117,6 +118,25 @@ def test_a_wrong_token_is_refused(
     token.write_text(known or "")
     served = serve(decode(), canary_token_file=str(token) if known else None)
     assert ask(served).status_code == 401
+
+
+def test_the_operator_reads_links_and_keys_of_a_router_with_api_keys(
+    serve: Serve, prefill: Make, decode: Make, token: Path
+) -> None:
+    """The canary's token opens /debug/fleet, which has no other door for the operator."""
+    served = serve(
+        prefill(), decode(), wait=False, api_key=("secret",), canary_token_file=str(token)
+    )
+    wait_for(lambda: served.server.started)
+    assert httpx.get(served.url + "/debug/fleet").status_code == 401
+
+    def healthy() -> int | None:
+        links = read_links(served.url, 1, "sesame")
+        return None if links is None else links.healthy
+
+    wait_for(lambda: healthy() == 1)
+    assert read_links(served.url, 1, "wrong") is None
+    assert read_fleet(served.url, "sesame", 5.0)["keys"] == []
 
 
 def test_keys_of_a_folder(serve: Serve, decode: Make, token: Path, tmp_path: Path) -> None:

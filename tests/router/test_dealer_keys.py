@@ -1,6 +1,7 @@
 """A router that does not know which key a worker has tries them all, while keys are rotated."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,6 +57,44 @@ async def test_every_known_key_gets_its_turn(
         guard.serve(worker, "router")
         port = worker.bind_to_random_port("tcp://127.0.0.1")
         await reached(context, port, rings[2]["router"])
+    finally:
+        worker.close(0)
+        guard.stop()
+
+
+async def test_a_worker_that_refuses_every_key_is_told_of(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    """A router whose own key the worker does not know says so, and no more once it is let in."""
+    worker_rings = write_keys(tmp_path, decode=1, router=1)
+    strangers = tmp_path / "strange"
+    strangers.mkdir()
+    ours = write_keys(strangers, router=1)["router"]
+    (strangers / "peers" / "decode.1.public").write_bytes(worker_rings["decode"].public)
+    guard = CurveGuard(worker_rings["decode"])
+    guard.start()
+    worker = guard.context.socket(zmq.ROUTER)
+    try:
+        guard.serve(worker, "router")
+        port = worker.bind_to_random_port("tcp://127.0.0.1")
+        dealer = Dealer(
+            context,
+            f"127.0.0.1:{port}",
+            received=lambda _: None,
+            connected=lambda: None,
+            disconnected=lambda: None,
+            curve=ours,
+        )
+        assert not dealer.is_refused
+        async with asyncio.timeout(SECONDS):
+            while not dealer.is_refused:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            peers = tmp_path / "peers"
+            (peers / "router.2.public").write_bytes(ours.public)
+            os.utime(peers, (1, 1))
+            while dealer.is_refused:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        dealer.close()
     finally:
         worker.close(0)
         guard.stop()

@@ -55,10 +55,10 @@ async def test_unlinked_pair_falls_back(stack: Stack, prefill: Make, decode: Mak
     assert d.submitted[1].kv is None
 
 
-@pytest.mark.parametrize("code", [RefusalCode.INVALID, RefusalCode.NEVER_FITS])
-async def test_hopeless_refusals(stack: Stack, decode: Make, code: RefusalCode) -> None:
+async def test_hopeless_refusals(stack: Stack, decode: Make) -> None:
     """What every worker would refuse is told at once, with the field."""
-    d1, d2 = decode(behaviour=refuse_with(code)), decode(behaviour=refuse_with(code))
+    invalid = refuse_with(RefusalCode.INVALID)
+    d1, d2 = decode(behaviour=invalid), decode(behaviour=invalid)
     await stack.find(d1, d2)
 
     with pytest.raises(RequestRefused) as caught:
@@ -67,7 +67,9 @@ async def test_hopeless_refusals(stack: Stack, decode: Make, code: RefusalCode) 
     assert len(d1.submitted) + len(d2.submitted) == 1
 
 
-@pytest.mark.parametrize("code", [RefusalCode.UNSUPPORTED, RefusalCode.CAPACITY])
+@pytest.mark.parametrize(
+    "code", [RefusalCode.UNSUPPORTED, RefusalCode.NEVER_FITS, RefusalCode.CAPACITY]
+)
 async def test_refused_by_all(stack: Stack, decode: Make, code: RefusalCode) -> None:
     """When nobody takes it the refusal is the answer."""
     d1, d2 = decode(behaviour=refuse_with(code)), decode(behaviour=refuse_with(code))
@@ -206,7 +208,9 @@ async def test_closing_cancels_both_legs(stack: Stack, prefill: Make, decode: Ma
 
     await until(lambda: d.cancelled and p.cancelled)
     assert 0 == stack.dispatcher.num_jobs == stack.admission.num_running
-    assert all(w.num_legs == w.leg_tokens == 0 for w in stack.pool.workers.values())
+    assert all(
+        w.num_legs == w.leg_tokens == w.leg_compute_tokens == 0 for w in stack.pool.workers.values()
+    )
 
 
 async def test_deadline(stack: Stack, decode: Make) -> None:

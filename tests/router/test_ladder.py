@@ -129,10 +129,10 @@ def test_refusals_are_no_attempts(code: RefusalCode) -> None:
 def test_hopeless_and_unsupported() -> None:
     """What every worker would say, and what all of them said."""
     ladder = Ladder(3)
-    ladder.record(refused(RefusalCode.UNSUPPORTED))
+    ladder.record(refused(RefusalCode.UNSUPPORTED, pair=None))
     assert ladder.hopeless is None
     assert ladder.unsupported is not None
-    ladder.record(refused(RefusalCode.NEVER_FITS))
+    ladder.record(refused(RefusalCode.INVALID))
     assert ladder.hopeless is not None
     assert ladder.unsupported is None
     assert not ladder.only_capacity

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -334,3 +335,25 @@ def test_idle_is_no_stall() -> None:
     alive.restart(0.0)
     alive.progress(1.0, Beat())
     assert alive.overdue(1000.0) is None
+
+
+async def test_a_tick_that_comes_late_says_so(stack: Stack, decode: Make) -> None:
+    """And its lateness is taken off a worker's silence, whose frames are still unread."""
+    d = decode()
+    await stack.find(d)
+    connection = stack.pool._links[d.endpoint]
+    lates: list[float] = []
+    tick = connection.tick
+
+    def unheard(late: float = 0.0) -> None:
+        connection._alive._heard = connection._loop.time() - late
+        lates.append(late)
+        tick(late)
+
+    connection.tick = unheard  # type: ignore[method-assign]
+    time.sleep(1.0)  # noqa: ASYNC251  (the loop stands still for longer than a worker may)
+    await until(lambda: len(lates) >= 2)
+
+    assert lates[0] > 0.5
+    assert connection.state is LinkState.UP
+    assert d.num_greeted == 1

@@ -259,9 +259,7 @@ def test_vllm_extras(well: Served, client: Any) -> None:
             "skip_special_tokens": False,
             "return_token_ids": True,
             "cache_salt": "mine",
-            "priority": 3,
             "chat_template_kwargs": {"x": 1},
-            "unheard_of": 1,
             "user": "u",
         },
     )
@@ -273,7 +271,7 @@ def test_vllm_extras(well: Served, client: Any) -> None:
     assert params.logit_bias == {5: 1.0}
     assert params.bad_words_token_ids
     assert params.allowed_token_ids == (1, 2, 3)
-    assert (request.cache_salt, request.priority) == ("mine", 3)
+    assert request.cache_salt == "mine"
     assert answer.model_extra is not None
     assert answer.model_extra["prompt_token_ids"] == request.prompt_token_ids
     assert len(answer.model_extra["prompt_logprobs"]) == len(request.prompt_token_ids)
@@ -309,9 +307,12 @@ def test_token_ids_in_a_stream(well: Served, client: Any) -> None:
         stream=True,
         extra_body={"return_token_ids": True},
     )
-    extras = [chunk.choices[0].model_extra or {} for chunk in stream]
+    chunks = list(stream)
+    extras = [chunk.choices[0].model_extra or {} for chunk in chunks]
 
-    assert extras[0]["prompt_token_ids"] == well.workers[0].submitted[-1].prompt_token_ids
+    prompt = well.workers[0].submitted[-1].prompt_token_ids
+    assert chunks[0].model_extra == {"prompt_token_ids": prompt}
+    assert all(chunk.model_extra == {} for chunk in chunks[1:])
     assert [t for e in extras[1:] for t in e["token_ids"]] == well.workers[0].answer[:3]
 
 

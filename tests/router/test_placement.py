@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.router.builders import inc, view
 
@@ -122,33 +122,58 @@ def test_explanation_shows_the_numbers() -> None:
     assert "prefill prefill1: cost 936 = 64 tokens cached" in lines[2]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     loads=st.lists(
-        st.tuples(st.sampled_from([P, D]), st.integers(0, 20), st.integers(0, 5000), st.booleans()),
+        st.tuples(
+            st.sampled_from([P, D]),
+            st.integers(0, 20),
+            st.integers(0, 5000),
+            st.booleans(),
+            st.sampled_from([600, 2048, 6000]),
+            st.sampled_from([None, 500, 3000]),
+        ),
         min_size=1,
         max_size=8,
     ),
     num_tokens=st.integers(1, 5000),
+    max_new_tokens=st.none() | st.integers(1, 3000),
     excluded=st.sets(st.integers(0, 7)),
 )
-def test_any_fleet(loads, num_tokens, excluded) -> None:
-    """Never an excluded or draining worker, never two of one role; None only without a D."""
+def test_any_fleet(loads, num_tokens, max_new_tokens, excluded) -> None:
+    """Never an excluded or draining worker, never two of one role, nowhere where the prompt does
+    not fit or may not be handed over; None only without a D that holds it."""
     workers = [
-        view(number, role, num_running=running, waiting_tokens=tokens, draining=draining)
-        for number, (role, running, tokens, draining) in enumerate(loads)
+        view(
+            number,
+            role,
+            num_running=running,
+            waiting_tokens=tokens,
+            draining=draining,
+            max_model_len=longest,
+            max_handoff_tokens=handed,
+        )
+        for number, (role, running, tokens, draining, longest, handed) in enumerate(loads)
     ]
     exclusions = Exclusions(workers=frozenset(inc(number) for number in excluded))
-    placement = place(PromptFacts(num_tokens=num_tokens), workers, exclusions=exclusions)
-    usable = {w.incarnation: w for w in workers if not w.draining}
+    prompt = PromptFacts(num_tokens=num_tokens, max_new_tokens=max_new_tokens)
+    placement = place(prompt, workers, exclusions=exclusions)
+    usable = {w.incarnation: w for w in workers if not w.draining and num_tokens < w.max_model_len}
     for number in excluded:
         usable.pop(inc(number), None)
 
     if placement is None:
         assert not any(w.role is D for w in usable.values())
         return
-    assert usable[placement.worker].role is D
+    decode = usable[placement.worker]
+    assert decode.role is D
+    whole = num_tokens + (max_new_tokens or 0)
+    longest = max(w.max_model_len for w in usable.values() if w.role is D)
+    assert whole <= decode.max_model_len or whole > longest
     if placement.prefill is not None:
-        assert usable[placement.prefill].role is P
+        prefill = usable[placement.prefill]
+        assert prefill.role is P
+        assert num_tokens <= (prefill.max_handoff_tokens or num_tokens)
 
 
 def block(number: int) -> BlockHash:

@@ -50,7 +50,7 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run a command; the exit status is its own, 2 for a wrong command or setting."""
     from tandem.cli.children import end_with_parent
-    from tandem.protocol.errors import InvalidParameter, TandemError
+    from tandem.protocol.errors import TandemError
 
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -69,10 +69,10 @@ def main(argv: list[str] | None = None) -> int:
     module = importlib.import_module(f"tandem.cli.{name}")
     try:
         return int(module.run(arguments[1:]) or 0)
-    except InvalidParameter as error:
+    except TandemError as error:
         print(f"tandem {name}: {error}", file=sys.stderr)
-        return 2
-    except (TandemError, OSError) as error:
+        return error.exit_status
+    except OSError as error:
         print(f"tandem {name}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

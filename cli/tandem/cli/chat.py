@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 
 import httpx
 
+from tandem.cli.command import Parser
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
 
 _HELP = "Type a message. /reset starts over, /system TEXT sets the system prompt, /quit leaves."
 
 
 def run(argv: list[str]) -> int:
-    """Talk until the input ends."""
-    parser = argparse.ArgumentParser(prog="tandem chat", description=__doc__)
+    """Talk until the input ends; 1 if the server does not answer as one should."""
+    parser = Parser(prog="tandem chat", description=__doc__)
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument("--model", help="model name; default: the first one served")
     parser.add_argument("--system", help="system prompt")
@@ -23,18 +26,63 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--max-tokens", type=int, default=512)
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("message", nargs="*", help="one message: answer it and leave")
-    options = parser.parse_args(argv)
-    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    with httpx.Client(base_url=options.url, headers=headers, timeout=300.0) as client:
+    options = parser.read(argv)
+    check_url("--url", options.url)
+    with httpx.Client(base_url=options.url, headers=_headers(options), timeout=300.0) as client:
         try:
             return _converse(client, options)
         except httpx.ConnectError as error:
-            print(f"no server answers at {options.url} ({error}); start one with `tandem up`")
-            return 1
+            return _fail(f"no server answers at {options.url} ({error}); `tandem up` starts one")
+        except httpx.HTTPError as error:
+            return _fail(f"{options.url} broke off: {str(error) or type(error).__name__}")
+
+
+def check_url(param: str, url: str) -> None:
+    """Raise InvalidParameter unless ``url`` is http:// or https:// with a host."""
+    allowed = f"a URL such as http://127.0.0.1:{ROUTER_PORT}"
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidParameter(param, url, f"{allowed} ({error})") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidParameter(param, url, allowed)
+
+
+def _headers(options: argparse.Namespace) -> dict[str, str]:
+    key = options.api_key
+    if key is None:
+        return {}
+    if not (key.isascii() and key.isprintable() and key.strip()):
+        raise InvalidParameter("--api-key", "(not shown)", "printable ASCII, one character or more")
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _fail(text: str) -> int:
+    print(f"tandem chat: {text}", file=sys.stderr)
+    return 1
+
+
+def _first_model(client: httpx.Client) -> str | None:
+    """The model that the server names first; None after an error, which is printed."""
+    response = client.get("/v1/models")
+    if response.status_code != 200:
+        _fail(f"[{response.status_code}] {_message(response)}")
+        return None
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, KeyError, TypeError, IndexError):
+        _fail(f"{client.base_url} answers, but names no model as an OpenAI server does")
+        return None
+
+
+class StreamError(Exception):
+    """A stream ended with an error; the text is the server's."""
 
 
 def _converse(client: httpx.Client, options: argparse.Namespace) -> int:
-    model = options.model or client.get("/v1/models").json()["data"][0]["id"]
+    model = options.model or _first_model(client)
+    if model is None:
+        return 1
     history: list[dict[str, str]] = _opening(options.system)
     if options.message:
         history.append({"role": "user", "content": " ".join(options.message)})
@@ -58,7 +106,10 @@ def _converse(client: httpx.Client, options: argparse.Namespace) -> int:
         elif line:
             history.append({"role": "user", "content": line})
             answer = _answer(client, model, history, options)
-            history.append({"role": "assistant", "content": answer or ""})
+            if answer is None:
+                history.pop()  # nothing was said to it: ask again, or something else
+            else:
+                history.append({"role": "assistant", "content": answer})
 
 
 def _opening(system: str | None) -> list[dict[str, str]]:
@@ -80,7 +131,7 @@ def _answer(
     with client.stream("POST", "/v1/chat/completions", json=body) as response:
         if response.status_code != 200:
             response.read()
-            print(f"[{response.status_code}] {_message(response)}")
+            _fail(f"[{response.status_code}] {_message(response)}")
             return None
         try:
             for piece in _pieces(response):
@@ -88,6 +139,10 @@ def _answer(
                 print(piece, end="", flush=True)
         except KeyboardInterrupt:
             print(" [stopped]", end="")
+        except StreamError as error:
+            print()
+            _fail(str(error))
+            return None
     print()
     return text
 
@@ -96,11 +151,18 @@ def _pieces(response: httpx.Response) -> Iterator[str]:
     for line in response.iter_lines():
         if not line.startswith("data: ") or line == "data: [DONE]":
             continue
-        event = json.loads(line.removeprefix("data: "))
+        yield _piece(line.removeprefix("data: "))
+
+
+def _piece(text: str) -> str:
+    """The text that an event adds. Raises StreamError for an error or what is no event."""
+    try:
+        event = json.loads(text)
         if "error" in event:
-            yield f"\n[error] {event['error'].get('message', event['error'])}"
-        for choice in event.get("choices", ()):
-            yield choice.get("delta", {}).get("content") or ""
+            raise StreamError(str(event["error"]["message"]))
+        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StreamError(f"the server sent what is no event: {text[:200]}") from error
 
 
 def _message(response: httpx.Response) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -15,8 +16,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
+
+from tandem.protocol.child import ENV_CHILD_TOKEN, HEADER_CHILD_TOKEN
+from tandem.protocol.names import ENV_PREFIX
 
 ENV_PARENT = "TANDEM_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
@@ -48,12 +53,15 @@ class Child:
     started: float = 0.0
     ready: bool = False
     restarts: list[float] = field(default_factory=list)
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    """What it shows at /ready: a stranger on its port has none."""
     _copier: threading.Thread | None = None
 
     def start(self, log: TextIO) -> None:
         """Start the process; its output goes to ``log``, each line under its name."""
         environment = {**os.environ, ENV_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-        environment |= self.environment
+        environment |= self.environment | {ENV_CHILD_TOKEN: self.token}
+        environment.pop(ENV_PREFIX + "CONFIG", None)  # the file of `up`, with keys of its own
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", *self.arguments],
             stdin=subprocess.DEVNULL,
@@ -84,6 +92,11 @@ class Child:
             self._copier.join(1.0)
 
     @property
+    def is_running(self) -> bool:
+        """Started and not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
     def exit_code(self) -> int | None:
         """None while it runs."""
         return None if self.process is None else self.process.poll()
@@ -95,10 +108,11 @@ class Child:
         return len(self.restarts) <= MAX_RESTARTS
 
     def check_ready(self) -> bool:
-        """Ask its /ready once (at most a second)."""
+        """Ask its /ready once (at most a second); a stranger's answer does not count."""
         try:
             with urllib.request.urlopen(self.ready_url, timeout=1.0) as answer:
-                self.ready = answer.status == 200
+                shown = answer.headers.get(HEADER_CHILD_TOKEN)
+                self.ready = answer.status == 200 and shown == self.token and self.is_running
         except (urllib.error.URLError, OSError):
             self.ready = False
         return self.ready
@@ -107,6 +121,14 @@ class Child:
         """Send a signal if it still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it now if it still runs, and write its last lines."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        self.join_output()
 
 
 def stop_all(children: list[Child], grace: float) -> None:
@@ -117,9 +139,6 @@ def stop_all(children: list[Child], grace: float) -> None:
     for child in children:
         if child.process is None:
             continue
-        try:
+        with suppress(subprocess.TimeoutExpired):
             child.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
-        child.join_output()
+        child.kill()

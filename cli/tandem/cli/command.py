@@ -1,27 +1,107 @@
-"""What every command with settings does first: parse, merge, set up logging."""
+"""What every command does first: parse, merge, set up logging; wrong words end in one line."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
+import re
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
-from tandem.cli.flags import Section, add_flags, environment, read_settings
+from tandem.cli.flags import Section, add_flags, environment, flag_of, read_settings
+from tandem.protocol.errors import TandemError
+
+_ARGUMENT = re.compile(r"argument (?P<flag>\S+): (?P<what>.*)", re.DOTALL)
+_WRONG_TYPE = re.compile(r"invalid (?P<kind>int|float) value: (?P<value>.*)", re.DOTALL)
+_OF_FLAGS = "_flags"
+"""Ending of settings whose value is itself a list of flags."""
+
+
+class UsageError(TandemError):
+    """A command line that cannot be read; the text names the word and what is allowed."""
+
+    exit_status = 2
+
+    def __init__(self, text: str, command: str) -> None:
+        super().__init__(f"{text}; see `{command} --help`")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is one line, without the usage before it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError in words of ours."""
+        found = _ARGUMENT.fullmatch(message)
+        if found is None:
+            raise UsageError(message, self.prog)
+        flag, what = found["flag"], found["what"]
+        if what.startswith("expected one argument"):
+            what = "a value has to follow"
+        elif what.startswith("ignored explicit argument"):
+            what = "takes no value; give one of the two alone"
+        elif wrong := _WRONG_TYPE.fullmatch(what):
+            word = "an integer" if wrong["kind"] == "int" else "a number"
+            what = f"{wrong['value']} is not allowed; {word}"
+        raise UsageError(f"{flag}: {what}", self.prog)
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse all of ``argv``. Raises UsageError for the first word that nobody knows."""
+        parsed, unknown = self.parse_known_args(argv)
+        if unknown:
+            raise UsageError(self._unknown(unknown[0]), self.prog)
+        return parsed
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"{word!r} is not allowed here; only flags are"
+        flag = word.partition("=")[0]
+        near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75)
+        return f"{flag} is no flag of `{self.prog}`" + (f"; {near[0]} is" if near else "")
 
 
 def parse(
     command: str, description: str, sections: Sequence[Section], argv: list[str]
 ) -> dict[type, dict[str, Any]]:
-    """Given values per settings class. Exits 0 after --help, 2 on an unknown flag."""
-    parser = argparse.ArgumentParser(
+    """Given values per settings class. Exits 0 after --help.
+
+    Raises UsageError or InvalidParameter.
+    """
+    return read_command_line(command, description, sections, argv, environment())
+
+
+def read_command_line(
+    command: str,
+    description: str,
+    sections: Sequence[Section],
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+) -> dict[type, dict[str, Any]]:
+    """``parse`` over an environment that is given."""
+    parser = Parser(
         prog=f"tandem {command}",
         description=description,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=100),
     )
     add_flags(parser, sections)
-    return read_settings(parser.parse_args(argv), sections, environment())
+    return read_settings(parser.read(_joined(argv, sections)), sections, environ)
+
+
+def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
+    """``--worker-flags "--x"`` as ``--worker-flags=--x``: else --x would count as another flag."""
+    names = {
+        flag_of(each.name)
+        for section in sections
+        for each in section.flags()
+        if each.name.endswith(_OF_FLAGS)
+    }
+    words: list[str] = []
+    rest = iter(argv)
+    for word in rest:
+        following = next(rest, None) if word in names else None
+        words.append(word if following is None else f"{word}={following}")
+    return words
 
 
 def set_up_logging(level: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tandem.cli.command import parse, set_up_logging
+from tandem.cli.handoff_settings import handoff_config
 from tandem.cli.worker_settings import engine_config, worker_sections
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.threads import spin_briefly
-from tandem.kvtransfer.config import KVTransferConfig
 
 
 def run(argv: list[str]) -> int:
@@ -15,6 +15,7 @@ def run(argv: list[str]) -> int:
     server = ServerConfig(**given[ServerConfig])
     set_up_logging(server.log_level)
     spin_briefly()
+    kv = handoff_config(given, server)
     from tandem.decode import worker
 
-    return worker.run(engine_config(given), server, KVTransferConfig(**given[KVTransferConfig]))
+    return worker.run(engine_config(given), server, kv)

@@ -64,6 +64,8 @@ def read_settings(
         for each in section.flags():
             known.add(each.name)
             name, value = _lookup(each.name, parsed, environ, from_file)
+            if value == "" and each.default != "":
+                raise InvalidParameter(name, value, "a value; leave it out for the default")
             if value is not None:
                 given[each.name] = convert(name, value, each.type, each.choices)
     unknown = set(from_file) - known
@@ -142,8 +144,7 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
     """``value`` as the field's type, or InvalidParameter."""
     kind = plain_type(hint)
     if kind is tuple:
-        items = value if isinstance(value, list | tuple) else str(value).split(",")
-        return tuple(str(item).strip() for item in items if str(item).strip())
+        return _items(name, value)
     if kind is bool:
         return _boolean(name, value)
     if allowed and str(value) not in allowed:
@@ -153,6 +154,15 @@ def convert(name: str, value: Any, hint: Any, allowed: tuple[str, ...] = ()) -> 
     if kind is Path:
         return Path(str(value))
     return kind(str(value))
+
+
+def _items(name: str, value: Any) -> tuple[str, ...]:
+    """A list's items. An empty one is refused: a key that was meant would be no key at all."""
+    given = value if isinstance(value, list | tuple) else str(value).split(",")
+    items = [str(item).strip() for item in given]
+    if not items or not all(items):
+        raise InvalidParameter(name, value, "one value or more, none empty; leave it out for none")
+    return tuple(items)
 
 
 def _boolean(name: str, value: Any) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
+from tandem.cli.handoff_settings import handoff_config
 from tandem.cli.worker_settings import engine_config, worker_sections
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.threads import spin_briefly
-from tandem.kvtransfer.config import KVTransferConfig
 from tandem.prefill.config import PrefillConfig
 
 
@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
     server = ServerConfig(**given[ServerConfig])
     set_up_logging(server.log_level)
     spin_briefly()
+    kv, prefill = handoff_config(given, server), PrefillConfig(**given[PrefillConfig])
     from tandem.prefill import worker
 
-    kv, prefill = KVTransferConfig(**given[KVTransferConfig]), PrefillConfig(**given[PrefillConfig])
     return worker.run(engine_config(given), server, kv, prefill)

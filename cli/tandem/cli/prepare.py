@@ -7,13 +7,16 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.protocol import names
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.settings import required, setting
+
+if TYPE_CHECKING:
+    from tandem.hub import PreparedModel
 
 _SCRATCH = ".fetching"
 
@@ -23,7 +26,9 @@ class PrepareConfig:
     """What to prepare, and where."""
 
     model: str = required("A folder, a GGUF file, a hub id or package:NAME.")
-    to: str = setting("", "Folder to fill, whole or not at all; none reads --model where it is.")
+    to: str = setting(
+        "", "Folder to fill, whole or not at all; none reads --model where it is, or the cache."
+    )
     source_revision: str | None = setting(None, "Branch, tag or commit of a hub id.")
     package_version: str | None = setting(None, "Version that a package: must have.")
     report: str = setting("", "File for the report; none is standard output.")
@@ -37,7 +42,7 @@ def run(argv: list[str]) -> int:
     config = PrepareConfig(**given[PrepareConfig])
     set_up_logging("info")
     try:
-        report = {"ok": True, **(fetched(config) if config.to else described(Path(config.model)))}
+        report = {"ok": True, **(fetched(config) if config.to else described(config))}
     except (TandemError, OSError) as error:
         report = {"ok": False, "reason": reason_of(error), "message": str(error)[:2000]}
     text = json.dumps(report) + "\n"
@@ -49,20 +54,24 @@ def run(argv: list[str]) -> int:
     return 1 if report["reason"] == "FetchFailed" else names.EXIT_MODEL_REFUSED
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """What a prepared folder holds. Raises a TandemError naming what is missing."""
-    from tandem.engine.config import read_facts
-    from tandem.hub import ModelNotFound, UnsupportedModel, prepare
+def described(config: PrepareConfig) -> dict[str, Any]:
+    """What the model holds; the cache has it prepared where it is no folder yet."""
+    from tandem.hub import prepare
 
-    if folder.is_file():
-        raise UnsupportedModel(f"model: {folder} is a file; mount a folder, or fetch it")
-    if not folder.is_dir():
-        raise ModelNotFound(f"model: there is no folder {folder}")
-    prepared = prepare(str(folder), progress=False)
+    _check_package(config)
+    prepared = prepare(config.model, revision=config.source_revision, progress=False)
+    _check_servable(prepared.path)
+    return {**_facts(prepared), "path": str(prepared.path), "revision": prepared.revision}
+
+
+def _facts(prepared: PreparedModel) -> dict[str, Any]:
+    from tandem.engine.config import read_facts
+
     facts = read_facts(prepared.path)
+    files = [file for file in prepared.path.rglob("*") if file.is_file()]
     return {
         "fingerprint": prepared.fingerprint,
-        "bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+        "bytes": sum(file.stat().st_size for file in files),
         "architecture": facts.architecture,
         "numHeads": facts.num_heads,
         "numKvHeads": facts.num_kv_heads,
@@ -72,26 +81,23 @@ def described(folder: Path) -> dict[str, Any]:
 
 def fetched(config: PrepareConfig) -> dict[str, Any]:
     """The report on ``--to``, after filling it unless an earlier run did."""
+    from tandem.hub import prepare
+
     target = Path(config.to)
     note = target / ".tandem-revision"
     if not target.is_dir():
         _fetch(config, target, note.name)
     _check_servable(target)
     revision = note.read_text().strip() or None if note.is_file() else None
-    return {**described(target), "revision": revision}
+    return {**_facts(prepare(str(target), progress=False)), "revision": revision}
 
 
 def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
     scratch = target.parent / f"{_SCRATCH}-{target.name}"
     os.environ["HF_HOME"] = str(scratch / "hub")  # before huggingface_hub is imported
-    from tandem.hub import UnsupportedModel, prepare
+    from tandem.hub import prepare
 
-    if config.package_version is not None:
-        there = _version(config.model.removeprefix("package:"))
-        if there != config.package_version:
-            raise UnsupportedModel(
-                f"model: {config.model} is installed as {there}, not {config.package_version}"
-            )
+    _check_package(config)
     prepared = prepare(
         config.model, revision=config.source_revision, cache_dir=scratch, progress=False
     )
@@ -101,6 +107,26 @@ def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
     (partial / note).write_text(prepared.revision or "")
     partial.rename(target)
     shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _check_package(config: PrepareConfig) -> None:
+    """Raise UnsupportedModel unless the package has the version that was asked for, if any was."""
+    from tandem.hub import UnsupportedModel
+    from tandem.hub.source import Package, parse
+
+    if config.package_version is None:
+        return
+    source = parse(config.model)
+    if not isinstance(source, Package):
+        raise UnsupportedModel(
+            f"package_version: {config.package_version!r} was given with {config.model!r}; only "
+            f"package:NAME has versions"
+        )
+    there = _version(source.name)
+    if there != config.package_version:
+        raise UnsupportedModel(
+            f"model: {config.model} is installed as {there}, not {config.package_version}"
+        )
 
 
 def _link(source: str, target: str) -> None:

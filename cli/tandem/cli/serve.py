@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.up import Supervisor, UpConfig
+from tandem.cli.up import Supervisor
+from tandem.cli.up_config import UpConfig
 
 
 def run(argv: list[str]) -> int:

@@ -5,10 +5,16 @@ The supervisor in ``up`` starts what this returns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from tandem.cli.child_flags import words
 from tandem.cli.children import Child
+from tandem.cli.gpus import environment_of
 from tandem.cli.ports import LOOPBACK
+from tandem.cli.up_config import UpConfig
+
+PORTS_PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +25,39 @@ class Ports:
     probe: int
     control: int
     data: int
+
+
+def plan(
+    config: UpConfig, model: str, name: str, ports: Sequence[int], gpus: list[str]
+) -> list[Child]:
+    """All processes of a stack, the router last. Raises InvalidParameter for an open quote."""
+    numbers = iter(ports)
+    shared = ["--served-model-name", name, "--log-level", config.log_level]
+    children: list[Child] = []
+    workers: list[int] = []
+    for role, index, flags in _roles(config):
+        own = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
+        child = worker_child(role, index, model, own, [*shared, *flags])
+        child.environment = environment_of(len(children), gpus)
+        workers.append(own.worker)
+        children.append(child)
+    flags_of_router = [*shared, "--ready-prefill", str(config.prefill)]
+    flags_of_router += ["--ready-decode", str(config.decode)]
+    flags_of_router += words("router_flags", config.router_flags)
+    return [*children, router_child(model, config.host, config.port, workers, flags_of_router)]
+
+
+def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:
+    """Role, number and further flags of each worker."""
+    every = words("worker_flags", config.worker_flags)
+    prefill = [*every, *words("prefill_flags", config.prefill_flags)]
+    decode = [*every, *words("decode_flags", config.decode_flags)]
+    for role, count, flags in (
+        ("prefill", config.prefill, prefill),
+        ("decode", config.decode, decode),
+    ):
+        for index in range(count):
+            yield role, index, flags
 
 
 def worker_child(role: str, index: int, model: str, ports: Ports, extra: list[str]) -> Child:
@@ -38,7 +77,14 @@ def router_child(model: str, host: str, port: int, workers: list[int], extra: li
     arguments = ["router", "--model", model, "--host", host, "--port", str(port)]
     for worker in workers:
         arguments += ["--workers", f"{LOOPBACK}:{worker}"]
-    address = LOOPBACK if host in ("0.0.0.0", "::") else host
     return Child(
-        name="router", arguments=[*arguments, *extra], ready_url=f"http://{address}:{port}/ready"
+        name="router", arguments=[*arguments, *extra], ready_url=f"{router_url(host, port)}/ready"
     )
+
+
+def router_url(host: str, port: int) -> str:
+    """Where this machine reaches a router that listens on ``host``."""
+    bare = host.strip("[]")
+    if bare in ("0.0.0.0", "::"):
+        bare = LOOPBACK
+    return f"http://[{bare}]:{port}" if ":" in bare else f"http://{bare}:{port}"

@@ -1,59 +1,34 @@
 """`tandem up`: a whole stack on this machine, supervised in the foreground.
 
-Prepares the model before any process starts, starts workers and router on free loopback ports,
-shows readiness as it comes, restarts what dies, and leaves no process behind.
+Checks address and flags and prepares the model before any process starts, starts workers and
+router, shows readiness as it comes, restarts what dies, and leaves no process behind.
 """
 
 from __future__ import annotations
 
-import logging
+import os
+import secrets
 import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from contextlib import suppress
 
-from tandem.cli.children import Child, stop_all
+from tandem.cli.child_flags import check_router, check_worker
+from tandem.cli.children import Child
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
-from tandem.cli.gpus import environment_of, visible_gpus
+from tandem.cli.gpus import visible_gpus
+from tandem.cli.listening import check_address
 from tandem.cli.ports import free_ports
-from tandem.cli.stack import Ports, router_child, worker_child
-from tandem.hub.source import DEFAULT_MODEL
-from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.names import ROUTER_PORT
-from tandem.protocol.settings import setting
-
-logger = logging.getLogger(__name__)
+from tandem.cli.stack import PORTS_PER_WORKER, plan, router_url
+from tandem.cli.stopping import Graces, stop
+from tandem.cli.up_config import UpConfig
+from tandem.protocol.names import ENV_PREFIX
 
 POLL_SECONDS = 0.25
-STOP_GRACE_SECONDS = 8.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpConfig:
-    """Settings of a local stack."""
-
-    model: str = setting(
-        DEFAULT_MODEL, "Folder, GGUF file, hub id, or package:NAME of an installed package."
-    )
-    revision: str | None = setting(None, "Revision of a hub id.")
-    served_model_name: str | None = setting(None, "Name under which the model is served.")
-    prefill: int = setting(1, "Prefill workers; 0 serves without hand-off.")
-    decode: int = setting(1, "Decode workers.")
-    host: str = setting("127.0.0.1", "Address on which the router listens.")
-    port: int = setting(ROUTER_PORT, "Port on which the router listens.")
-    worker_flags: str = setting("", "Further flags for every worker, as one string.")
-    prefill_flags: str = setting("", "Further flags for prefill workers, as one string.")
-    decode_flags: str = setting("", "Further flags for decode workers, as one string.")
-    router_flags: str = setting("", "Further flags for the router, as one string.")
-    ready_seconds: float = setting(300.0, "Give up if the stack cannot serve by then.")
-    log_level: str = setting("warning", "Least severe messages to show of the processes.")
-
-    def __post_init__(self) -> None:
-        for name, low in (("prefill", 0), ("decode", 1)):
-            if not low <= getattr(self, name) <= 64:
-                raise InvalidParameter(name, getattr(self, name), f"an integer, {low} to 64")
+ENV_SECRET = ENV_PREFIX + "KV_SECRET"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(argv: list[str]) -> int:
@@ -69,66 +44,77 @@ class Supervisor:
         self.config = config
         self.children: list[Child] = []
         self._stop = threading.Event()
-        self._signals = 0
+        self._hurried = threading.Event()
+        self._interruptible = True
 
     def run(self) -> int:
-        """Prepare, start, watch, stop."""
+        """Check, prepare, start, watch, stop."""
         set_up_logging(self.config.log_level)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, self._on_signal)
         started = time.monotonic()
-        path, name = self._prepare()
+        check_address(self.config.host, self.config.port)
+        graces, dummy = self.check_flags()
+        path, name = self._prepare(dummy)
+        self._interruptible = False
+        check_address(self.config.host, self.config.port)
         self.children = self._plan(path, name)
         try:
-            for child in self.children:
-                child.start(sys.stderr)
-            if not self._wait_ready(started):
-                return 0 if self._stop.is_set() else 1
-            self._greet(name)
-            return self._watch()
+            return self._serve(started, name)
         finally:
             self._say("stopping")
-            stop_all(self.children, STOP_GRACE_SECONDS)
+            stop(self.children, graces, hurried=self._hurried.is_set, say=self._say)
             self._say("all processes have ended")
 
-    def _prepare(self) -> tuple[str, str]:
+    def _serve(self, started: float, name: str) -> int:
+        for child in self.children:
+            child.start(sys.stderr)
+        if not self._wait_ready(started):
+            return 0 if self._stop.is_set() else 1
+        self._greet(name)
+        return self._watch()
+
+    def check_flags(self) -> tuple[Graces, bool]:
+        """How long each part may drain, and whether the weights are made up."""
+        config = self.config
+        environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
+        count = PORTS_PER_WORKER * (config.prefill + config.decode)
+        drains, dummy, router = [0.0], False, 0.0
+        for child in plan(config, config.model, "model", [1] * count, []):
+            role, *flags = child.arguments
+            if role == "router":
+                router = check_router(flags, environ).drain_timeout
+            else:
+                server, engine = check_worker(role, flags, environ)
+                drains.append(server.drain_seconds)
+                dummy = dummy or engine.get("load_format") == "dummy"
+        return Graces(router, max(drains)), dummy
+
+    def _prepare(self, dummy: bool) -> tuple[str, str]:
         from tandem.hub import prepare
 
         config = self.config
-        flags = f"{config.worker_flags} {config.decode_flags}".replace("=", " ").split()
-        prepared = prepare(config.model, revision=config.revision, weights="dummy" not in flags)
+        prepared = prepare(config.model, revision=config.revision, weights=not dummy)
         self._say(f"model {prepared.source}: {prepared.path}")
         return str(prepared.path), self.config.served_model_name or served_name(prepared.source)
 
     def _plan(self, path: str, name: str) -> list[Child]:
         config = self.config
-        numbers = iter(free_ports(4 * (config.prefill + config.decode)))
-        children: list[Child] = []
-        workers: list[int] = []
-        gpus = visible_gpus()
-        shared = ["--served-model-name", name, "--log-level", config.log_level]
-        shared += config.worker_flags.split()
-        roles = [("prefill", config.prefill, config.prefill_flags)]
-        roles.append(("decode", config.decode, config.decode_flags))
-        for role, count, flags in roles:
-            for index in range(count):
-                ports = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-                workers.append(ports.worker)
-                child = worker_child(role, index, path, ports, [*shared, *flags.split()])
-                child.environment = environment_of(len(children), gpus)
-                children.append(child)
-        flags_of_router = ["--served-model-name", name, "--log-level", config.log_level]
-        flags_of_router += ["--ready-prefill", str(config.prefill)]
-        flags_of_router += ["--ready-decode", str(config.decode), *config.router_flags.split()]
-        router = router_child(path, config.host, config.port, workers, flags_of_router)
-        return [*children, router]
+        ports = free_ports(PORTS_PER_WORKER * (config.prefill + config.decode))
+        children = plan(config, path, name, ports, visible_gpus())
+        secret = os.environ.get(ENV_SECRET) or secrets.token_hex(32)
+        for child in children:  # by the environment: everybody may read command lines
+            child.environment = {**child.environment, ENV_SECRET: secret}
+        return children
 
     def _on_signal(self, number: int, _frame: object) -> None:
-        self._signals += 1
-        self._stop.set()
-        if self._signals > 1:
+        if self._interruptible:
+            raise KeyboardInterrupt
+        if self._stop.is_set():
+            self._hurried.set()
             for child in self.children:
                 child.signal(signal.SIGKILL)
+        self._stop.set()
 
     def _wait_ready(self, started: float) -> bool:
         deadline = started + self.config.ready_seconds
@@ -148,7 +134,7 @@ class Supervisor:
         return not waiting
 
     def _greet(self, name: str) -> None:
-        url = f"http://{self.config.host}:{self.config.port}"
+        url = router_url(self.config.host, self.config.port)
         self._say(f"serving {name} at {url}")
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": '
         body += '"What is the capital of France?"}], "temperature": 0}'
@@ -172,7 +158,8 @@ class Supervisor:
         return 0
 
     def _say(self, text: str) -> None:
-        print(f"tandem | {text}", flush=True)
+        with suppress(OSError):  # the terminal is gone: the processes still have to end
+            print(f"tandem | {text}", flush=True)
 
 
 def served_name(source: str) -> str:

@@ -7,13 +7,13 @@ client's disconnect or a cancelled task, aborts the request wherever it is.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, cast
 
+from tandem.llm.beside import IN_LOOP, Beside, weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.llm.sampling import defaults_of, params_from
 from tandem.protocol.card import ModelCard
@@ -25,18 +25,17 @@ from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
+from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.output_processor import OutputProcessor, RequestState
-from tandem.text.prompts import PromptLike, TextPrompt
+from tandem.text.prompts import PromptLike, TextPrompt, TokensPrompt
 from tandem.text.tokenizer import Tokenizer
 
-OFF_LOOP_CHARS = 8_000
-"""Longer texts are tokenized in a thread: from here on it takes about half a millisecond."""
-
+BAD_WORD_COSTS = 30
+"""Of a bad word, in characters: it is tokenized twice."""
+LOGPROBS_COST = 100
+"""Of a prompt token with log-probabilities, in characters."""
 Params = SamplingParams | Mapping[str, Any] | None
 """Sampling parameters as callers write them (see ``sampling.params_from``)."""
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +59,8 @@ class AsyncLLM:
     ) -> None:
         """``incarnation`` stands in request keys: the router's own where it is a router."""
         self.tokenizer = tokenizer
+        self.beside = Beside()
+        """Where what takes long is computed."""
         self._client = client
         self._incarnation = incarnation if incarnation is not None else new_incarnation()
         self._defaults = defaults_of(tokenizer.generation)
@@ -84,8 +85,9 @@ class AsyncLLM:
         inputs, key = await self._input_processor(), self._next_key()
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
-            processed=await _off_loop(
-                _characters(prompt), inputs.process, prompt, self._params(params), key, options
+            processed=await self.beside.run(
+                _prompt_weight(prompt) + _params_weight(params),
+                lambda: inputs.process(prompt, self._params(params), key, options),
             ),
         )
 
@@ -102,14 +104,9 @@ class AsyncLLM:
         inputs, key = await self._input_processor(), self._next_key()
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
-            processed=await _off_loop(
-                _characters(messages),
-                inputs.process_chat,
-                messages,
-                self._params(params),
-                key,
-                options,
-                chat,
+            processed=await self.beside.run(
+                _chat_weight(messages, chat) + _params_weight(params),
+                lambda: inputs.process_chat(messages, self._params(params), key, options, chat),
             ),
         )
 
@@ -127,7 +124,11 @@ class AsyncLLM:
             closing = aclosing(cast("AsyncGenerator[EngineCoreOutput, None]", source))
             async with closing as outputs:
                 async for output in outputs:
-                    shown = state.feed(output)
+                    if output.prompt_logprobs is None:
+                        shown = state.feed(output)
+                    else:
+                        size = len(output.prompt_logprobs) * LOGPROBS_COST
+                        shown = await self.beside.run(size, state.feed, output)
                     if state.finished:
                         # Whoever sees the last output may use the id again at once.
                         self._free_id(prepared)
@@ -171,21 +172,54 @@ class AsyncLLM:
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; a long one is tokenized beside the event loop."""
-        return await _off_loop(
+        return await self.beside.run(
             len(text), self.tokenizer.encode, text, add_special_tokens=add_special_tokens
         )
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat: ChatOptions | None = None,
+        *,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """Ids of a chat, as ``chat`` would send them."""
-        text = self.tokenizer.render_chat(messages, chat)
-        return await self.encode(text, add_special_tokens=False)
+        tokenizer = self.tokenizer
 
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids as a text of its own."""
-        return await _off_loop(
-            len(ids), self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens
+        def encoded() -> list[int]:
+            text = tokenizer.render_chat(messages, chat)
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens, param="messages")
+
+        return await self.beside.run(_chat_weight(messages, chat), encoded)
+
+    async def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
+    ) -> str:
+        """Text of ids as a text of its own.
+
+        With ``param``, ids that stand for nothing raise InvalidParameter of that name.
+        """
+
+        def decoded() -> str:
+            if param is not None:
+                self.tokenizer.check_known(ids, param)
+            return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self.beside.run(len(ids), decoded)
+
+    async def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """What each id adds to a text."""
+        tokenizer = self.tokenizer
+        return await self.beside.run(
+            len(ids) * 4, lambda: [tokenizer.token_text(token) for token in ids]
+        )
+
+    async def echo(self, prepared: PreparedRequest) -> EchoedPrompt:
+        """The prompt as it is shown before its answer, and where its tokens begin."""
+        processed = prepared.processed
+        ids = processed.request.prompt_token_ids
+        return await self.beside.run(
+            8 * len(ids), echoed_prompt, self.tokenizer, processed.prompt, ids
         )
 
     @property
@@ -207,6 +241,7 @@ class AsyncLLM:
 
     async def close(self) -> None:
         """Abort what runs and close the client. May be called twice."""
+        self.beside.close()
         await self._client.close()
 
     def _take_id(self, prepared: PreparedRequest) -> None:
@@ -251,26 +286,23 @@ def _render(
     )
 
 
-def _characters(value: object) -> int:
-    """How long all texts in a prompt or a chat are, about."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, TextPrompt):
-        return len(value.text)
-    if isinstance(value, Mapping):
-        return sum(map(_characters, value.values()))
-    if isinstance(value, Sequence):
-        return sum(len(each) if isinstance(each, str) else _characters(each) for each in value)
-    return 1
+def _prompt_weight(prompt: PromptLike) -> int:
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    return len(prompt.token_ids) if isinstance(prompt, TokensPrompt) else weight(prompt)
 
 
-async def _off_loop(
-    size: int,
-    function: Callable[_Arguments, _Result],
-    *args: _Arguments.args,
-    **kwargs: _Arguments.kwargs,
-) -> _Result:
-    """Call ``function`` here, or in a thread when ``size`` says that it takes long."""
-    if size < OFF_LOOP_CHARS:
-        return function(*args, **kwargs)
-    return await asyncio.to_thread(function, *args, **kwargs)
+def _chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
+    """A template that a request brings runs in a process of its own, and is waited for."""
+    if chat is None:
+        return weight(messages)
+    if chat.chat_template is not None:
+        return IN_LOOP
+    return weight(messages) + weight([chat.template_kwargs, chat.tools, chat.documents])
+
+
+def _params_weight(params: Params) -> int:
+    if not isinstance(params, Mapping):
+        return 0
+    words = params.get("bad_words") or ()
+    return weight(list(params.values())) + BAD_WORD_COSTS * len(words)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from importlib.metadata import version
 
-import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.descriptors import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
@@ -27,20 +30,27 @@ from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.gauges import register_gauges
-from tandem.router.http_protocol import JoinedProtocol
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.auth import ApiKeys
 from tandem.router.middleware.canary import Canary
+from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
+from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
+from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, models, tokenize
+from tandem.router.openai.bounds import RequestBounds
+from tandem.router.openai.document import document
 from tandem.router.openai.errors import ErrorAnswer, answer_of
 from tandem.router.openai.service import Service
 from tandem.router.openai.sse import ClientGone
+from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
+from tandem.router.server import make_server
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
+from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -49,8 +59,11 @@ FIND_AGAIN = 5.0
 """Seconds until a discovery that failed begins anew."""
 SLOW_READER = 60.0
 """Seconds beyond a request's deadline that its client may take to read the rest."""
-KEEP_ALIVE = 75
-"""Seconds; longer than clients keep idle connections, so that none is closed under a request."""
+
+
+SWITCH_INTERVAL = 0.001
+"""Seconds for which a thread that computes may keep the loop waiting at a time; Python's own 5 ms
+would be added to each write of each stream."""
 
 
 @dataclass(slots=True)
@@ -63,6 +76,7 @@ class Router:
     dispatcher: Dispatcher
     metrics: RouterMetrics
     llm: AsyncLLM
+    templates: IsolatedTemplates
 
     @classmethod
     def of(cls, config: RouterConfig) -> Router:
@@ -90,13 +104,18 @@ class Router:
             worker_wait=config.worker_wait,
             accept_timeout=config.accept_timeout,
             progress_timeout=config.progress_timeout,
+            stream_backlog=config.max_stream_backlog_bytes,
+            total_backlog=config.max_backlog_bytes,
         )
-        policy = PrefixLoadPolicy(config.min_handoff_tokens)
+        policy = PrefixLoadPolicy(config.min_handoff_tokens, config.handoff_patience)
         dispatcher = Dispatcher(pool, fleet, policy, admission, metrics, limits)
         tokenizer = Tokenizer.load(config.model)
+        tokenizer.max_text_chars = config.max_text_chars
+        templates = IsolatedTemplates(max_chars=config.max_text_chars)
+        tokenizer.chat_templates.isolated = templates
         llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me)
         register_gauges(metrics, fleet, admission)
-        return cls(config, pool, fleet, dispatcher, metrics, llm)
+        return cls(config, pool, fleet, dispatcher, metrics, llm, templates)
 
     def names(self) -> tuple[str, ...]:
         """Names of the model: as configured, or as the workers say."""
@@ -118,6 +137,8 @@ class Router:
         finally:
             finding.cancel()
             await asyncio.gather(finding, return_exceptions=True)
+            self.llm.beside.close()
+            self.templates.close()
             await self.dispatcher.close()
             await self.pool.close()
 
@@ -164,6 +185,8 @@ def create_app(config: RouterConfig) -> FastAPI:
         # Not included as routers: FastAPI would look each request up twice.
         routes=[route for part in parts for route in part.routes.routes],
     )
+    has_keys = bool(config.api_key or config.api_keys_dir)
+    app.openapi = cache(partial(document, app, has_keys=has_keys))  # type: ignore[method-assign]
     app.state.router = router
     app.state.fleet = router.fleet
     app.state.readiness = readiness
@@ -174,14 +197,25 @@ def create_app(config: RouterConfig) -> FastAPI:
         names=router.names,
         body_seconds=config.body_timeout,
         stream_seconds=config.request_timeout + SLOW_READER,
+        bounds=RequestBounds.of(config),
+        max_parallel_prompts=config.max_parallel_prompts,
         is_served=lambda: bool(router.pool.serving(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
+        allow_request_priority=config.allow_request_priority,
+        unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
     )
     _handle_errors(app, router.metrics.request_cancelled)
-    app.add_middleware(BodyLimit, max_body_bytes=config.max_body_bytes)
-    if config.api_key or config.api_keys_dir:
+    app.add_middleware(Unexpected)
+    app.add_middleware(
+        BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
+    )
+    if has_keys:
         app.add_middleware(ApiKeys, keys=config.api_key, keys_dir=config.api_keys_dir)
     app.add_middleware(Canary, token_file=config.canary_token_file)
+    if config.allowed_origins:
+        app.add_middleware(CORSMiddleware, **cors_options(config))
+    app.state.ending = Ending()
+    app.add_middleware(Stopping, ending=app.state.ending)
     app.add_middleware(Trace, metrics=router.metrics, log=config.access_log)
     return app
 
@@ -202,12 +236,8 @@ def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:
             ErrorAnswer(status=error.status_code, message=message, type=kind, headers=headers)
         )
 
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return _response(answer_of(error))
-
     app.add_exception_handler(TandemError, ours)
     app.add_exception_handler(HTTPException, starlettes)
-    app.add_exception_handler(Exception, unexpected)
 
 
 def _response(answer: ErrorAnswer) -> Response:
@@ -220,18 +250,11 @@ def _response(answer: ErrorAnswer) -> Response:
 
 
 def serve(config: RouterConfig, *, log_level: str = "info") -> None:
-    """Run under uvicorn until SIGINT or SIGTERM; requests under way get ``drain_timeout``."""
-    uvicorn.run(
-        create_app(config),
-        host=config.host,
-        port=config.port,
-        loop="uvloop",
-        http=JoinedProtocol,
-        ws="none",
-        log_config=None,
-        log_level=log_level,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=int(config.drain_timeout),
-    )
+    """Run under uvicorn until SIGINT or SIGTERM; requests under way get ``drain_timeout``.
+
+    Raises TooFewDescriptors.
+    """
+    raise_descriptor_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    with suppress(KeyboardInterrupt):  # uvicorn raises SIGINT again when all has ended
+        make_server(create_app(config), config, log_level=log_level).run()

@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.exposure import PLAINTEXT_HELP, REMEDY, check_exposed
 from tandem.protocol.names import ROUTER_PORT
+from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
+
+
+_BOUNDS: dict[str, tuple[int, int | None]] = {
+    "port": (0, 65_535),
+    "max_attempts": (1, None),
+    "max_inflight_requests": (1, None),
+    "max_inflight_tokens": (1, None),
+    "max_queued_requests": (0, None),
+    "max_queued_tokens": (0, None),
+    "min_handoff_tokens": (0, None),
+    "max_body_bytes": (1, None),
+    "max_bodies_bytes": (1, None),
+    "max_stream_backlog_bytes": (1 << 10, None),
+    "max_backlog_bytes": (1 << 10, None),
+    "max_connections": (1, 1 << 20),
+    "max_connections_per_client": (0, 1 << 20),
+    "max_header_bytes": (1_024, 1 << 20),
+    "max_headers": (8, 10_000),
+    "prefix_index_mib": (1, None),
+    "ready_prefill": (0, None),
+    "ready_decode": (1, None),
+    "max_prompts": (1, 65_536),
+    "max_parallel_prompts": (1, 65_536),
+    "max_sequences": (1, 65_536),
+    "max_messages": (1, 1 << 20),
+    "max_bad_words": (0, MAX_BAD_WORDS),
+    "max_logit_bias": (0, MAX_LOGIT_BIAS),
+    "max_text_chars": (1, 1 << 30),
+    "max_json_values": (1_000, 1 << 30),
+    "max_json_depth": (8, 128),
+}
+"""Whole numbers, with the least and the most that they may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +61,20 @@ class RouterConfig:
     )
     trust_request_chat_template: bool = setting(
         False, "Allow requests to bring a chat template of their own."
+    )
+    allow_request_priority: bool = setting(
+        False, "Allow requests to set their priority in the queues that all share."
+    )
+    ignore_unknown_fields: bool = setting(
+        False, "Let fields pass that no parameter has for a name, instead of answering 400."
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "Origin whose web pages may ask, or *; may be given more than once. None: no CORS."
+    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "Method that such pages may use, or *.")
+    allowed_headers: tuple[str, ...] = setting(("*",), "Header that such pages may send, or *.")
+    allow_credentials: bool = setting(
+        False, "Let browsers send cookies with it; only where origins are given by name."
     )
     api_key: tuple[str, ...] = setting(
         (), "Bearer token that /v1 asks for; may be given more than once. None: no check."
@@ -44,6 +95,11 @@ class RouterConfig:
     min_handoff_tokens: int = setting(
         16, "Prompts with fewer uncached tokens than this are prefilled by the decode worker."
     )
+    handoff_patience: float = setting(
+        1.0,
+        "Seconds that a prompt may wait longer for a prefill worker and its KV than for a decode "
+        "worker, what its others lose there counted in; a prompt that would goes there whole.",
+    )
     prefix_index_mib: int = setting(256, "Memory for the index of the workers' cached blocks.")
     max_inflight_requests: int = setting(
         1024, "Requests dispatched at once; further ones wait in the queue."
@@ -58,7 +114,41 @@ class RouterConfig:
         32_000_000, "Prompt tokens of waiting requests; beyond it a request is answered 429."
     )
     max_queue_age: float = setting(60.0, "A request that waited this long is answered 503.")
+    max_connections: int = setting(4096, "Connections of clients at once; probes have a few more.")
+    max_connections_per_client: int = setting(
+        0, "The same per address; 0 is any number (behind a proxy all come from one)."
+    )
+    max_header_bytes: int = setting(65_536, "Bytes of a request's line and headers; above: 431.")
+    max_headers: int = setting(128, "Headers of a request; above: 431.")
+    header_timeout: float = setting(10.0, "Time that a request's line and headers may take.")
+    write_timeout: float = setting(
+        30.0, "A client that reads nothing of its answer for this long is cut off."
+    )
+    max_stream_backlog_bytes: int = setting(
+        4 << 20, "Of one answer, what may wait for its client to read; beyond it is given up."
+    )
+    max_backlog_bytes: int = setting(
+        256 << 20, "The same of all answers; beyond it the one with most of it is given up."
+    )
+    max_bodies_bytes: int = setting(
+        512 << 20, "Bodies that are held until they are understood, all together; above it: 503."
+    )
     max_body_bytes: int = setting(32 << 20, "Largest body of a request; above it: 413.")
+    max_prompts: int = setting(256, "Prompts in one call, at most; above it: 400.")
+    max_parallel_prompts: int = setting(
+        64, "Prompts of one call that run side by side; the others follow as these end."
+    )
+    max_sequences: int = setting(1024, "Prompts times n of one call, at most.")
+    max_messages: int = setting(4096, "Messages of one chat, at most.")
+    max_bad_words: int = setting(1000, "Entries of bad_words, at most.")
+    max_logit_bias: int = setting(1024, "Entries of logit_bias, at most.")
+    max_text_chars: int = setting(
+        4_000_000, "Characters of one text to tokenize, chat template applied, at most."
+    )
+    max_json_values: int = setting(
+        1_000_000, "Values in a body, at most, a tenth of it objects and lists; above it: 413."
+    )
+    max_json_depth: int = setting(64, "Objects and lists within each other in a body, at most.")
     body_timeout: float = setting(60.0, "Time that the body of a request may take to come.")
     beat_interval: float = setting(1.0, "Time between two beats to a worker.")
     beat_timeout: float = setting(5.0, "A worker that is silent this long is lost.")
@@ -91,17 +181,12 @@ class RouterConfig:
     curve_peers: str | None = setting(
         None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
     )
+    allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
     access_log: bool = setting(False, "Log a line per request.")
 
     def __post_init__(self) -> None:
-        check_integer("port", self.port, 0, 65535)
-        for name in ("max_attempts", "max_inflight_requests", "max_inflight_tokens"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("max_body_bytes", "prefix_index_mib", "ready_decode"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("min_handoff_tokens", "max_queued_requests", "max_queued_tokens"):
-            check_integer(name, getattr(self, name), 0)
-        check_integer("ready_prefill", self.ready_prefill, 0)
+        for name, (low, high) in _BOUNDS.items():
+            check_integer(name, getattr(self, name), low, high)
         for name in (
             "request_timeout",
             "accept_timeout",
@@ -113,16 +198,21 @@ class RouterConfig:
         for name in (
             "beat_timeout",
             "stall_timeout",
-            "body_timeout",
+            "header_timeout",
+            "write_timeout",
             "max_queue_age",
             "drain_timeout",
         ):
             check_positive(name, getattr(self, name))
         check_positive("worker_wait", self.worker_wait, or_zero=True)
+        check_positive("handoff_patience", self.handoff_patience, or_zero=True)
         if self.beat_timeout <= self.beat_interval:
             raise InvalidParameter(
                 "beat_timeout", self.beat_timeout, f"more than beat_interval, {self.beat_interval}"
             )
+        if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
+            raise InvalidParameter("allow_credentials", True, "only with allowed_origins by name")
+        check_origins(self.allowed_origins)
         check_choices(self)
         if self.discovery == "kubernetes":
             for name in ("discovery_namespace", "discovery_selector"):
@@ -130,6 +220,28 @@ class RouterConfig:
                     raise InvalidParameter(name, "", "a value, as discovery is kubernetes")
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
+        self._check_secrets()
+
+    def _check_secrets(self) -> None:
+        """No empty key opens the door, and no worker of another machine is spoken to openly."""
+        if not all(key.strip() for key in self.api_key):
+            raise InvalidParameter("api_key", "", "a key of one character or more")
+        for name in ("api_keys_dir", "canary_token_file"):
+            if getattr(self, name) == "":
+                raise InvalidParameter(name, "", "a path; leave it out for none")
+        curve = self.curve_keys is not None and self.curve_peers is not None
+        if self.discovery == "kubernetes" and not (curve or self.allow_plaintext):
+            raise InvalidParameter("discovery", self.discovery, f"static, {REMEDY}")
+        for endpoint in self.workers:
+            host = endpoint.rpartition(":")[0]
+            check_exposed("workers", host, curve=curve, allow_plaintext=self.allow_plaintext)
+
+
+def check_origins(origins: tuple[str, ...]) -> None:
+    """Raise InvalidParameter for what no browser sends as the origin of a page."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise InvalidParameter("allowed_origins", origin, "* or SCHEME://HOST[:PORT]")
 
 
 def check_endpoint(param: str, endpoint: str) -> str:

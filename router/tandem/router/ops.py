@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from tandem.protocol.child import child_headers
 from tandem.protocol.commands import CommandName
 from tandem.protocol.messages import LoadReport
 from tandem.router.dispatch.fleet import Fleet
@@ -34,6 +35,21 @@ class Readiness:
         return problem
 
 
+@routes.get("/")
+async def show_root() -> Response:
+    """What this server is, and where to go on."""
+    return _json(
+        {
+            "name": "tandem",
+            "version": version("tandem"),
+            "description": "OpenAI's HTTP over prefill and decode workers",
+            "models": "/v1/models",
+            "docs": "/docs",
+            "openapi": "/openapi.json",
+        }
+    )
+
+
 @routes.get("/health")
 async def health() -> Response:
     """200 while the process answers."""
@@ -45,8 +61,11 @@ async def ready(request: Request) -> Response:
     """200 when a request could be served now, else 503 with the reason."""
     problem = request.app.state.readiness.problem()
     if problem is None:
-        return _json({"status": "ready"})
-    return _json({"status": "not ready", "reason": problem}, status=503)
+        answer = _json({"status": "ready"})
+    else:
+        answer = _json({"status": "not ready", "reason": problem}, status=503)
+    answer.headers.update(child_headers())
+    return answer
 
 
 @routes.get("/version")
@@ -73,6 +92,7 @@ async def debug_fleet(request: Request) -> Response:
             "workers": [_worker(worker) for worker in fleet.pool.workers.values()],
             "transport": _transport(fleet),
             "keys": [] if fleet.pool.curve is None else fleet.pool.curve.names(),
+            "refused": fleet.pool.refused(),
             "quarantined": [
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in fleet.links.quarantined().items()

@@ -1,20 +1,26 @@
 """Makes OpenAI's chat messages what chat templates expect: checked, plain, one form of content.
 
-Called by ``chat_template`` before rendering. Checks only what every template needs; the template
-itself refuses what it cannot render.
+Called by ``chat_template`` before rendering. A history comes back as some server once said it, with
+calls of tools, refusals and nulls (``chat_calls`` knows the calls); checks only what every template
+needs, the template itself refuses what it cannot render.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_calls import plain_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 Message = dict[str, Any]
+
+_TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+"""Type of a part to the key of its text."""
+_STRINGS = ("name", "tool_call_id", "refusal", "reasoning", "reasoning_content")
+"""Keys that are texts where they are there at all."""
 
 
 def plain_messages(
@@ -31,12 +37,12 @@ def plain_messages(
     if not messages:
         raise InvalidParameter("messages", [], "at least one message")
     plain = [_plain(f"messages[{index}]", each) for index, each in enumerate(messages)]
-    for index, message in enumerate(plain):
+    for message in plain:
         if message["role"] == "developer" and not knows_developer:
             message["role"] = "system"
-        content = message.get("content")
+        content = message["content"]
         if not keeps_parts and isinstance(content, list):
-            message["content"] = _join_parts(f"messages[{index}].content", content)
+            message["content"] = "\n".join(part["text"] for part in content)
     return plain
 
 
@@ -47,42 +53,52 @@ def _plain(where: str, message: object) -> Message:
     role = plain.get("role")
     if role not in ROLES:
         raise InvalidParameter(f"{where}.role", role, f"one of {', '.join(ROLES)}")
-    _check_content(f"{where}.content", plain, role)
-    if "tool_calls" in plain:
-        plain["tool_calls"] = [_plain_call(call) for call in plain["tool_calls"]]
+    for key in _STRINGS:
+        if not isinstance(plain.get(key, ""), str):
+            raise InvalidParameter(f"{where}.{key}", plain[key], "a text")
+    if "audio" in plain:
+        raise InvalidParameter(f"{where}.audio", plain["audio"], "leave it out: text only")
+    if role == "assistant":
+        _plain_assistant(where, plain)
+    plain["content"] = _content(f"{where}.content", plain)
     return plain
 
 
-def _check_content(where: str, message: Message, role: str) -> None:
+def _plain_assistant(where: str, message: Message) -> None:
+    """What models said: a refusal is a text, reasoning has two names, calls are objects."""
+    refusal = message.pop("refusal", "")
+    if message.get("content") in (None, ""):
+        message["content"] = refusal
+    if "reasoning" in message:
+        message.setdefault("reasoning_content", message["reasoning"])
+    calls = plain_calls(where, message)
+    message.pop("function_call", None)
+    message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = calls
+
+
+def _content(where: str, message: Message) -> str | list[dict[str, str]]:
     content = message.get("content")
-    if content is None:
-        if role != "assistant":
-            raise InvalidParameter(where, None, "a text or a list of parts")
-    elif not isinstance(content, str | list):
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
         raise InvalidParameter(where, content, "a text or a list of parts")
+    return [_part(f"{where}[{index}]", part) for index, part in enumerate(content)]
 
 
-def _join_parts(where: str, parts: list[Any]) -> str:
-    return "\n".join(_part_text(f"{where}[{index}]", part) for index, part in enumerate(parts))
-
-
-def _part_text(where: str, part: object) -> str:
+def _part(where: str, part: object) -> dict[str, Any]:
+    """A part of text as templates know it."""
     if isinstance(part, str):
-        return part
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
-        raise InvalidParameter(where, part, 'a part {"type": "text", "text": ...}: text only')
-    return text
-
-
-def _plain_call(call: Any) -> Any:
-    """Templates want a call's arguments as an object; OpenAI sends them as JSON in a string."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return call
-    function = dict(call["function"])
-    if isinstance(function.get("arguments"), str):
-        try:
-            function["arguments"] = json.loads(function["arguments"])
-        except ValueError:
-            return call
-    return {**call, "function": function}
+        return {"type": "text", "text": part}
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    key = _TEXTS.get(kind, "") if isinstance(kind, str) else ""
+    text = part.get(key) if isinstance(part, Mapping) else None
+    if not isinstance(part, Mapping) or not isinstance(text, str):
+        raise InvalidParameter(
+            where,
+            part,
+            'a part {"type": "text", "text": ...} or {"type": "refusal", ...}: text only',
+        )
+    rest = {name: value for name, value in part.items() if name not in ("type", key)}
+    return {"type": "text", "text": text, **rest}

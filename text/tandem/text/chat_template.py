@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
-from jinja2 import TemplateSyntaxError, nodes
+from jinja2 import TemplateSyntaxError, meta, nodes
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_environment import template_environment
@@ -51,12 +51,27 @@ class ChatOptions:
         return self
 
 
+class Isolated(Protocol):
+    """Renders what strangers bring (see ``isolated_templates``)."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: ChatOptions,
+        named_tokens: Mapping[str, str],
+    ) -> str:
+        """As ``ChatTemplates.render``."""
+        ...
+
+
 class ChatTemplates:
     """The chat templates of one model."""
 
     def __init__(self, sources: Mapping[str, str], named_tokens: Mapping[str, str]) -> None:
         self._sources = dict(sources)
         self._named_tokens = dict(named_tokens)
+        self.isolated: Isolated | None = None
+        """Renders what is not the model's; None, for callers who are trusted: it is done here."""
 
     def __bool__(self) -> bool:
         """Whether the model has any."""
@@ -67,6 +82,9 @@ class ChatTemplates:
     ) -> str:
         """The prompt of a chat, special tokens included. Raises InvalidParameter."""
         options = (options if options is not None else ChatOptions()).verify()
+        isolated = self.isolated
+        if isolated is not None and options.chat_template not in (None, *self._sources):
+            return isolated.render(messages, options, self._named_tokens)
         template = _compile(self._choose(options))
         plain = plain_messages(
             messages,
@@ -86,6 +104,13 @@ class ChatTemplates:
             }
         )
         return _cut_at_mark(text) if options.continue_final_message else text
+
+    def names_of(self, options: ChatOptions) -> frozenset[str]:
+        """Names that the template reads from outside, so that a caller knows what has an effect.
+
+        Raises InvalidParameter.
+        """
+        return _compile(self._choose(options)).names
 
     def _choose(self, options: ChatOptions) -> str:
         """The source asked for, by name or as it is; else the model's for tools or its default."""
@@ -111,6 +136,7 @@ class _Template:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise InvalidParameter("chat_template", source, f"Jinja; {error}") from error
+        self.names = frozenset(meta.find_undeclared_variables(tree))
         self.keeps_parts = _walks_over_content(tree)
         self.knows_developer = "developer" in source
 

@@ -125,10 +125,12 @@ class InputProcessor:
     ) -> ProcessedInput:
         params.verify()
         _check_stopping(params)
+        self._check_spaces(params)
         ids = self._truncate(self._ids(prompt, params, options, param), params, options)
         params = self._fit(params, len(ids), param)
         params = seeded(self._with_bad_words(params), self._draw_seed())
         params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
+        params = params.with_all_logprobs(self.card.vocab_size)
         request = EngineCoreRequest(
             key=key,
             prompt_token_ids=ids,
@@ -142,6 +144,14 @@ class InputProcessor:
             trace=options.trace,
         )
         return ProcessedInput(request=request, prompt=prompt.text)
+
+    def _check_spaces(self, params: SamplingParams) -> None:
+        """Special tokens without spaces between them: as most tokenizers have it, or not at all."""
+        without = not (params.spaces_between_special_tokens or params.skip_special_tokens)
+        if without and not self.tokenizer.spells_bytes:
+            raise InvalidParameter(
+                "spaces_between_special_tokens", False, "true: this model's tokenizer has spaces"
+            )
 
     def _ids(
         self, prompt: Prompt, params: SamplingParams, options: InputOptions, param: str
@@ -159,7 +169,7 @@ class InputProcessor:
                     param, wrong, f"token ids from 0 to {self.card.vocab_size - 1}"
                 )
         if not ids:
-            raise InvalidParameter(param, prompt.text or [], "a prompt of at least one token")
+            raise InvalidParameter(param, _value(prompt), "a prompt of at least one token")
         return ids
 
     def _refuse_hopeless(self, text: str, params: SamplingParams, param: str) -> None:
@@ -228,6 +238,11 @@ class InputProcessor:
             salt=options.cache_salt,
         )
         return tuple(hash_blocks(root, ids, block_size))
+
+
+def _value(prompt: Prompt) -> str | list[int]:
+    """A prompt without tokens as its client wrote it."""
+    return prompt.text if isinstance(prompt, TextPrompt) else []
 
 
 def _check_stopping(params: SamplingParams) -> None:

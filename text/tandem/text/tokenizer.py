@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self.max_text_chars: int | None = None
+        """Longer texts are refused; a server sets it."""
         self.chat_templates = ChatTemplates(settings.chat_templates, settings.named_tokens)
         self.generation: Mapping[str, Any] = settings.generation
         """generation_config.json: the model's own sampling defaults."""
@@ -73,6 +76,11 @@ class Tokenizer:
             raise UnusableFolder(f"{path} cannot be read: {error}") from error
         return cls(backend, read_settings(Path(folder)))
 
+    @property
+    def spells_bytes(self) -> bool:
+        """Whether a token is the same text wherever it stands, without spaces between tokens."""
+        return self._tables is not None
+
     @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id; a model's padded vocabulary may be larger."""
@@ -91,8 +99,12 @@ class Tokenizer:
         """Ids of ``text``; text that spells a special token becomes that token.
 
         ``add_special_tokens`` adds what the model expects around a text (a BOS, mostly). Other
-        threads run meanwhile. Raises InvalidParameter that names ``param`` for what is not text.
+        threads run meanwhile. Raises InvalidParameter that names ``param`` for what is not text, or
+        is too long to look at.
         """
+        limit = self.max_text_chars
+        if limit is not None and len(text) > limit:
+            raise InvalidParameter(param, text, f"at most {limit} characters; it has {len(text)}")
         try:
             # The batch call lets other threads run, and leaves out offsets, in half the time.
             encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -100,12 +112,33 @@ class Tokenizer:
             raise InvalidParameter(param, text, "text in valid Unicode") from error
         return encoded[0].ids
 
+    def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        """Where in ``text`` each of its ``ids`` begins, in characters; None where ``ids`` are not
+        what the text is encoded to."""
+        for add_special_tokens in (True, False):
+            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            if encoded.ids == list(ids):
+                return _rising([start for start, _ in encoded.offsets])
+        return None
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ``ids`` as a text of its own; ids beyond the vocabulary stand for nothing."""
         for token_id in ids:
             if not 0 <= token_id < _MAX_ID:
                 raise InvalidParameter("tokens", token_id, "ids from 0 on, in 32 bits")
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    @cached_property
+    def known_ids(self) -> frozenset[int]:
+        """Ids of all vocabulary entries: a padded vocabulary has more, which stand for nothing."""
+        return frozenset(self._backend.get_vocab(with_added_tokens=True).values())
+
+    def check_known(self, ids: Sequence[int], param: str) -> None:
+        """Raise InvalidParameter that names every id that stands for nothing."""
+        unknown = sorted(set(ids) - self.known_ids)
+        if unknown:
+            value = unknown if len(unknown) > 1 else unknown[0]
+            raise InvalidParameter(param, value, f"token ids from 0 to {self.vocab_size - 1}")
 
     def token_id(self, token: str) -> int | None:
         """Id of a vocabulary entry, spelled as the vocabulary spells it."""
@@ -143,3 +176,8 @@ class Tokenizer:
     def _named_id(self, settings: TokenizerSettings, name: str) -> int | None:
         token = settings.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _rising(offsets: list[int]) -> list[int]:
+    """The same, but that added tokens, which have 0 wherever they stand, stay where they are."""
+    return list(accumulate(offsets, max))

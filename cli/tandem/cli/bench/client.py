@@ -125,5 +125,6 @@ def _note(record: Record, chunk: _Chunk, now: float) -> None:
         record.error = f"in the stream: {chunk.error}"[:300]
     if chunk.usage is not None:
         record.num_tokens = chunk.usage.completion_tokens
-    if any(choice.text or choice.delta for choice in chunk.choices):
+    # Also a step without text of its own: left out, it would make a gap that is none.
+    if any(choice.text is not None or choice.delta for choice in chunk.choices):
         record.times.append(now)

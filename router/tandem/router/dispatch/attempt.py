@@ -7,16 +7,21 @@ dispatcher's and the ladder's. Lives in the loop's thread.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Callable
 from enum import Enum, auto
 
 from tandem.protocol.errors import FailCause
-from tandem.protocol.outputs import Accepted, Failed, Refused
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.outputs import Accepted, EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.inbox import Backlog, Inbox
 from tandem.router.placement.base import Placement
 from tandem.router.workers.pool import Worker
 from tandem.router.workers.seams import LegEvent
+
+BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
+"""With which an attempt has failed."""
 
 
 class LegState(Enum):
@@ -31,14 +36,27 @@ class LegState(Enum):
 class Leg:
     """The part of an attempt that runs on one worker; the ``Sink`` of its events."""
 
-    __slots__ = ("attempt", "is_prefill", "num_tokens", "spoke", "state", "worker")
+    __slots__ = (
+        "attempt",
+        "counts",
+        "is_prefill",
+        "loads",
+        "num_tokens",
+        "spoke",
+        "state",
+        "worker",
+    )
 
     def __init__(self, attempt: Attempt, worker: Worker, *, is_prefill: bool) -> None:
         self.attempt = attempt
         self.worker = worker
         self.is_prefill = is_prefill
         """Produces KV for another leg."""
+        self.loads = False
+        """Takes KV from another leg, instead of computing the prompt."""
         self.state = LegState.SENT
+        self.counts = False
+        """Among the legs under way on its worker."""
         self.spoke = False
         """An output came."""
         self.num_tokens = 0
@@ -48,16 +66,41 @@ class Leg:
         """Called by the connection."""
         self.attempt.receive(self, event)
 
+    def let_go(self) -> None:
+        """It no longer counts on its worker. May be called twice."""
+        self.counted_off()
+        if self.counts:
+            self.counts = False
+            self.worker.num_legs -= 1
+
     def counted_off(self) -> None:
         """Its first output came, or it ended: its prompt no longer waits there."""
-        self.worker.leg_tokens -= self.num_tokens
+        self.count(-self.num_tokens)
         self.num_tokens = 0
+
+    def count(self, tokens: int) -> None:
+        """Prompt tokens more (or less) that wait on its worker, to be computed or brought."""
+        self.worker.leg_tokens += tokens
+        if not self.loads:
+            self.worker.leg_compute_tokens += tokens
 
 
 class Attempt:
     """Submit with ``start``; read with ``pop`` or ``wait``; always ``end`` it."""
 
-    def __init__(self, number: int, placement: Placement, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        number: int,
+        placement: Placement,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        backlog: Backlog | None = None,
+        num_open: int = 1,
+        settled: Callable[[], None] = lambda: None,
+        overflow: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``settled`` is called when the workers have said all of ``num_open`` choices, read or
+        not; ``overflow`` when too much waits to be read."""
         self.number = number
         self.placement = placement
         self.legs: list[Leg] = []
@@ -67,7 +110,10 @@ class Attempt:
         self.decoding = False
         """The worker that runs to the end has spoken: the hand-off, if any, is over."""
         self._loop = loop
-        self._inbox: deque[tuple[Leg, LegEvent]] = deque()
+        self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow)
+        self._open = num_open
+        self._ended: set[int] = set()
+        self._settled = settled
         self.given_up: AttemptFailure | None = None
         """Set from outside when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None
@@ -77,9 +123,11 @@ class Attempt:
         for worker, request in legs:
             leg = Leg(self, worker, is_prefill=len(legs) == 2 and not self.legs)
             self.legs.append(leg)
+            leg.loads = len(legs) == 2 and not leg.is_prefill
             leg.num_tokens = len(request.prompt_token_ids)
             worker.num_legs += 1
-            worker.leg_tokens += leg.num_tokens
+            leg.counts = True
+            leg.count(leg.num_tokens)
             if not worker.connection.submit(request, leg):
                 leg.state = LegState.ENDED
                 return self.failure(leg, FailCause.WORKER_LOST, "its link is down")
@@ -88,8 +136,23 @@ class Attempt:
     def receive(self, leg: Leg, event: LegEvent) -> None:
         """Called by a leg, in the order of arrival over both."""
         self.heard_at = self._loop.time()
-        self._inbox.append((leg, event))
+        self._inbox.put(leg, event)
+        if type(event) is EngineCoreOutput:
+            if leg.num_tokens:
+                leg.counted_off()
+            if event.finish is not None:
+                self._choice_ended(event)
         self.wake()
+
+    def _choice_ended(self, event: EngineCoreOutput) -> None:
+        """When all have, the workers are free, however long the client takes to read."""
+        if event.finish in BAD_ENDS or event.choice in self._ended:
+            return
+        self._ended.add(event.choice)
+        if len(self._ended) == self._open:
+            for leg in self.legs:
+                leg.let_go()
+            self._settled()
 
     def give_up(self, failure: AttemptFailure) -> None:
         """A deadline of the attempt passed."""
@@ -104,7 +167,7 @@ class Attempt:
 
     def pop(self) -> tuple[Leg, LegEvent] | None:
         """The next event, or None when all were read."""
-        return self._inbox.popleft() if self._inbox else None
+        return self._inbox.pop()
 
     async def wait(self) -> None:
         """Return when there may be events, or ``wake`` was called."""
@@ -157,6 +220,11 @@ class Attempt:
             cause=cause,
         )
 
+    def overslept(self, seconds: float) -> None:
+        """The router stood still for so long: that time is not the workers' silence."""
+        self.started_at += seconds
+        self.heard_at += seconds
+
     def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
         """The failure when a worker did not accept or say a token in time."""
         if self._inbox:
@@ -191,7 +259,7 @@ class Attempt:
         """
         for leg in self.legs:
             let_go = leg.state is LegState.ENDED or (finished and self.decoding and leg.spoke)
-            leg.counted_off()
-            leg.worker.num_legs -= 1
+            leg.let_go()
             leg.worker.connection.release(request, self.number, cancel=not let_go)
         self.legs = []
+        self._inbox.clear()

@@ -18,16 +18,16 @@ import msgspec
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, RequestFailed
-from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch import routing
-from tandem.router.dispatch.attempt import Attempt, Leg
-from tandem.router.dispatch.failure import AttemptFailure, FailedClosed
+from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
+from tandem.router.dispatch.failure import AttemptFailure, FailedClosed, ReaderTooSlow
 from tandem.router.dispatch.fleet import Fleet
+from tandem.router.dispatch.inbox import Backlog
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
@@ -35,6 +35,7 @@ from tandem.router.dispatch.routing import Routing, Shape
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import check_hope, no_place, too_late, worth_waiting
 from tandem.router.metrics import RouterMetrics
+from tandem.router.naps import Naps
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
 
@@ -42,18 +43,20 @@ logger = logging.getLogger(__name__)
 
 _SWEEP = 0.5
 _CALL_TIMEOUT = 10.0
-_BAD_ENDS = frozenset({FinishReason.ABORT, FinishReason.ERROR})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchLimits:
-    """Seconds, and attempts per request."""
+    """Seconds, attempts per request, and bytes that wait to be read."""
 
     request_timeout: float = 600.0
     max_attempts: int = 3
     worker_wait: float = 5.0
     accept_timeout: float = 30.0
     progress_timeout: float = 120.0
+    stream_backlog: int = 4 << 20
+    """Bytes of one answer that may wait for its client."""
+    total_backlog: int = 256 << 20
 
 
 class Dispatcher:
@@ -71,6 +74,7 @@ class Dispatcher:
         self.pool = pool
         self.fleet = fleet
         self.admission = admission
+        self.backlog = Backlog(stream_bytes=limits.stream_backlog, total_bytes=limits.total_backlog)
         self._policy = policy
         self._metrics = metrics
         self._canary_metrics = RouterMetrics()
@@ -99,14 +103,15 @@ class Dispatcher:
         return len(self._jobs)
 
     async def describe(self) -> ModelCard:
-        """Card of the decode worker with the shortest context; waits until one is up."""
+        """Card of the decode worker with the longest context: what somebody can serve is no
+        client's error. Waits until one is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.worker_wait
         while not (cards := [w.card for w in self.pool.serving(WorkerRole.DECODE)]):
             left = deadline - loop.time()
             if left <= 0 or not await self.pool.wait_change(left):
                 raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is up")
-        return min(cards, key=lambda card: card.max_model_len)
+        return max(cards, key=lambda card: card.max_model_len)
 
     async def call(self, command: Command) -> Reply:
         """Run a command on every worker: ok if all are, values added up."""
@@ -132,10 +137,8 @@ class Dispatcher:
         timer = loop.call_at(job.deadline, job.expire)
         came = routing.arrived.get()
         watch = Stopwatch(job.metrics, request, loop.time() if came is None else came)
-        admitted = False
         try:
             await self._enter(job, loop)
-            admitted = True
             while not job.ledger.done:
                 attempt = await self._begin(job, loop)
                 failure: AttemptFailure | None = None
@@ -161,8 +164,7 @@ class Dispatcher:
             watch.end(loop.time())
             if job.attempt is not None:
                 job.attempt.end(job.name, finished=False)
-            if admitted:
-                self.admission.leave(job.num_prompt)
+            self._leave(job)
             job.metrics.repeated(job.ledger.num_repeated)
             del self._jobs[job.name]
 
@@ -192,6 +194,20 @@ class Dispatcher:
                 await self.admission.enter(job.num_prompt, priority=job.request.priority)
         except TimeoutError as error:
             raise too_late(job) from error
+        job.admitted = True
+
+    def _leave(self, job: Job) -> None:
+        """Once: when its workers are done, or it is over."""
+        if job.admitted:
+            job.admitted = False
+            self.admission.leave(job.num_prompt)
+
+    def _give_up(self, job: Job, attempt: Attempt) -> None:
+        """Its client does not read: nothing of it is kept or computed any more."""
+        logger.warning("request %s: its client does not read", job.name)
+        job.given_up = True
+        attempt.end(job.name, finished=False)
+        self._leave(job)
 
     async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
         """The next attempt, sent; or the error with which the request ends."""
@@ -200,7 +216,7 @@ class Dispatcher:
             check_hope(job)
             placement = self._place(job, loop.time())
             if placement is not None:
-                attempt = Attempt(job.num_dispatched, placement, loop)
+                attempt = self._attempt(job, placement, loop)
                 failure = self._send(job, attempt, loop)
                 if failure is None:
                     return attempt
@@ -211,6 +227,18 @@ class Dispatcher:
             if left <= 0 or not worth_waiting(job, anyone_up=anyone):
                 raise no_place(job)
             await self.pool.wait_change(left)
+
+    def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
+        attempt = Attempt(
+            job.num_dispatched,
+            placement,
+            loop,
+            backlog=self.backlog,
+            num_open=job.request.params.n - len(job.ledger.finished_choices),
+            settled=lambda: self._leave(job),
+            overflow=lambda: self._give_up(job, attempt),
+        )
+        return attempt
 
     def _place(self, job: Job, now: float) -> Placement | None:
         hashes = {
@@ -249,7 +277,7 @@ class Dispatcher:
     ) -> tuple[EngineCoreOutput | None, AttemptFailure | None]:
         """What is new of an output, or why the attempt failed with it."""
         if not leg.spoke or output.finish is not None:
-            if output.finish in _BAD_ENDS:
+            if output.finish in BAD_ENDS:
                 return None, attempt.failure(leg, FailCause.INTERNAL, f"ended by {output.finish}")
             output = self._first_words(job, attempt, leg, output)
         attempt.heard(leg)
@@ -299,17 +327,23 @@ class Dispatcher:
     def _check_deadlines(self, job: Job, attempt: Attempt) -> AttemptFailure | None:
         if job.expired:
             raise too_late(job)
+        if job.given_up:
+            raise ReaderTooSlow(
+                FailCause.CAPACITY, "given up: too much of the answer waited to be read"
+            )
         return attempt.given_up
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()
         limits = self._limits
+        naps = Naps(loop, _SWEEP)
         while True:
-            await asyncio.sleep(_SWEEP)
+            late = await naps.sleep()
             now = loop.time()
             for job in list(self._jobs.values()):
                 attempt = job.attempt
                 if attempt is not None and attempt.legs and attempt.given_up is None:
+                    attempt.overslept(late)
                     failure = attempt.overdue(
                         now, accept=limits.accept_timeout, progress=limits.progress_timeout
                     )

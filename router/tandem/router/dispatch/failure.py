@@ -16,6 +16,10 @@ class DeadlinePassed(RequestFailed):
     """The request's own deadline, whatever its workers were doing."""
 
 
+class ReaderTooSlow(RequestFailed):
+    """The client does not read its answer, and too much of it waits."""
+
+
 LINK_CAUSES = frozenset(
     {
         FailCause.PEER,
@@ -28,8 +32,11 @@ LINK_CAUSES = frozenset(
 )
 """Causes that lie between the two workers of a hand-off."""
 
-HOPELESS = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS})
+HOPELESS = frozenset({RefusalCode.INVALID})
 """Refusals that every worker would repeat."""
+
+UNABLE = frozenset({RefusalCode.UNSUPPORTED, RefusalCode.NEVER_FITS})
+"""Refusals that speak of what this worker can do, and another may."""
 
 PAIR_REFUSALS = frozenset({RefusalCode.PEER_UNKNOWN, RefusalCode.FINGERPRINT})
 """Refusals that lie between the two workers of a hand-off."""
@@ -47,6 +54,14 @@ class AttemptFailure:
     message: str
     cause: FailCause | None = None
     refusal: Refusal | None = None
+
+    @property
+    def of_handoff(self) -> bool:
+        """Whether it says that this hand-off is impossible, which says nothing of the request:
+        P cannot promise so much KV, or one of the two cannot do its half."""
+        if self.pair is None or self.refusal is None or self.refusal.code not in UNABLE:
+            return False
+        return self.worker == self.pair[0] or self.refusal.code is RefusalCode.UNSUPPORTED
 
     @property
     def word(self) -> str:

@@ -11,7 +11,7 @@ from tandem.protocol.outputs import BlockEvents
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.router.placement.snapshot import FleetSnapshot, WorkerView
+from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
@@ -67,7 +67,12 @@ class Fleet:
             self._view(worker, now, admitted=admitted is None or worker.note.template in admitted)
             for worker in workers
         )
-        return FleetSnapshot(views, self.usable_links(now))
+        links = self.usable_links(now)
+        return FleetSnapshot(views, links, {pair: self._pace(pair) for pair in links})
+
+    def _pace(self, pair: Pair) -> LinkPace:
+        health = self.pool.workers[pair[1]].peers[pair[0]]
+        return LinkPace(health.bytes_per_s, health.waiting_bytes)
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
         """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""
@@ -104,12 +109,16 @@ class Fleet:
             name=worker.name,
             max_model_len=card.max_model_len,
             max_num_seqs=card.max_num_seqs,
+            max_handoff_tokens=card.max_handoff_tokens,
             num_running=load.num_running if load is not None else 0,
             num_waiting=load.num_waiting if load is not None else 0,
             waiting_tokens=load.waiting_tokens if load is not None else 0,
+            loading_tokens=load.loading_tokens if load is not None else 0,
+            prefill_tokens_per_s=load.prefill_tokens_per_s if load is not None else 0.0,
             free_share=load.free_blocks / total if load is not None and total else 1.0,
             num_legs=worker.num_legs,
             leg_tokens=worker.leg_tokens,
+            leg_compute_tokens=worker.leg_compute_tokens,
             draining=not worker.takes_new,
             revision=worker.note.revision,
             admitted=admitted,

@@ -55,6 +55,9 @@ class Job:
         self.lost: dict[Incarnation, Worker] = {}
         """Whose link broke under an attempt; who comes back is another ``Worker``."""
         self.expired = False
+        self.given_up = False
+        """Its client does not read, and too much waits for it."""
+        self.admitted = False
         self.num_dispatched = 0
         self._hashes: dict[str, tuple[BlockHash, ...]] = {}
 
@@ -101,10 +104,11 @@ class Job:
     def facts(self, hits: dict[Incarnation, int]) -> PromptFacts:
         """What placement must know for the next attempt."""
         params, emitted = self.request.params, self.ledger.num_tokens
+        longest = max(map(self.ledger.length, range(params.n)))
         resumed_fork = params.n > 1 and emitted > 0
         left = None if params.max_tokens is None else params.max_tokens - self.ledger.length(0)
         return PromptFacts(
-            num_tokens=self.num_prompt + (0 if params.n > 1 else emitted),
+            num_tokens=self.num_prompt + longest,
             max_new_tokens=left,
             num_choices=params.n,
             whole=resumed_fork or params.prompt_logprobs is not None,
@@ -135,6 +139,7 @@ class Job:
             finished_choices=self.ledger.finished_choices,
             block_hashes=self.hashes(workers[-1].fingerprint, card.block_size),
             budget_ms=budget_ms,
+            max_model_len=card.max_model_len,
             kv=None,
         )
         if len(workers) == 1:

@@ -18,6 +18,7 @@ from tandem.router.dispatch.failure import (
     HOPELESS,
     LINK_CAUSES,
     PAIR_REFUSALS,
+    UNABLE,
     AttemptFailure,
 )
 from tandem.router.placement.base import Placement
@@ -69,9 +70,10 @@ class Ladder:
 
     @property
     def unsupported(self) -> Refusal | None:
-        """The refusal to tell the client when nobody could do it: all said so."""
-        refusals = [failure.refusal for failure in self.failures]
-        if refusals and all(r and r.code is RefusalCode.UNSUPPORTED for r in refusals):
+        """The refusal to tell the client when nobody could do it: all said so. What was said of
+        a hand-off only is no word on the request."""
+        refusals = [each.refusal for each in self.failures if not each.of_handoff]
+        if refusals and all(r and r.code in UNABLE for r in refusals):
             return refusals[-1]
         return None
 
@@ -95,11 +97,22 @@ class Ladder:
             self.exclusions = replace(self.exclusions, no_handoff=True)
 
     def _rule_out_refused(self, failure: AttemptFailure, refusal: Refusal) -> None:
-        if refusal.code in PAIR_REFUSALS and failure.pair is not None:
+        if failure.of_handoff:
+            self._rule_out_handoff(failure)
+        elif refusal.code in PAIR_REFUSALS and failure.pair is not None:
             pairs = self.exclusions.pairs | {failure.pair}
             self.exclusions = replace(self.exclusions, pairs=pairs)
         elif refusal.code not in (RefusalCode.DUPLICATE, RefusalCode.EXPIRED):
             self._exclude(failure.worker)
+
+    def _rule_out_handoff(self, failure: AttemptFailure) -> None:
+        """P cannot hand this over: another may. D cannot take it over: it may compute it."""
+        assert failure.pair is not None
+        if failure.worker == failure.pair[0]:
+            prefill = self.exclusions.prefill | {failure.worker}
+            self.exclusions = replace(self.exclusions, prefill=prefill)
+        else:
+            self.exclusions = replace(self.exclusions, no_handoff=True)
 
     def _rule_out_failed(self, failure: AttemptFailure) -> None:
         if failure.pair is not None and failure.cause in LINK_CAUSES:

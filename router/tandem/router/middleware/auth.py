@@ -14,7 +14,7 @@ from tandem.router.openai.errors import not_authorized
 
 logger = logging.getLogger(__name__)
 
-OPEN = frozenset({"/health", "/ready", "/version", "/metrics"})
+OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 
 
 class ApiKeys:

@@ -10,8 +10,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.router.dispatch import routing
 from tandem.router.metrics import RouterMetrics
+from tandem.router.openai.service import is_request_id
 
 logger = logging.getLogger("tandem.access")
+
+
+def _given_id(scope: Scope) -> str | None:
+    """The client's own id, if it is one that may be echoed."""
+    given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
+    text = given.decode("latin-1")
+    return text if is_request_id(text) else None
 
 
 class Trace:
@@ -28,7 +36,7 @@ class Trace:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        state["request_id"] = os.urandom(16).hex()
+        state["request_id"] = _given_id(scope) or os.urandom(16).hex()
         started = time.monotonic()
         routing.arrived.set(started)
 

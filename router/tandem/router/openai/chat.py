@@ -10,32 +10,30 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import OutputKind
+from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.chunks import DONE, ChunkWriter, chat_writer, usage
 from tandem.router.openai.generate import Answer, Outputs, begin, run
 from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
-from tandem.router.openai.schemas import ChatBody, StreamOptions, parse
+from tandem.router.openai.schemas import ChatBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
-    documented,
+    blaming,
     input_options,
-    read_body,
+    read,
     request_id_of,
     service_of,
 )
 from tandem.router.openai.sse import EventStream, while_connected
-from tandem.text.chat_template import ChatOptions
 
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 
 
-@routes.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+@routes.post("/v1/chat/completions")
 async def create_chat_completion(request: Request) -> Response:
     """The model's answer to a chat."""
-    body = parse(ChatBody, await read_body(request))
-    body.check()
+    body = await read(ChatBody, request)
     service = service_of(request)
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
@@ -49,31 +47,16 @@ async def create_chat_completion(request: Request) -> Response:
 async def _outputs(service: Service, body: ChatBody, request: Request) -> Outputs:
     """What the model says, from the body on. Closing it aborts the request."""
     kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
-    prepared = await service.llm.prepare_chat(
-        body.messages,
-        {**body.sampling(), "output_kind": kind},
-        request.scope["state"]["request_id"],
-        options=input_options(body, request),
-        chat=_chat_options(body, service),
-    )
+    with blaming(body.client_names()):
+        prepared = await service.llm.prepare_chat(
+            body.messages,
+            {**body.sampling(), "output_kind": kind},
+            options=input_options(body, request),
+            chat=chat_options(body, service),
+        )
     async with aclosing(run(service.llm, [prepared], service.counters)) as outputs:
         async for output in outputs:
             yield output
-
-
-def _chat_options(body: ChatBody, service: Service) -> ChatOptions:
-    if body.chat_template is not None and not service.trust_request_chat_template:
-        raise InvalidParameter(
-            "chat_template", body.chat_template, "leave it out: this server allows only the model's"
-        )
-    opens_turn = body.add_generation_prompt
-    return ChatOptions(
-        add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
-        continue_final_message=bool(body.continue_final_message),
-        chat_template=body.chat_template,
-        template_kwargs=body.chat_template_kwargs or {},
-        documents=body.documents,
-    )
 
 
 def _echoed(body: ChatBody) -> str:
@@ -93,7 +76,7 @@ async def _whole(service: Service, body: ChatBody, request: Request, answer: Ans
             last = output
     assert last is not None, "a stream that ends without an error has said something"
     echoed = _echoed(body)
-    content: dict[str, Any] = {
+    content = {
         "id": answer.id,
         "object": "chat.completion",
         "created": answer.created,
@@ -103,26 +86,23 @@ async def _whole(service: Service, body: ChatBody, request: Request, answer: Ans
             len(last.prompt_token_ids), last.num_generated_tokens, last.num_cached_tokens
         ),
         "system_fingerprint": None,
+        "prompt_logprobs": prompt_logprobs(last.prompt_logprobs),
+        "prompt_token_ids": list(last.prompt_token_ids) if body.return_token_ids else None,
+        "prompt_text": last.prompt if body.return_prompt_text else None,
     }
-    if body.prompt_logprobs is not None:
-        content["prompt_logprobs"] = prompt_logprobs(last.prompt_logprobs)
-    if body.return_token_ids:
-        content["prompt_token_ids"] = list(last.prompt_token_ids)
     return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 def _choice(choice: CompletionOutput, echoed: str, body: ChatBody) -> dict[str, Any]:
     message = {"role": "assistant", "content": echoed + choice.text, "refusal": None}
-    content = {
+    return {
         "index": choice.index,
         "message": message,
         "logprobs": chat_logprobs(choice.logprobs),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
+        "token_ids": list(choice.token_ids) if body.return_token_ids else None,
     }
-    if body.return_token_ids:
-        content["token_ids"] = list(choice.token_ids)
-    return content
 
 
 async def _events(
@@ -146,8 +126,8 @@ async def _events(
             last = output
             for choice in output.outputs:
                 if plain and choice.finish_reason is None:
-                    if choice.text:
-                        yield writer.text(choice.index, choice.text)
+                    # Also without text: a chunk a step is what clients take the time of.
+                    yield writer.text(choice.index, choice.text)
                 else:
                     yield _chunk(writer, choice, output, body, running=running)
     if options.include_usage and last is not None:
@@ -166,10 +146,12 @@ def _first(writer: ChunkWriter, output: RequestOutput, body: ChatBody, *, runnin
     said = usage(len(output.prompt_token_ids), 0, output.num_cached_tokens) if running else None
     delta = {"role": "assistant", "content": _echoed(body)}
     content = b'"delta":' + msgspec.json.encode(delta)
+    extras: dict[str, Any] = {}
     if body.return_token_ids:
-        ids = list(output.prompt_token_ids)
-        content += b',"prompt_token_ids":' + msgspec.json.encode(ids)
-    return b"".join(writer.raw(index, content, said) for index in range(body.n or 1))
+        extras["prompt_token_ids"] = list(output.prompt_token_ids)
+    if body.return_prompt_text:
+        extras["prompt_text"] = output.prompt
+    return b"".join(writer.raw(index, content, said, extras) for index in range(body.n or 1))
 
 
 def _chunk(

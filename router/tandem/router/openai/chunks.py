@@ -79,14 +79,16 @@ class ChunkWriter:
         parts += [_encode(logprobs), b',"finish_reason":', _encode(finish)]
         if finish is not None:
             parts += [b',"stop_reason":', _encode(stop_reason)]
-        for name, value in (extras or {}).items():
-            parts += [b",", _encode(name), b":", _encode(value)]
-        return b"".join([*parts, b"}]", self._close(usage)])
+        return b"".join([*parts, *_members(extras or {}), b"}]", self._close(usage)])
 
-    def raw(self, index: int, content: bytes, usage: object = None) -> bytes:
-        """A chunk whose choice says ``content``, a member or several of a JSON object."""
-        end = b',"logprobs":null,"finish_reason":null}]'
-        return b"".join((self._head, self._index, b"%d," % index, content, end, self._close(usage)))
+    def raw(
+        self, index: int, content: bytes, usage: object = None, extras: dict[str, Any] | None = None
+    ) -> bytes:
+        """A chunk whose choice says ``content``, a member or several of a JSON object; ``extras``
+        stand beside the choices."""
+        parts = [self._head, self._index, b"%d," % index, content]
+        parts += [b',"logprobs":null,"finish_reason":null}]', *_members(extras or {})]
+        return b"".join([*parts, self._close(usage)])
 
     def last_usage(self, usage: object) -> bytes:
         """The chunk without choices that ends a stream with ``include_usage``."""
@@ -97,6 +99,10 @@ class ChunkWriter:
 
     def _close(self, usage: object) -> bytes:
         return self._end if usage is None else b',"usage":' + _encode(usage) + b"}\n\n"
+
+
+def _members(extras: dict[str, Any]) -> list[bytes]:
+    return [b"," + _encode(name) + b":" + _encode(value) for name, value in extras.items()]
 
 
 def chat_writer(*, stream_id: str, created: int, model: str, says_usage: bool) -> ChunkWriter:

@@ -10,18 +10,19 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tandem.llm.async_llm import PreparedRequest
+from tandem.llm.beside import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
+from tandem.router.openai.choices import Choices, choices_of
 from tandem.router.openai.chunks import DONE, ChunkWriter, completion_writer, usage
-from tandem.router.openai.generate import Answer, Totals, begin, run, without_tokens
-from tandem.router.openai.logprobs import CompletionLogprobs, joined, prompt_logprobs
-from tandem.router.openai.schemas import CompletionBody, StreamOptions, parse
+from tandem.router.openai.generate import Answer, Outputs, Totals, begin, prepare_all, run
+from tandem.router.openai.logprobs import prompt_logprobs
+from tandem.router.openai.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
-    documented,
     input_options,
-    read_body,
+    read,
     request_id_of,
     service_of,
 )
@@ -31,11 +32,10 @@ from tandem.text.prompts import parse_prompts
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 
 
-@routes.post("/v1/completions", openapi_extra=documented(CompletionBody))
+@routes.post("/v1/completions")
 async def create_completion(request: Request) -> Response:
     """The model's continuation of each prompt."""
-    body = parse(CompletionBody, await read_body(request))
-    body.check()
+    body = await read(CompletionBody, request)
     service = service_of(request)
     answer = begin("cmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
@@ -49,70 +49,16 @@ async def create_completion(request: Request) -> Response:
 async def _prepare(
     service: Service, body: CompletionBody, request: Request
 ) -> list[PreparedRequest]:
-    prompts = parse_prompts(body.prompt)
+    prompts = await service.llm.beside.run(weight(body.prompt), parse_prompts, body.prompt)
     kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     params = {**body.sampling(), "output_kind": kind}
-    request_id = request.scope["state"]["request_id"]
     options = input_options(body, request)
-    return [
-        await service.llm.prepare(
-            prompt,
-            params,
-            request_id if len(prompts) == 1 else f"{request_id}-{index}",
-            options=options,
-        )
-        for index, prompt in enumerate(prompts)
-    ]
+    return await prepare_all(service.llm, prompts, params, options)
 
 
-async def _echoed(
-    service: Service, body: CompletionBody, prepared: Sequence[PreparedRequest]
-) -> list[str]:
-    """Text of each prompt with echo, else nothing."""
-    if not body.echo:
-        return [""] * len(prepared)
-    return [
-        each.processed.prompt
-        if each.processed.prompt is not None
-        else await service.llm.decode(each.processed.request.prompt_token_ids)
-        for each in prepared
-    ]
-
-
-class Choices:
-    """Renders choices of all prompts; keeps what goes on over the chunks of one."""
-
-    def __init__(self, service: Service, body: CompletionBody, echoed: list[str]) -> None:
-        self._token_text = service.llm.tokenizer.token_text
-        self._body = body
-        self._echoed = echoed
-        self._logprobs: dict[int, CompletionLogprobs] = {}
-        self._begun: set[int] = set()
-
-    def index(self, prompt: int, choice: CompletionOutput) -> int:
-        """Place of a choice among those of all prompts."""
-        return prompt * (self._body.n or 1) + choice.index
-
-    def render(
-        self, prompt: int, choice: CompletionOutput, output: RequestOutput
-    ) -> tuple[str, dict[str, Any] | None]:
-        """Text and logprobs, the echoed prompt before the first of a choice."""
-        index = self.index(prompt, choice)
-        first = index not in self._begun
-        self._begun.add(index)
-        text = self._echoed[prompt] + choice.text if first else choice.text
-        if choice.logprobs is None:
-            return text, None
-        logprobs = self._logprobs.setdefault(index, CompletionLogprobs())
-        if not (first and self._body.echo):
-            return text, logprobs.render(choice.logprobs)
-        texts = [self._token_text(token) for token in output.prompt_token_ids[:1]]
-        before = logprobs.render(output.prompt_logprobs or [], texts)
-        return text, joined(before, logprobs.render(choice.logprobs))
-
-    def shown(self, choice: CompletionOutput) -> CompletionOutput:
-        """The choice, or none of it when only the prompt is wanted."""
-        return without_tokens(choice) if self._body.prompt_only else choice
+def _run(service: Service, prepared: Sequence[PreparedRequest]) -> Outputs:
+    limit = service.max_parallel_prompts
+    return run(service.llm, prepared, service.counters, max_parallel=limit)
 
 
 async def _whole(
@@ -120,8 +66,8 @@ async def _whole(
 ) -> Response:
     """One JSON object."""
     prepared = await _prepare(service, body, request)
-    choices = Choices(service, body, await _echoed(service, body, prepared))
-    async with aclosing(run(service.llm, prepared, service.counters)) as outputs:
+    choices = await choices_of(service.llm, body, prepared)
+    async with aclosing(_run(service, prepared)) as outputs:
         last = {prompt: output async for prompt, output in outputs}
     assert len(last) == len(prepared), "a stream that ends without an error has said something"
     rendered = [
@@ -149,19 +95,17 @@ def _choice(
     body: CompletionBody,
 ) -> dict[str, Any]:
     text, logprobs = choices.render(prompt, choice, output)
-    content: dict[str, Any] = {
+    scored = None if body.prompt_logprobs is None else output.prompt_logprobs
+    return {
         "index": choices.index(prompt, choice),
         "text": text,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
+        "token_ids": list(choice.token_ids) if body.return_token_ids else None,
+        "prompt_logprobs": prompt_logprobs(scored),
+        "prompt_token_ids": list(output.prompt_token_ids) if body.return_token_ids else None,
     }
-    if body.prompt_logprobs is not None:
-        content["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs)
-    if body.return_token_ids:
-        content["token_ids"] = list(choice.token_ids)
-        content["prompt_token_ids"] = list(output.prompt_token_ids)
-    return content
 
 
 def _usage(last: Sequence[RequestOutput], body: CompletionBody) -> dict[str, Any]:
@@ -175,7 +119,7 @@ async def _events(
 ) -> AsyncGenerator[bytes, None]:
     """Chunks, the usage if it is wanted, and the end."""
     prepared = await _prepare(service, body, request)
-    choices = Choices(service, body, await _echoed(service, body, prepared))
+    choices = await choices_of(service.llm, body, prepared)
     options = body.stream_options or StreamOptions()
     running = bool(options.continuous_usage_stats)
     writer = completion_writer(
@@ -186,14 +130,15 @@ async def _events(
     )
     extra = body.echo or body.logprobs is not None or body.return_token_ids or running
     last: dict[int, RequestOutput] = {}
-    async with aclosing(run(service.llm, prepared, service.counters)) as outputs:
+    async with aclosing(_run(service, prepared)) as outputs:
         async for prompt, output in outputs:
             last[prompt] = output
             for choice in output.outputs:
                 if extra or choice.finish_reason is not None:
                     said = _usage(list(last.values()), body) if running else None
                     yield _chunk(writer, choices, prompt, choice, output, body, said)
-                elif choice.text:
+                else:
+                    # Also without text: a chunk a step is what clients take the time of.
                     yield writer.text(choices.index(prompt, choice), choice.text)
     if options.include_usage:
         yield writer.last_usage(_usage(list(last.values()), body))
@@ -210,6 +155,11 @@ def _chunk(
     said: dict[str, Any] | None,
 ) -> bytes:
     choice = choices.shown(choice)
+    extras: dict[str, Any] = {}
+    if body.return_token_ids:
+        if choices.is_first(prompt, choice):
+            extras["prompt_token_ids"] = list(output.prompt_token_ids)
+        extras["token_ids"] = list(choice.token_ids)
     text, logprobs = choices.render(prompt, choice, output)
     return writer.full(
         choices.index(prompt, choice),
@@ -217,6 +167,6 @@ def _chunk(
         logprobs=logprobs,
         finish=choice.finish_reason,
         stop_reason=choice.stop_reason,
-        extras={"token_ids": list(choice.token_ids)} if body.return_token_ids else None,
+        extras=extras,
         usage=said,
     )

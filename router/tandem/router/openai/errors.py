@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ValidationError
 
 from tandem.protocol.errors import (
     InvalidParameter,
@@ -28,6 +27,8 @@ from tandem.protocol.errors import (
 )
 from tandem.router.admission.queue import AdmissionRefused, RejectReason
 from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed
+from tandem.router.openai.client_words import param_of, words_of_failure, words_of_refusal
+from tandem.router.openai.written import MAX_NAME, shortened, written
 from tandem.text.errors import ContextLengthExceeded
 
 RETRY_AFTER = 2
@@ -77,7 +78,7 @@ def unknown_model(name: str) -> HttpProblem:
     return HttpProblem(
         ErrorAnswer(
             status=404,
-            message=f"The model `{name}` does not exist",
+            message=f"The model `{name[:256]}` does not exist",
             type="invalid_request_error",
             param="model",
             code="model_not_found",
@@ -124,7 +125,9 @@ def answer_of(error: Exception) -> ErrorAnswer:
         return error.answer
     if isinstance(error, InvalidParameter):
         code = "context_length_exceeded" if isinstance(error, ContextLengthExceeded) else None
-        return _bad_request(str(error), error.param, code)
+        param = shortened(error.param, MAX_NAME)
+        message = f"{param}: {written(error.value)} is not allowed; {error.allowed}"
+        return bad_request(message, param, code)
     if isinstance(error, AdmissionRefused):
         return _overloaded(error)
     if isinstance(error, RequestRefused):
@@ -134,7 +137,8 @@ def answer_of(error: Exception) -> ErrorAnswer:
     return ErrorAnswer(status=500, message="Internal error of the router", type="server_error")
 
 
-def _bad_request(message: str, param: str | None, code: str | None = None) -> ErrorAnswer:
+def bad_request(message: str, param: str | None, code: str | None = None) -> ErrorAnswer:
+    """400."""
     return ErrorAnswer(
         status=400, message=message, type="invalid_request_error", param=param, code=code
     )
@@ -154,14 +158,12 @@ def _overloaded(error: AdmissionRefused) -> ErrorAnswer:
 def _refused(error: RequestRefused) -> ErrorAnswer:
     refusal = error.refusal
     if refusal.code in _BAD_REQUEST:
-        return _bad_request(refusal.message, refusal.param, str(refusal.code))
-    return _unavailable(refusal.message, str(refusal.code))
+        return bad_request(words_of_refusal(refusal), param_of(refusal), str(refusal.code))
+    return _unavailable(words_of_refusal(refusal), str(refusal.code))
 
 
 def _failed(error: RequestFailed) -> ErrorAnswer:
-    message = str(error)
-    if error.reasons:
-        message = f"{message} [{'; '.join(error.reasons)}]"
+    message = words_of_failure(error)
     if isinstance(error, FailedClosed):
         return ErrorAnswer(status=500, message=message, type="server_error", code="failed_closed")
     if isinstance(error, DeadlinePassed):
@@ -176,30 +178,4 @@ def _unavailable(message: str, code: str) -> ErrorAnswer:
         type="server_error",
         code=code,
         headers={"Retry-After": str(RETRY_AFTER)},
-    )
-
-
-def of_validation(error: ValidationError, body: bytes, model: type[BaseModel]) -> HttpProblem:
-    """400 for a body that is not JSON, or not of the shape: names the field and the value."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    if first["type"] == "json_invalid":
-        return HttpProblem(_bad_request(f"The body is not JSON: {first['msg']}", None))
-    value = msgspec.json.decode(body)
-    param = ""
-    for step in first["loc"]:
-        if isinstance(step, int) and isinstance(value, list) and step < len(value):
-            param, value = f"{param}[{step}]", value[step]
-        elif isinstance(step, str) and isinstance(value, dict):
-            param = f"{param}.{step}" if param else step
-            value = value.get(step)
-            if step not in model.model_fields and value is None:
-                break
-        else:
-            break  # the rest names members of a union, not keys of the body
-    shown = repr(first["input"])
-    if first["type"] == "missing":
-        return HttpProblem(_bad_request(f"{param}: is required", param))
-    shown = shown if len(shown) <= 120 else shown[:117] + "..."
-    return HttpProblem(
-        _bad_request(f"{param or 'body'}: {shown} is not allowed; {first['msg']}", param or None)
     )

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from tandem.llm.async_llm import AsyncLLM, PreparedRequest
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
 from tandem.router.metrics import RouterMetrics
+from tandem.text.input_processor import InputOptions
+from tandem.text.prompts import Prompt
 
 Outputs = AsyncGenerator[tuple[int, RequestOutput], None]
 """(index of the prompt, output)."""
@@ -36,29 +39,57 @@ def begin(prefix: str, request_id: str, model: str) -> Answer:
     return Answer(id=f"{prefix}-{request_id}", model=model, created=int(time.time()))
 
 
+async def prepare_all(
+    llm: AsyncLLM,
+    prompts: Sequence[Prompt],
+    params: Mapping[str, object],
+    options: InputOptions,
+) -> list[PreparedRequest]:
+    """One after the other, with others' turns between: many small prompts hold nobody up.
+
+    Raises InvalidParameter that names the prompt where there are several.
+    """
+    prepared: list[PreparedRequest] = []
+    for index, prompt in enumerate(prompts):
+        if prepared:
+            await asyncio.sleep(0)
+        try:
+            prepared.append(await llm.prepare(prompt, params, options=options))
+        except InvalidParameter as error:
+            if error.param == "prompt" and len(prompts) > 1:
+                error.param = f"prompt[{index}]"
+            raise
+    return prepared
+
+
 async def run(
-    llm: AsyncLLM, prepared: Sequence[PreparedRequest], metrics: RouterMetrics
+    llm: AsyncLLM,
+    prepared: Sequence[PreparedRequest],
+    metrics: RouterMetrics,
+    *,
+    max_parallel: int = 64,
 ) -> Outputs:
-    """Outputs of all prompts. Closing it aborts them all."""
+    """Outputs of all prompts, ``max_parallel`` of them at a time. Closing it aborts them all."""
     if len(prepared) == 1:
         async with aclosing(llm.stream(prepared[0])) as outputs:
             async for output in outputs:
                 _count(metrics, output)
                 yield 0, output
         return
-    async with aclosing(_merged(llm, prepared)) as merged:
+    async with aclosing(_merged(llm, prepared, max_parallel)) as merged:
         async for index, output in merged:
             _count(metrics, output)
             yield index, output
 
 
-async def _merged(llm: AsyncLLM, prepared: Sequence[PreparedRequest]) -> Outputs:
+async def _merged(llm: AsyncLLM, prepared: Sequence[PreparedRequest], max_parallel: int) -> Outputs:
     """Side by side through one bounded queue; the first error ends all."""
+    turns = asyncio.Semaphore(max_parallel)
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(_QUEUE)
 
     async def pump(index: int) -> None:
         try:
-            async with aclosing(llm.stream(prepared[index])) as outputs:
+            async with turns, aclosing(llm.stream(prepared[index])) as outputs:
                 async for output in outputs:
                     await queue.put((index, output))
         except Exception as error:

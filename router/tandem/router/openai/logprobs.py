@@ -23,40 +23,32 @@ def _token(each: Logprob) -> dict[str, Any]:
     return {"token": each.decoded_token, "logprob": each.logprob, "bytes": list(each.bytes)}
 
 
-class CompletionLogprobs:
-    """``choices[].logprobs`` of completions; offsets go on over the chunks of one choice."""
-
-    def __init__(self, offset: int = 0) -> None:
-        self._offset = offset
-
-    def render(
-        self,
-        positions: Iterable[PositionLogprobs | None],
-        texts: Sequence[str] | None = None,
-    ) -> dict[str, Any]:
-        """Of these positions; ``texts`` name the tokens of positions that are None."""
-        tokens: list[str] = []
-        values: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
-        offsets: list[int] = []
-        for index, each in enumerate(positions):
-            if each is None:
-                text, value, top = (texts or [""])[index], None, None
-            else:
-                text, value = each.sampled.decoded_token, each.sampled.logprob
-                top = {best.decoded_token: best.logprob for best in each.top}
-                top.setdefault(text, value)
-            tokens.append(text)
-            values.append(value)
-            tops.append(top)
-            offsets.append(self._offset)
-            self._offset += len(text)
-        return {
-            "tokens": tokens,
-            "token_logprobs": values,
-            "top_logprobs": tops,
-            "text_offset": offsets,
-        }
+def completion_logprobs(
+    positions: Iterable[PositionLogprobs | None], offsets: Sequence[int], first: str = ""
+) -> dict[str, Any]:
+    """``choices[].logprobs`` of completions. A position that is None, the first of a prompt, has
+    the text ``first``; ``offsets`` say where in the text each token begins."""
+    tokens: list[str] = []
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    for each in positions:
+        if each is None:
+            tokens.append(first)
+            values.append(None)
+            tops.append(None)
+            continue
+        text, value = each.sampled.decoded_token, each.sampled.logprob
+        top = {best.decoded_token: best.logprob for best in each.top}
+        top.setdefault(text, value)
+        tokens.append(text)
+        values.append(value)
+        tops.append(top)
+    return {
+        "tokens": tokens,
+        "token_logprobs": values,
+        "top_logprobs": tops,
+        "text_offset": list(offsets),
+    }
 
 
 def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

@@ -1,72 +1,79 @@
 """What clients may send: the shapes and types of bodies; ranges are the engine's to check.
 
-Fields are OpenAI's, with vLLM's extensions that the engine has. null is the same as absent. What
-is known but has no effect here is ignored; what would change the answer and is not built is
-refused by name; a field that nobody knows is accepted, and logged once: clients carry extras of
-other servers, and failing them would help nobody.
+Fields are OpenAI's, with vLLM's extensions that the engine has. null is the same as absent. Every
+field has an effect, but for a few that by their meaning have none on an answer (``Information``).
+What else is known stands in ``parameters`` and is refused by name; what nobody knows is
+``unknown_fields``' to judge.
 """
 
 from __future__ import annotations
 
-import logging
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.errors import of_validation
+from tandem.protocol.sampling import ALL_LOGPROBS
+from tandem.router.openai import parameters
+from tandem.router.openai.parameters import Refused
+from tandem.router.openai.unknown_fields import UnknownFields
 
-logger = logging.getLogger(__name__)
-
-_IGNORED = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction"),
-        *("prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls", "verbosity"),
-        *("reasoning_effort", "include_reasoning", "session_id"),
-    }
-)
-_NOT_BUILT = {
-    "functions": "function calling is not available",
-    "function_call": "function calling is not available",
-    "audio": "text only",
-    "web_search_options": "not available",
-    "structured_outputs": "structured output is not available",
-    "guided_json": "structured output is not available",
-    "guided_regex": "structured output is not available",
-    "guided_choice": "structured output is not available",
-    "guided_grammar": "structured output is not available",
-    "use_beam_search": "beam search is not available",
-    "prompt_embeds": "not available",
-    "logprob_token_ids": "not available",
-    "return_tokens_as_token_ids": "not available; see return_token_ids",
-    "kv_transfer_params": "the router alone decides where KV goes",
-}
-_warned: set[str] = set()
-_MAX_WARNED = 256
+Information = Annotated[str, Field(max_length=512)]
+"""About the caller, for logs and bills elsewhere: it changes no answer."""
+Metadata = dict[
+    Annotated[str, Field(max_length=64)],
+    Annotated[str, Field(max_length=512)],
+]
+Salt = Annotated[str, Field(min_length=1, max_length=1024)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Body(BaseModel):
-    """A JSON body. Strict: a number in quotes is not a number, true is not 1."""
+    """A JSON object. Strict: a number in quotes is not a number, true is not 1."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    def check_extras(self) -> None:
-        """Refuse what is known and not built; log what is not known, once per name."""
+    REFUSED: ClassVar[Mapping[str, Refused]] = {}
+    """What is known by name and not done."""
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """Raise InvalidParameter for what is not done, here and in the objects below."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Body):
+                value.check(unknown, f"{prefix}{name}.")
         for name, value in (self.model_extra or {}).items():
-            if name in _NOT_BUILT and value not in (None, False):
-                raise InvalidParameter(name, value, f"leave it out: {_NOT_BUILT[name]}")
-            if name in _IGNORED or name in _NOT_BUILT or name in _warned:
-                continue
-            if len(_warned) < _MAX_WARNED:
-                _warned.add(name)
-                logger.warning("unknown field %.80r in a request is ignored", name)
+            refused = self.REFUSED.get(name)
+            if refused is None:
+                unknown.meet(prefix, name, value, (*type(self).model_fields, *self.REFUSED))
+            else:
+                refused.check(f"{prefix}{name}", value)
 
 
 class StreamOptions(Body):
     """What a stream carries beside the text."""
 
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.STREAM_OPTIONS
+
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What form the text is to have: any."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_FORMAT
+
+    type: str
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """See Body."""
+        if self.type != "text":
+            raise InvalidParameter(
+                f"{prefix}type", self.type, '"text": structured output is not available'
+            )
+        super().check(unknown, prefix)
 
 
 class GenerationBody(Body):
@@ -89,7 +96,7 @@ class GenerationBody(Body):
     max_tokens: int | None = None
     min_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
@@ -97,14 +104,19 @@ class GenerationBody(Body):
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "right"] | None = None
-    cache_salt: str | None = None
+    cache_salt: Salt | None = None
     priority: int | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    user: Information | None = None
+    safety_identifier: Information | None = None
+    prompt_cache_key: Information | None = None
+    session_id: Information | None = None
+    metadata: Annotated[Metadata, Field(max_length=16)] | None = None
 
     PASSED: ClassVar[tuple[str, ...]] = (
         *("n", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty"),
@@ -115,30 +127,40 @@ class GenerationBody(Body):
     )
     """Fields that are sampling parameters under the same name."""
 
-    def check(self) -> None:
-        """Refuse combinations that mean nothing, and what is not built."""
-        self.check_extras()
-        if self.stream_options is not None and not self.stream:
-            raise InvalidParameter("stream_options", {}, "only together with stream=true")
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """Refuse combinations that mean nothing, and what is not done."""
+        options = self.stream_options
+        if options is not None and not self.stream and options.model_dump(exclude_none=True):
+            raise InvalidParameter(
+                "stream_options",
+                options.model_dump(exclude_none=True),
+                "only together with stream=true",
+            )
         if self.stream and self.prompt_logprobs is not None:
             raise InvalidParameter("prompt_logprobs", self.prompt_logprobs, "only without stream")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
+        if self.truncation_side is not None and self.truncate_prompt_tokens is None:
             raise InvalidParameter(
-                "response_format.type", kind, '"text": structured output is not available'
+                "truncation_side", self.truncation_side, "only with truncate_prompt_tokens"
             )
+        super().check(unknown, prefix)
 
     def sampling(self) -> dict[str, Any]:
         """Sampling parameters that the client gave, by their names in ``SamplingParams``."""
         given = {name: getattr(self, name) for name in self.PASSED}
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
-            fields["logit_bias"] = {_token(key): value for key, value in self.logit_bias.items()}
+            fields["logit_bias"] = _by_token(self.logit_bias)
         return fields
+
+    def client_names(self) -> dict[str, str]:
+        """Sampling parameters that the client gave under another name, to that name."""
+        return {}
 
 
 class ChatBody(GenerationBody):
     """``POST /v1/chat/completions``; text/ checks each message."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.CHAT
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
@@ -146,26 +168,38 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    return_prompt_text: bool | None = None
 
-    def check(self) -> None:
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
         """See ``GenerationBody.check``."""
-        super().check()
         if self.tools and self.tool_choice != "none":
-            raise InvalidParameter("tools", "...", "leave it out: tool calls are not available")
+            raise InvalidParameter(
+                "tools",
+                self.tools,
+                '[], or any with tool_choice "none": this server does not generate tool calls',
+            )
         if self.tool_choice not in (None, "none", "auto"):
-            raise InvalidParameter("tool_choice", self.tool_choice, '"none" or "auto"')
-        if self.modalities not in (None, ["text"]):
-            raise InvalidParameter("modalities", self.modalities, '["text"]')
-        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidParameter(
+                "tool_choice",
+                self.tool_choice,
+                '"none" or "auto": this server does not generate tool calls',
+            )
+        if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs", self.top_logprobs, "only together with logprobs=true"
             )
+        if self.max_completion_tokens and self.max_tokens not in (None, self.max_completion_tokens):
+            raise InvalidParameter(
+                "max_tokens", self.max_tokens, "leave it out, or the same as max_completion_tokens"
+            )
+        super().check(unknown, prefix)
 
     def sampling(self) -> dict[str, Any]:
         """See ``GenerationBody.sampling``."""
@@ -177,29 +211,37 @@ class ChatBody(GenerationBody):
                 raise InvalidParameter(name, value, "an integer of at least 1")
             fields["max_tokens"] = value
         if self.logprobs:
-            if self.top_logprobs is not None and self.top_logprobs < 0:
-                raise InvalidParameter("top_logprobs", self.top_logprobs, "0 or more")
+            if self.top_logprobs is not None and self.top_logprobs < ALL_LOGPROBS:
+                raise InvalidParameter(
+                    "top_logprobs", self.top_logprobs, "0 or more, or -1 for all"
+                )
             fields["logprobs"] = self.top_logprobs or 0
         return fields
+
+    def client_names(self) -> dict[str, str]:
+        """See ``GenerationBody.client_names``."""
+        names = {"logprobs": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+        return names
 
 
 class CompletionBody(GenerationBody):
     """``POST /v1/completions``; text/ checks each prompt."""
 
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.COMPLETION
+
     prompt: Any
     logprobs: int | None = None
-    suffix: str | None = None
     best_of: int | None = None
 
     DEFAULT_MAX_TOKENS: ClassVar[int] = 16
 
-    def check(self) -> None:
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
         """See ``GenerationBody.check``."""
-        super().check()
-        if self.suffix:
-            raise InvalidParameter("suffix", self.suffix, "leave it out: it is not available")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidParameter("best_of", self.best_of, "leave it out, or the same as n")
+        super().check(unknown, prefix)
 
     @property
     def prompt_only(self) -> bool:
@@ -225,6 +267,8 @@ class CompletionBody(GenerationBody):
 class TokenizeBody(Body):
     """``POST /tokenize``: a prompt or messages."""
 
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.TOKENIZE
+
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -232,29 +276,37 @@ class TokenizeBody(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    OF_CHATS: ClassVar[tuple[str, ...]] = (
+        *("add_generation_prompt", "continue_final_message", "tools"),
+        *("chat_template", "chat_template_kwargs"),
+    )
+    """What only ``messages`` can have."""
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """See ``Body.check``."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidParameter("prompt", self.prompt, "either prompt or messages")
+        for name in self.OF_CHATS if self.messages is None else ():
+            if getattr(self, name):
+                raise InvalidParameter(name, getattr(self, name), "only together with messages")
+        super().check(unknown, prefix)
 
 
 class DetokenizeBody(Body):
     """``POST /detokenize``."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(fail_fast=True)
 
 
-_AnyBody = TypeVar("_AnyBody", bound=Body)
-
-
-def parse(model: type[_AnyBody], body: bytes) -> _AnyBody:
-    """The body as ``model``, or HttpProblem 400 that names the field."""
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise of_validation(error, body, model) from error
-
-
-def _token(key: str) -> int:
-    try:
-        return int(key)
-    except ValueError as error:
-        raise InvalidParameter("logit_bias", key, "token ids as keys") from error
+def _by_token(biases: Mapping[str, float]) -> dict[int, float]:
+    """The biases by id; an error names every key that is none."""
+    wrong = [key for key in biases if not (key.isascii() and key.isdecimal() and len(key) <= 10)]
+    if wrong:
+        value = wrong if len(wrong) > 1 else wrong[0]
+        raise InvalidParameter("logit_bias", value, "token ids as keys")
+    return {int(key): bias for key, bias in biases.items()}

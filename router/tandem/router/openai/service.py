@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -16,12 +18,19 @@ from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.dispatch import routing
 from tandem.router.metrics import RouterMetrics
+from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
 from tandem.router.openai.schemas import Body, GenerationBody
 from tandem.router.openai.sse import ClientGone
+from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.text.input_processor import InputOptions, TruncationSide
 
 MAX_REQUEST_ID = 256
+MAX_CACHE_SALT = 1024
+MAX_PRIORITY = 2**31 - 1
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}(-[0-9a-f]{2,64}){3}")
+
+_AnyBody = TypeVar("_AnyBody", bound=Body)
 
 
 class PlainRoute(APIRoute):
@@ -48,9 +57,14 @@ class Service:
     """Longest that a body may take to come."""
     stream_seconds: float
     """Longest that a stream may take to be written, its client's slowness included."""
+    bounds: RequestBounds
+    """How much one request may hold."""
     is_served: Callable[[], bool]
     """Whether a decode worker is up: then its card is known without waiting."""
     trust_request_chat_template: bool = False
+    allow_request_priority: bool = False
+    max_parallel_prompts: int = 64
+    unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
     @property
     def counters(self) -> RouterMetrics:
@@ -67,12 +81,22 @@ class Service:
         return asked
 
 
+async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
+    """The request's body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
+    service, body = service_of(request), await read_body(request)
+    size = len(body) if len(body) > SMALL_BYTES else 0
+    return await service.llm.beside.run(
+        size, understand, model, body, service.bounds, service.unknown_fields
+    )
+
+
 async def read_body(request: Request) -> bytes:
     """The whole body. Raises HttpProblem (408) when it comes too slowly, ClientGone."""
     seconds = service_of(request).body_seconds
     try:
         async with asyncio.timeout(seconds):
-            return await request.body()
+            # Not request.body(): that keeps the bytes for as long as the answer takes.
+            return b"".join([part async for part in request.stream()])
     except TimeoutError as error:
         raise HttpProblem(body_too_slow(seconds)) from error
     except ClientDisconnect as error:
@@ -85,13 +109,21 @@ def service_of(request: Request) -> Service:
     return service
 
 
+def is_request_id(value: str) -> bool:
+    """Whether an id may be echoed and logged."""
+    return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable()
+
+
 def request_id_of(request: Request, body: GenerationBody) -> str:
-    """The client's id (header first, then body), or one of our own; echoed in the answer."""
+    """The client's id (header first, then body), or one of our own; echoed in the answer.
+
+    A name for logs and clients, no key: calls with the same one may run side by side.
+    """
     state: dict[str, Any] = request.scope["state"]
     given = request.headers.get("x-request-id")
     param, value = ("X-Request-Id", given) if given else ("request_id", body.request_id)
     if value is not None:
-        if not (0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable()):
+        if not is_request_id(value):
             raise InvalidParameter(
                 param, value, f"1 to {MAX_REQUEST_ID} printable ASCII characters"
             )
@@ -102,19 +134,46 @@ def request_id_of(request: Request, body: GenerationBody) -> str:
 
 def input_options(body: GenerationBody, request: Request) -> InputOptions:
     """What a body says beside prompt and sampling parameters."""
+    if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
+        raise InvalidParameter(
+            "cache_salt", body.cache_salt, f"a text of at most {MAX_CACHE_SALT} characters"
+        )
     side = TruncationSide(body.truncation_side) if body.truncation_side else TruncationSide.LEFT
     return InputOptions(
         add_special_tokens=body.add_special_tokens,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=side,
         cache_salt=body.cache_salt,
-        priority=body.priority or 0,
-        trace=request.headers.get("traceparent"),
+        priority=_priority(body.priority or 0, service_of(request)),
+        trace=_trace(request.headers.get("traceparent")),
     )
 
 
-def documented(model: type[Body]) -> dict[str, Any]:
-    """``openapi_extra`` of an endpoint that reads its body by itself."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def _priority(asked: int, service: Service) -> int:
+    """The client's word in the order of everybody's queue, where that is allowed."""
+    if asked and not service.allow_request_priority:
+        raise InvalidParameter(
+            "priority", asked, "0: this server lets no request order the queue for all"
+        )
+    if not -MAX_PRIORITY - 1 <= asked <= MAX_PRIORITY:
+        raise InvalidParameter(
+            "priority", asked, f"an integer from {-MAX_PRIORITY - 1} to {MAX_PRIORITY}"
+        )
+    return asked
+
+
+def _trace(given: str | None) -> str | None:
+    """A traceparent as W3C has it; anything else is none, as the standard wants."""
+    return given if given is not None and _TRACEPARENT.fullmatch(given) else None
+
+
+@contextmanager
+def blaming(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors raised within name each parameter as the client did: ours to the client's."""
+    try:
+        yield
+    except InvalidParameter as error:
+        error.param = names.get(error.param, error.param)
+        for ours, theirs in names.items():
+            error.allowed = re.sub(rf"(?<![-\w]){ours}\b", theirs, error.allowed)
+        raise

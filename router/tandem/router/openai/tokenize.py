@@ -5,19 +5,17 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.schemas import DetokenizeBody, TokenizeBody, parse
-from tandem.router.openai.service import Service, documented, read_body, service_of
-from tandem.text.chat_template import ChatOptions
+from tandem.router.openai.chat_options import chat_options
+from tandem.router.openai.schemas import DetokenizeBody, TokenizeBody
+from tandem.router.openai.service import Service, read, service_of
 
 routes = APIRouter(tags=["tokenizer"])
 
 
-@routes.post("/tokenize", openapi_extra=documented(TokenizeBody))
+@routes.post("/tokenize")
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or of a chat."""
-    body = parse(TokenizeBody, await read_body(request))
-    body.check_extras()
+    body = await read(TokenizeBody, request)
     service = service_of(request)
     service.model_name(body.model)
     tokens = await _tokens(service, body)
@@ -26,34 +24,28 @@ async def tokenize(request: Request) -> Response:
         "count": len(tokens),
         "max_model_len": max_model_len,
         "tokens": tokens,
-        "token_strs": [service.llm.tokenizer.token_text(token) for token in tokens]
-        if body.return_token_strs
-        else None,
+        "token_strs": await service.llm.token_texts(tokens) if body.return_token_strs else None,
     }
-    return Response(msgspec.json.encode(content), media_type="application/json")
+    encoded = await service.llm.beside.run(len(tokens), msgspec.json.encode, content)
+    return Response(encoded, media_type="application/json")
 
 
 async def _tokens(service: Service, body: TokenizeBody) -> list[int]:
-    if (body.prompt is None) == (body.messages is None):
-        raise InvalidParameter("prompt", body.prompt, "either prompt or messages")
     if body.prompt is not None:
         special = body.add_special_tokens is not False
         return await service.llm.encode(body.prompt, add_special_tokens=special)
-    opens_turn = body.add_generation_prompt
-    chat = ChatOptions(
-        add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
-        continue_final_message=bool(body.continue_final_message),
-        template_kwargs=body.chat_template_kwargs or {},
+    return await service.llm.encode_chat(
+        body.messages or [],
+        chat_options(body, service),
+        add_special_tokens=bool(body.add_special_tokens),
     )
-    return await service.llm.encode_chat(body.messages or [], chat)
 
 
-@routes.post("/detokenize", openapi_extra=documented(DetokenizeBody))
+@routes.post("/detokenize")
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens spelled out."""
-    body = parse(DetokenizeBody, await read_body(request))
-    body.check_extras()
+    body = await read(DetokenizeBody, request)
     service = service_of(request)
     service.model_name(body.model)
-    text = await service.llm.decode(body.tokens, skip_special_tokens=False)
+    text = await service.llm.decode(body.tokens, skip_special_tokens=False, param="tokens")
     return Response(msgspec.json.encode({"prompt": text}), media_type="application/json")

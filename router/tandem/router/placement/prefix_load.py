@@ -6,6 +6,7 @@ enough that is not cached where it would be decoded; otherwise the decode worker
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +14,21 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.router.placement.base import Placement
 from tandem.router.placement.explain import Candidate, Explanation
-from tandem.router.placement.load import decode_cost, prefill_cost, whole_cost
-from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts, WorkerView
+from tandem.router.placement.load import (
+    decode_cost,
+    is_full,
+    prefill_cost,
+    wait_for_pair,
+    wait_for_whole,
+    whole_cost,
+)
+from tandem.router.placement.snapshot import (
+    Exclusions,
+    FleetSnapshot,
+    LinkPace,
+    PromptFacts,
+    WorkerView,
+)
 
 DISAGGREGATED, AGGREGATED = "disaggregated", "aggregated"
 _Cost = Callable[[PromptFacts, WorkerView], float]
@@ -31,10 +45,12 @@ class _Scored:
 
 
 class PrefixLoadPolicy:
-    """``min_handoff_tokens``: below this many uncached tokens a hand-off is not worth its trips."""
+    """``min_handoff_tokens``: below this many uncached tokens a hand-off is not worth its trips.
+    ``patience``: seconds that a hand-off may begin later than a decode worker could do it all."""
 
-    def __init__(self, min_handoff_tokens: int) -> None:
+    def __init__(self, min_handoff_tokens: int, patience: float = math.inf) -> None:
         self.min_handoff_tokens = min_handoff_tokens
+        self.patience = patience
 
     def place(
         self, prompt: PromptFacts, fleet: FleetSnapshot, now: float, exclusions: Exclusions
@@ -45,10 +61,11 @@ class PrefixLoadPolicy:
             for worker in fleet.workers
             if not worker.draining
             and _may_serve(prompt, worker)
+            and prompt.num_tokens < worker.max_model_len
             and worker.incarnation not in exclusions.workers
             and prompt.fingerprint in (None, worker.fingerprint)
         ]
-        decode = [worker for worker in usable if worker.role is WorkerRole.DECODE]
+        decode = _roomy(prompt, [each for each in usable if each.role is WorkerRole.DECODE])
         prefill = [
             worker
             for worker in usable
@@ -59,12 +76,18 @@ class PrefixLoadPolicy:
             return _alone(prompt, prefill, "it ends with its first token: the prefill worker's")
         if not decode:
             return None
+        prefill = [worker for worker in prefill if _may_hand_over(prompt, worker)]
         rule = self._why_whole(prompt, decode, prefill, exclusions)
         if rule is None or prompt.shape == DISAGGREGATED:
             placement = _pair(prompt, decode, prefill, fleet, exclusions)
-            if placement is not None or prompt.shape == DISAGGREGATED:
+            if prompt.shape == DISAGGREGATED:
                 return placement
             rule = "no prefill worker has a link to a decode worker"
+            if placement is not None:
+                overflow = self._why_overflow(prompt, placement, usable, fleet)
+                if overflow is None:
+                    return placement
+                rule = overflow
         return _alone(prompt, decode, rule)
 
     def _why_whole(
@@ -75,7 +98,7 @@ class PrefixLoadPolicy:
         exclusions: Exclusions,
     ) -> str | None:
         if not prefill:
-            return "no prefill worker is up"
+            return "no prefill worker that is up may hand it over"
         if exclusions.no_handoff:
             return "the last attempt does not hand off"
         if prompt.whole or prompt.shape == AGGREGATED:
@@ -85,11 +108,48 @@ class PrefixLoadPolicy:
             return f"under {self.min_handoff_tokens} tokens are not cached on a decode worker"
         return None
 
+    def _why_overflow(
+        self,
+        prompt: PromptFacts,
+        placement: Placement,
+        usable: Sequence[WorkerView],
+        fleet: FleetSnapshot,
+    ) -> str | None:
+        """Why not even the best pair is worth waiting for."""
+        producer = next(each for each in usable if each.incarnation == placement.prefill)
+        assert placement.pair is not None
+        waits = wait_for_pair(producer, fleet.paces.get(placement.pair, LinkPace()))
+        if waits is None:
+            return None
+        able = [
+            wait_for_whole(prompt, each, producer.prefill_tokens_per_s)
+            for each in usable
+            if each.role is WorkerRole.DECODE and not (each.suspect or is_full(each))
+        ]
+        if not able or waits - min(able) <= self.patience:
+            return None
+        return (
+            f"a prefill worker and its link are {waits:.2f} s behind, a decode worker needs "
+            f"{min(able):.2f} s"
+        )
+
 
 def _may_serve(prompt: PromptFacts, worker: WorkerView) -> bool:
     """Users are served by admitted revisions, a canary by those that it names."""
     wanted = prompt.revisions.get(worker.role)
     return worker.admitted if wanted is None else worker.revision == wanted
+
+
+def _may_hand_over(prompt: PromptFacts, worker: WorkerView) -> bool:
+    """Whether the prompt's KV is within what the worker may promise to others."""
+    limit = worker.max_handoff_tokens
+    return limit is None or prompt.num_tokens <= limit
+
+
+def _roomy(prompt: PromptFacts, decode: list[WorkerView]) -> list[WorkerView]:
+    """Those that can hold all that was asked for; where none can, all that hold the prompt."""
+    whole = prompt.num_tokens + (prompt.max_new_tokens or 0)
+    return [each for each in decode if whole <= each.max_model_len] or decode
 
 
 def _alone(prompt: PromptFacts, workers: Sequence[WorkerView], rule: str) -> Placement:

@@ -42,15 +42,23 @@ class WorkerView:
     name: str
     max_model_len: int
     max_num_seqs: int
+    max_handoff_tokens: int | None = None
+    """Tokens of the longest prompt that a prefill worker hands over; None: no further limit."""
     num_running: int = 0
     num_waiting: int = 0
     waiting_tokens: int = 0
+    loading_tokens: int = 0
+    """Those of the waiting tokens whose KV is to come from a prefill worker."""
+    prefill_tokens_per_s: float = 0.0
+    """Measured over the last steps; 0 while unknown."""
     free_share: float = 1.0
     """Free KV blocks over all of them."""
     num_legs: int = 0
     """Legs that this router has under way there; known at once, unlike the report."""
     leg_tokens: int = 0
     """Prompt tokens of those legs that nothing came for yet."""
+    leg_compute_tokens: int = 0
+    """Those of them that the worker computes itself."""
     draining: bool = False
     revision: str = ""
     """Of the role's template, where a cluster says it."""
@@ -65,9 +73,28 @@ class WorkerView:
         return max(self.waiting_tokens, self.leg_tokens)
 
     @property
+    def compute_tokens(self) -> int:
+        """Prompt tokens that it computes before a new request's: as reported, or as sent since."""
+        return max(self.waiting_tokens - self.loading_tokens, self.leg_compute_tokens)
+
+    @property
     def num_requests(self) -> int:
         """Requests there: as reported, or as sent since."""
         return max(self.num_running + self.num_waiting, self.num_legs)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkPace:
+    """How a hand-off link does, as its decode worker measured it."""
+
+    bytes_per_s: float = 0.0
+    """0 while unknown."""
+    waiting_bytes: int = 0
+
+    @property
+    def wait(self) -> float:
+        """Seconds until what waits there has come; 0 while unknown."""
+        return self.waiting_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +104,7 @@ class FleetSnapshot:
     workers: tuple[WorkerView, ...]
     links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """(prefill, decode) pairs that the decode worker calls up and that are not quarantined."""
+    paces: Mapping[tuple[Incarnation, Incarnation], LinkPace] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

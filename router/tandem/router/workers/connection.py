@@ -99,6 +99,11 @@ class WorkerConnection:
             curve=context.curve,
         )
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether the keys of the two ends do not fit."""
+        return self._dealer.is_refused
+
     def close(self) -> None:
         """Fail what is under way and let go of the socket. May be called twice."""
         self._down("the router closed the link", expected=True)
@@ -145,9 +150,11 @@ class WorkerConnection:
         if self.state is LinkState.UP:
             self._send(PeerSet(controls))
 
-    def tick(self) -> None:
-        """Send what is due, notice what is overdue."""
+    def tick(self, late: float = 0.0) -> None:
+        """Send what is due, notice what is overdue. ``late``: seconds that the loop stood still
+        since the last tick."""
         now = self._loop.time()
+        self._alive.overslept(late)
         if self.state is LinkState.DOWN:
             return
         overdue = self._alive.overdue(now, greeting=self.state is LinkState.GREETING)

@@ -57,6 +57,8 @@ class Dealer:
         self._curve = curve
         self._failures = 0
         """Sockets whose handshake failed: each tries the next of the workers' known keys."""
+        self._refusals = 0
+        """Sockets whose handshake failed since one last succeeded."""
         self._next_key: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.Handle | None = None
@@ -94,11 +96,23 @@ class Dealer:
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether no key that is known for workers has led to a handshake since the last good one:
+        the worker has another key than is told, or does not know ours."""
+        keys = 0 if self._curve is None else sum(len(self._curve.public_keys(r)) for r in _WORKERS)
+        return self._curve is not None and self._refusals > max(1, keys)
+
     def _try_next_key_soon(self) -> None:
         """Once a socket, however often ZMQ tries again with the same key meanwhile: counting those
         tries too would skip keys, and by as many as there are, the same one for ever."""
         if self._next_key is None:
             self._failures += 1
+            before, self._refusals = self.is_refused, self._refusals + 1
+            if self.is_refused and not before:
+                logger.warning(
+                    "%s refuses this router's CURVE key, or has another than is told", self._address
+                )
             pause_ms = min(_RETRY_MS * self._failures, _RETRY_MAX_MS)
             self._next_key = self._loop.call_later(pause_ms / 1000, self.reopen)
 
@@ -168,6 +182,7 @@ class Dealer:
             except zmq.Again:
                 return
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._refusals = 0
                 self._connected()
             elif event["event"] & _HANDSHAKE_FAILED:
                 self._try_next_key_soon()

@@ -35,6 +35,12 @@ class Liveness:
         self._moved = now
         self._last = Beat()
 
+    def overslept(self, seconds: float) -> None:
+        """The judge itself stood still for so long: what came meanwhile was not read yet, and
+        that time is nobody's silence."""
+        self._heard += seconds
+        self._moved += seconds
+
     def heard(self, now: float) -> None:
         """A frame came."""
         self._heard = now

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
+from tandem.router.naps import Naps
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
@@ -52,6 +53,8 @@ class Worker:
     """Legs of this router under way on it."""
     leg_tokens: int = 0
     """Prompt tokens of those legs that no output has come for yet."""
+    leg_compute_tokens: int = 0
+    """Those of them that the worker computes itself."""
     peers_sent: dict[str, Incarnation] | None = None
 
     @property
@@ -117,7 +120,7 @@ class WorkerPool:
         """Begin to tick; ``listener`` hears of every worker from now on."""
         self._listener = listener
         self._context = LinkContext(
-            zmq=zmq.Context(),
+            zmq=_roomy_context(),
             me=self.me,
             times=self._times,
             dropped=self._counter.dropped,
@@ -164,6 +167,10 @@ class WorkerPool:
     def admitted(self) -> Admitted:
         """Roles' revisions that serve users; None is all."""
         return admitted_templates(self._notes.values())
+
+    def refused(self) -> list[str]:
+        """Addresses of workers whose keys and ours do not fit."""
+        return sorted(where for where, each in self._links.items() if each.is_refused)
 
     def drain(self, endpoint: str, grace_ms: int) -> None:
         """Tell the worker at an address that its process ends in ``grace_ms``, if it is up."""
@@ -212,10 +219,13 @@ class WorkerPool:
         self._changed = asyncio.Event()
 
     async def _tick(self) -> None:
+        naps = Naps(asyncio.get_running_loop(), self._times.beat_interval / _TICKS_PER_BEAT)
         while True:
-            await asyncio.sleep(self._times.beat_interval / _TICKS_PER_BEAT)
+            late = await naps.sleep()
+            if late > self._times.beat_interval:
+                logger.warning("the router stood still for %.1f s", late)
             for connection in list(self._links.values()):
-                connection.tick()
+                connection.tick(late)
 
     # What connections say.
 
@@ -270,7 +280,8 @@ class WorkerPool:
             return
         worker.load = beat.load
         peers = {health.peer: health for health in beat.peers}
-        changed = peers != worker.peers or beat.load.draining != worker.draining
+        changed = _standing(peers) != _standing(worker.peers)
+        changed = changed or beat.load.draining != worker.draining
         worker.peers = peers
         if beat.load.draining:
             worker.draining = True
@@ -307,6 +318,18 @@ class WorkerPool:
             if controls != (worker.peers_sent or {}):
                 worker.connection.send_peers(controls)
                 worker.peers_sent = controls
+
+
+def _roomy_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """For any number of workers: each takes three sockets, and ZMQ allows 1,023 by default."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    return context
+
+
+def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tuple[bool, str]]:
+    """What those who wait for a change wait for: not how fast or full the links are."""
+    return {peer: (health.up, health.reason) for peer, health in peers.items()}
 
 
 def _controls(prefill: Iterable[Worker], fingerprint: str) -> dict[str, Incarnation]:

@@ -1,0 +1,82 @@
+"""Checks what a local stack's processes will be told, before the model is prepared for them.
+
+The same parsers and config classes as theirs: a misspelt engine flag is one line at once, and not
+a worker that ends after the model was converted. Called by ``up``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tandem.cli.command import UsageError, read_command_line
+from tandem.cli.flags import Section
+from tandem.cli.worker_settings import worker_sections
+from tandem.engine.config.engine import SECTIONS
+from tandem.engine.core.server_config import ServerConfig
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.prefill.config import PrefillConfig
+from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.router.config import RouterConfig
+
+
+class ChildFlagsError(UsageError):
+    """A process of the stack would refuse its flags; the text says whose and why."""
+
+    def __init__(self, text: str) -> None:
+        TandemError.__init__(self, text)
+
+
+def words(setting: str, value: str) -> list[str]:
+    """A string of flags as a shell would split it. Raises InvalidParameter for an open quote."""
+    try:
+        return shlex.split(value)
+    except ValueError as error:
+        raise InvalidParameter(setting, value, f"flags as a shell takes them ({error})") from error
+
+
+def check_worker(
+    role: str, flags: list[str], environ: Mapping[str, str]
+) -> tuple[ServerConfig, dict[str, Any]]:
+    """The shell's settings, and the engine's that were given. Raises ChildFlagsError."""
+    sections = worker_sections()
+    if role == "prefill":
+        sections = [*sections, Section("Prefill", PrefillConfig)]
+    given = _read(role, sections, flags, environ)
+    engine: dict[str, Any] = {}
+    for settings in SECTIONS.values():
+        engine |= given[settings]
+    with _named(f"{role} workers"):
+        KVTransferConfig(**given[KVTransferConfig])
+        PrefillConfig(**given.get(PrefillConfig, {}))
+        for settings in SECTIONS.values():
+            settings(**given[settings])
+        return ServerConfig(**given[ServerConfig]), engine
+
+
+def check_router(flags: list[str], environ: Mapping[str, str]) -> RouterConfig:
+    """The router's settings. Raises ChildFlagsError."""
+    from tandem.cli.router import LogConfig
+
+    sections = [Section("Router", RouterConfig), Section("Logging", LogConfig)]
+    given = _read("router", sections, flags, environ)
+    with _named("the router"):
+        return RouterConfig(**given[RouterConfig])
+
+
+def _read(
+    role: str, sections: list[Section], flags: list[str], environ: Mapping[str, str]
+) -> dict[type, dict[str, Any]]:
+    with _named("the router" if role == "router" else f"{role} workers"):
+        return read_command_line(role, "", sections, flags, environ)
+
+
+@contextmanager
+def _named(whose: str) -> Iterator[None]:
+    """Says whose flags an error is about."""
+    try:
+        yield
+    except (InvalidParameter, UsageError) as error:
+        raise ChildFlagsError(f"flags of {whose}: {error}") from error

@@ -1,0 +1,25 @@
+"""What web pages of other origins may ask (CORS); nothing unless origins are given.
+
+The layer itself is Starlette's: it answers preflight requests, which have no key, before keys are
+asked for, and lets pages read every answer, also errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.router.config import RouterConfig
+
+EXPOSED = ("X-Request-Id", "Retry-After")
+"""Headers of answers that scripts may read beside those that browsers always show."""
+
+
+def cors_options(config: RouterConfig) -> dict[str, Any]:
+    """Arguments of Starlette's ``CORSMiddleware``."""
+    return {
+        "allow_origins": config.allowed_origins,
+        "allow_methods": config.allowed_methods,
+        "allow_headers": config.allowed_headers,
+        "allow_credentials": config.allow_credentials,
+        "expose_headers": EXPOSED,
+    }

@@ -1,0 +1,111 @@
+"""Tells clients whose answer is not finished when the server's time to stop is over.
+
+A stream ends with an error event and ``[DONE]``, what has not begun is answered 503: so that nobody
+takes a cut answer for a whole one. Work below is cancelled, and with it what runs on workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tandem.router.middleware.answer import send_error
+from tandem.router.openai.chunks import DONE, event
+from tandem.router.openai.errors import ErrorAnswer
+
+LAST_WORD_SECONDS = 1.0
+"""For a client that does not read what it is told at the end."""
+
+
+class Ending:
+    """Whose answers are under way; one per app."""
+
+    def __init__(self) -> None:
+        self._answering: set[asyncio.Task[object]] = set()
+        self._told: set[asyncio.Task[object]] = set()
+
+    def stop(self) -> None:
+        """End every answer that is under way. In the loop's thread."""
+        for task in list(self._answering):
+            self._told.add(task)
+            task.cancel()
+
+    def begin(self) -> asyncio.Task[object]:
+        """This task answers from now on."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        return task
+
+    def end(self, task: asyncio.Task[object]) -> None:
+        """It has answered."""
+        self._answering.discard(task)
+        self._told.discard(task)
+
+    def is_told(self, task: asyncio.Task[object]) -> bool:
+        """Whether it was cancelled because the server stops."""
+        return task in self._told
+
+
+class Stopping:
+    """Pure ASGI, around all that answers."""
+
+    def __init__(self, app: ASGIApp, ending: Ending) -> None:
+        self._app = app
+        self._ending = ending
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        task, answer = self._ending.begin(), _Answer(send)
+        try:
+            await self._app(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            if not self._ending.is_told(task):
+                raise
+            task.uncancel()
+            await answer.end()
+        finally:
+            self._ending.end(task)
+
+
+class _Answer:
+    """How far an answer has come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._begun = self._is_stream = self._ended = False
+
+    async def send(self, message: Message) -> None:
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self._begun = True
+            kind: bytes = dict(message["headers"]).get(b"content-type", b"")
+            self._is_stream = kind.startswith(b"text/event-stream")
+        elif not message.get("more_body", False):
+            self._ended = True
+
+    async def end(self) -> None:
+        """The last word, if the client takes it soon."""
+        try:
+            async with asyncio.timeout(LAST_WORD_SECONDS):
+                if not self._begun:
+                    await send_error(self._send, _STOPS)
+                elif self._is_stream and not self._ended:
+                    body = event(_STOPS.content) + DONE
+                    last = {"type": "http.response.body", "body": body, "more_body": False}
+                    await self._send(last)
+        except TimeoutError:
+            pass  # it gets no more of its answer, which nothing can end properly
+
+
+_STOPS = ErrorAnswer(
+    status=503,
+    message="The server stops before the answer is finished; try again",
+    type="server_error",
+    code="shutting_down",
+    headers={"Retry-After": "2", "Connection": "close"},
+)

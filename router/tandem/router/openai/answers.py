@@ -1,0 +1,239 @@
+"""What this server answers with, as types for the OpenAPI document; nothing else uses them.
+
+Answers themselves are written by hand in the endpoints: tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Finish = Literal["stop", "length", "abort", "error"]
+PromptLogprobs = list[dict[str, "TokenScore"] | None]
+
+
+class Answer(BaseModel):
+    """An object with these members and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(Answer):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Answer):
+    """Every answer with a status of 400 or more."""
+
+    error: ErrorDetail
+
+
+class PromptDetails(Answer):
+    """Of a prompt's tokens."""
+
+    cached_tokens: int
+
+
+class Usage(Answer):
+    """Tokens of a call."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class TokenScore(Answer):
+    """A token of a prompt, under its id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+class TopLogprob(Answer):
+    """A token that could have been drawn."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    """A token that was drawn."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Answer):
+    """Of a chat's choice."""
+
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class Message(Answer):
+    """What the model says."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(Answer):
+    """One of a chat."""
+
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    stop_reason: int | str | None
+    token_ids: list[int] | None
+
+
+class ChatCompletion(Answer):
+    """The answer to a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    system_fingerprint: None
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+    prompt_text: str | None
+
+
+class Delta(Answer):
+    """What is new."""
+
+    role: Literal["assistant"] | None = None
+    content: str
+
+
+class ChatChunkChoice(Answer):
+    """What is new of one choice."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(Answer):
+    """An event of a chat's stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+
+
+class TextLogprobs(Answer):
+    """Of a completion's choice, one of each per token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChunkChoice(Answer):
+    """What is new of one choice."""
+
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class TextChoice(TextChunkChoice):
+    """One of a completion."""
+
+    prompt_logprobs: PromptLogprobs | None
+
+
+class Completion(Answer):
+    """The answer to prompts."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+    system_fingerprint: None
+
+
+class CompletionChunk(Answer):
+    """An event of a completion's stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    usage: Usage | None = None
+
+
+class Model(Answer):
+    """A name that may be asked for."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: None
+    max_model_len: int | None
+
+
+class ModelList(Answer):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Tokens(Answer):
+    """The answer of ``/tokenize``."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Answer):
+    """The answer of ``/detokenize``."""
+
+    prompt: str
+
+
+class Status(BaseModel):
+    """A few words on the server; ``/debug/fleet`` says more, for people."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def models() -> list[type[BaseModel]]:
+    """All that the document names."""
+    found: list[type[Any]] = [ErrorBody, ChatCompletion, ChatChunk, Completion, CompletionChunk]
+    return [*found, Model, ModelList, Tokens, Text, Status]

@@ -1,0 +1,64 @@
+"""How a body wants its chat to become a prompt: ``/v1/chat/completions`` and ``/tokenize`` alike.
+
+What a chat template would have to read, and this model's does not, is refused: the answer would be
+that to another question.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.schemas import ChatBody, TokenizeBody
+from tandem.router.openai.service import Service
+from tandem.text.chat_calls import check_tools
+from tandem.text.chat_template import ChatOptions
+
+_EFFORT = frozenset({"reasoning_effort", "enable_thinking"})
+"""Names under which templates learn of ``reasoning_effort``."""
+
+
+def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions:
+    """The options of a chat. Raises InvalidParameter."""
+    if body.chat_template is not None and not service.trust_request_chat_template:
+        raise InvalidParameter(
+            "chat_template", body.chat_template, "leave it out: this server allows only the model's"
+        )
+    check_tools(body.tools or ())
+    opens_turn = body.add_generation_prompt
+    options = ChatOptions(
+        add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
+        continue_final_message=bool(body.continue_final_message),
+        chat_template=body.chat_template,
+        template_kwargs={**_effort(body), **(body.chat_template_kwargs or {})},
+        tools=body.tools or None,
+        documents=body.documents if isinstance(body, ChatBody) else None,
+    )
+    _check_read(body, options, service)
+    return options
+
+
+def _effort(body: ChatBody | TokenizeBody) -> dict[str, Any]:
+    effort = body.reasoning_effort if isinstance(body, ChatBody) else None
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+
+
+def _check_read(body: ChatBody | TokenizeBody, options: ChatOptions, service: Service) -> None:
+    """Refuse what the model's template does not read; a client knows its own template."""
+    wanted: dict[str, tuple[object, frozenset[str]]] = {}
+    if options.tools:
+        wanted["tools"] = (body.tools, frozenset({"tools"}))
+    if options.documents:
+        wanted["documents"] = (options.documents, frozenset({"documents"}))
+    if isinstance(body, ChatBody) and body.reasoning_effort not in (None, "none"):
+        wanted["reasoning_effort"] = (body.reasoning_effort, _EFFORT)
+    if not wanted or options.chat_template is not None:
+        return
+    names = service.llm.tokenizer.chat_templates.names_of(options)
+    for param, (value, readers) in wanted.items():
+        if not names & readers:
+            raise InvalidParameter(
+                param, value, f"leave it out: this model's chat template does not read {param}"
+            )

@@ -1,0 +1,52 @@
+"""What clients are told of refusals and failures within the fleet: what it means for them.
+
+Workers speak of blocks, quotas, links and each other's addresses. That is for the log and the
+metrics, which have all of it; a client can do nothing with it and is not to learn of it.
+"""
+
+from __future__ import annotations
+
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode, RequestFailed
+from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed, ReaderTooSlow
+
+_AGAIN = "no worker could take the request; try again"
+_REFUSED = {
+    RefusalCode.CAPACITY: "the server is at its capacity; try again",
+    RefusalCode.DRAINING: "the part of the server that would answer is on its way out; try again",
+    RefusalCode.EXPIRED: "the request's time was over before it could start",
+}
+_FAILED = {
+    FailCause.CAPACITY: "the server is at its capacity; try again",
+    FailCause.DRAINING: "the part of the server that answered is on its way out; try again",
+    FailCause.INTERNAL: "a worker had an internal error; try again",
+    FailCause.TIMEOUT: "no worker answered in time; try again",
+    FailCause.WORKER_LOST: "no worker is there that could finish the request; try again",
+}
+_PARAMS = {"prompt_token_ids": "prompt"}
+
+
+def words_of_refusal(refusal: Refusal) -> str:
+    """For HTTP's 400 and 503."""
+    if refusal.code is RefusalCode.INVALID:
+        return refusal.message  # the request's own fields and values
+    if refusal.code is RefusalCode.NEVER_FITS:
+        return "the prompt and its output are longer than this server can hold"
+    if refusal.code is RefusalCode.UNSUPPORTED:
+        return f"{param_of(refusal) or 'the request'}: not available on this server"
+    return _REFUSED.get(refusal.code, _AGAIN)
+
+
+def param_of(refusal: Refusal) -> str | None:
+    """The field to blame, as the client calls it."""
+    if refusal.param is None:
+        return "prompt" if refusal.code is RefusalCode.NEVER_FITS else None
+    return _PARAMS.get(refusal.param, refusal.param)
+
+
+def words_of_failure(error: RequestFailed) -> str:
+    """For HTTP's 500, 503 and 504."""
+    if isinstance(error, FailedClosed):
+        return "two workers contradicted each other; nothing more is said (failed closed)"
+    if isinstance(error, DeadlinePassed | ReaderTooSlow):
+        return str(error)
+    return _FAILED.get(error.cause, "no worker could finish the request; try again")

@@ -1,0 +1,167 @@
+"""The OpenAPI document: what each path takes and every status that it answers with.
+
+Endpoints read and write bytes by themselves, so FastAPI knows their paths and no more. What they
+take is made from ``schemas`` and ``parameters``, what they answer from ``answers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from tandem.router.openai import answers, schemas
+from tandem.router.openai.schemas import Body
+
+ERRORS: Mapping[int, str] = {
+    400: "The request is wrong: the error names the field, its value and what is allowed.",
+    401: "No API key, or a wrong one.",
+    404: "No such path, or no such model.",
+    408: "The body came too slowly.",
+    413: "The body is too large.",
+    429: "Too many requests wait already.",
+    500: "A fault of the server.",
+    503: "Nobody can serve this now.",
+    504: "The request's deadline has passed.",
+}
+_BEFORE = (
+    "OpenAI's HTTP with vLLM's extensions. Before a request has a path it may be answered 400, "
+    "408, 431 or 503, in the shape of every error: its head is broken, slow or large, or too many "
+    "connections are open."
+)
+_RETRIED = (429, 503)
+_TAKING = (400, 404, 408, 413, 500)
+_GENERATING = (*_TAKING, 429, 503, 504)
+_BODIES: tuple[type[Body], ...] = (
+    *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
+    *(schemas.StreamOptions, schemas.ResponseFormat),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method of one path."""
+
+    gives: type[BaseModel] | str
+    """The answer of 200: an object, or a media type of text."""
+    takes: type[Body] | None = None
+    streams: type[BaseModel] | None = None
+    """Events instead of the answer, with stream=true."""
+    errors: tuple[int, ...] = (500, 503)
+    says: tuple[int, ...] = ()
+    """Statuses beside 200 that may have the same object in the place of an error."""
+    is_open: bool = False
+    """Whether no key is asked for."""
+
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("post", "/v1/chat/completions"): Operation(
+        takes=schemas.ChatBody,
+        gives=answers.ChatCompletion,
+        streams=answers.ChatChunk,
+        errors=_GENERATING,
+    ),
+    ("post", "/v1/completions"): Operation(
+        takes=schemas.CompletionBody,
+        gives=answers.Completion,
+        streams=answers.CompletionChunk,
+        errors=_GENERATING,
+    ),
+    ("get", "/v1/models"): Operation(gives=answers.ModelList),
+    ("get", "/v1/models/{model_id}"): Operation(gives=answers.Model, errors=(404, 500, 503)),
+    ("post", "/tokenize"): Operation(
+        takes=schemas.TokenizeBody, gives=answers.Tokens, errors=(*_TAKING, 503)
+    ),
+    ("post", "/detokenize"): Operation(
+        takes=schemas.DetokenizeBody, gives=answers.Text, errors=(*_TAKING, 503)
+    ),
+    ("get", "/"): Operation(gives=answers.Status, is_open=True),
+    ("get", "/health"): Operation(gives=answers.Status, is_open=True),
+    ("get", "/ready"): Operation(gives=answers.Status, says=(503,), is_open=True),
+    ("get", "/version"): Operation(gives=answers.Status, is_open=True),
+    ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
+    ("get", "/debug/fleet"): Operation(gives=answers.Status),
+    ("post", "/reset_prefix_cache"): Operation(gives=answers.Status, says=(503,)),
+}
+
+
+def document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
+    """The whole document. Raises KeyError for a path that nobody described."""
+    content = get_openapi(
+        title=app.title, version=app.version, description=_BEFORE, routes=app.routes
+    )
+    for path, methods in content["paths"].items():
+        for method, described in methods.items():
+            _describe(described, OPERATIONS[method, path], has_keys=has_keys)
+    content["components"] = {"schemas": _schemas()}
+    if has_keys:
+        content["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+    return content
+
+
+def _describe(described: dict[str, Any], operation: Operation, *, has_keys: bool) -> None:
+    guarded = has_keys and not operation.is_open
+    if operation.takes is not None:
+        schema = {"schema": _ref(operation.takes)}
+        described["requestBody"] = {"required": True, "content": {"application/json": schema}}
+    if guarded:
+        described["security"] = [{"ApiKey": []}]
+    statuses = sorted({*operation.errors, *((401,) if guarded else ())})
+    described["responses"] = {
+        "200": _answer(operation, "What was asked for."),
+        **{str(status): _error(status) for status in statuses},
+        **{str(status): _either(operation, status) for status in operation.says},
+    }
+
+
+def _answer(operation: Operation, description: str) -> dict[str, Any]:
+    content: dict[str, Any] = {}
+    if isinstance(operation.gives, str):
+        content[operation.gives] = {"schema": {"type": "string"}}
+    else:
+        content["application/json"] = {"schema": _ref(operation.gives)}
+    if operation.streams is not None:
+        words = "Server-sent events, a JSON object each (x-event), and [DONE] at the end."
+        stream = {"type": "string", "description": words, "x-event": _ref(operation.streams)}
+        content["text/event-stream"] = {"schema": stream}
+    return {"description": description, "content": content, "headers": _headers("X-Request-Id")}
+
+
+def _error(status: int) -> dict[str, Any]:
+    names = ("X-Request-Id", *(("Retry-After",) if status in _RETRIED else ()))
+    content = {"application/json": {"schema": _ref(answers.ErrorBody)}}
+    return {"description": ERRORS[status], "content": content, "headers": _headers(*names)}
+
+
+def _either(operation: Operation, status: int) -> dict[str, Any]:
+    """What 200 has, or an error."""
+    answer = _answer(operation, ERRORS[status])
+    for content in answer["content"].values():
+        content["schema"] = {"anyOf": [content["schema"], _ref(answers.ErrorBody)]}
+    return answer
+
+
+def _headers(*names: str) -> dict[str, Any]:
+    return {name: {"schema": {"type": "string"}} for name in names}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _schemas() -> dict[str, Any]:
+    models: list[type[BaseModel]] = [*_BODIES, *answers.models()]
+    _, defined = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    found: dict[str, Any] = defined["$defs"]
+    for body in _BODIES:
+        schema = found[body.__name__]
+        schema["additionalProperties"] = False
+        schema["properties"] |= {name: each.schema() for name, each in body.REFUSED.items()}
+    return found

@@ -1,0 +1,90 @@
+"""uvicorn as the router runs it: guarded connections, and an end in which every client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from tandem.router.config import RouterConfig
+from tandem.router.http_guard import ConnectionLimits, guarded
+from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending
+
+KEEP_ALIVE = 75
+"""Seconds; longer than clients keep idle connections, so that none is closed under a request."""
+DESCRIPTORS_KEPT = 512
+"""For workers' links, files and whatever else is no client's connection."""
+BODY_GRACE = 5.0
+"""Seconds beyond an endpoint's own limit, or beyond the answer, after which a body that still
+trickles is cut."""
+
+
+class Server(uvicorn.Server):
+    """Answers under way get ``drain_seconds`` after a signal; then they are ended in words. A
+    second signal of either kind ends the process at once."""
+
+    def __init__(self, config: uvicorn.Config, *, ending: Ending, drain_seconds: float) -> None:
+        config.timeout_graceful_shutdown = math.ceil(drain_seconds + 2 * LAST_WORD_SECONDS)
+        super().__init__(config)
+        self._ending = ending
+        self._drain_seconds = drain_seconds
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more, let finish, end the rest."""
+        loop = asyncio.get_running_loop()
+        end = loop.call_later(self._drain_seconds, self._ending.stop)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            end.cancel()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        if self.should_exit:
+            self.force_exit = True
+        super().handle_exit(sig, frame)
+
+
+def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
+    """A server of the app; ``options`` go to uvicorn."""
+    settings = uvicorn.Config(
+        app,
+        host=config.host,
+        port=config.port,
+        loop="uvloop",
+        http=guarded(limits_of(config)),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        **options,
+    )
+    return Server(settings, ending=app.state.ending, drain_seconds=config.drain_timeout)
+
+
+def limits_of(config: RouterConfig) -> ConnectionLimits:
+    """As configured, within the descriptors that this process may have."""
+    return ConnectionLimits(
+        head_bytes=config.max_header_bytes,
+        headers=config.max_headers,
+        head_seconds=config.header_timeout,
+        body_seconds=config.body_timeout + BODY_GRACE,
+        unwanted_seconds=BODY_GRACE,
+        write_seconds=config.write_timeout,
+        connections=min(config.max_connections, _descriptors() - DESCRIPTORS_KEPT),
+        connections_per_client=config.max_connections_per_client,
+    )
+
+
+def _descriptors() -> int:
+    """As many as the system lets the process take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(hard, 2 * DESCRIPTORS_KEPT) if hard != resource.RLIM_INFINITY else 1 << 20

@@ -1,0 +1,42 @@
+"""Beside requests that cost much to look at, running streams go on: no worker is taken for lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import runpy
+from pathlib import Path
+
+import httpx
+import pytest
+from client import Answer, stream
+from reference import rows
+from stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+
+NASTY = runpy.run_path(str(Path(__file__).parents[2] / "bench" / "router" / "nasty.py"))
+COMPUTED = ("256 prompts", "n=128")
+"""What is no cost of looking but of computing: the workers' own, and long on two cores."""
+
+
+async def test_streams_go_on_beside_every_nasty_request(pair: Stack) -> None:
+    """Each is answered as allowed or refused by 4xx, probes get their 200 meanwhile, streams end as
+    they would alone, and not one attempt failed."""
+    failures = pair.total("router", "tandem:router_attempt_failures_total")
+    answered: dict[str, int] = {}
+    async with httpx.AsyncClient(base_url=pair.url, timeout=120) as client:
+        alone = [await stream(client, rows()[n].prompt, max_tokens=64) for n in range(4)]
+        beside = [
+            asyncio.create_task(stream(client, rows()[n].prompt, max_tokens=64)) for n in range(4)
+        ]
+        for name, path, body in [*NASTY["named"](), *NASTY["of_any_size"](7, 12)]:
+            if not name.startswith(COMPUTED):
+                sent = asyncio.create_task(client.post(path, content=body))
+                (await client.get("/health")).raise_for_status()
+                answered[name] = (await sent).status_code
+        together: list[Answer] = await asyncio.gather(*beside)
+
+    assert {status // 100 for status in answered.values()} <= {2, 4}, json.dumps(answered)
+    assert [each.tokens for each in together] == [each.tokens for each in alone]
+    assert pair.total("router", "tandem:router_attempt_failures_total") == failures

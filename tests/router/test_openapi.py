@@ -1,0 +1,251 @@
+"""The OpenAPI document says what is taken and what is answered: every status, every member."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import httpx
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+from openapi_schema_validator import validate
+from openapi_spec_validator import validate as validate_document
+from tests.router.fake_worker import FakeWorker, Turn
+from tests.router.http_server import Served, wait_for
+
+from tandem.router.app import create_app
+from tandem.router.config import RouterConfig
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+CHAT = {"messages": MESSAGES, "max_tokens": 2}
+TEXT = {"prompt": "Hi", "max_tokens": 2}
+ALL = {"return_token_ids": True, "echo": True, "n": 2}
+STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
+    ("post", "/v1/chat/completions", CHAT),
+    ("post", "/v1/chat/completions", {**CHAT, **ALL, "logprobs": True, "top_logprobs": 2}),
+    ("post", "/v1/chat/completions", {**CHAT, "prompt_logprobs": 1, "return_prompt_text": True}),
+    ("post", "/v1/chat/completions", {**CHAT, **STREAM}),
+    ("post", "/v1/chat/completions", {**CHAT, **STREAM, **ALL, "logprobs": True}),
+    ("post", "/v1/completions", TEXT),
+    ("post", "/v1/completions", {**TEXT, **ALL, "logprobs": 2, "prompt_logprobs": 1}),
+    ("post", "/v1/completions", {**TEXT, **STREAM}),
+    ("post", "/v1/completions", {**TEXT, **STREAM, **ALL, "logprobs": 2}),
+    ("post", "/tokenize", {"prompt": "Hi", "return_token_strs": True}),
+    ("post", "/tokenize", {"messages": MESSAGES}),
+    ("post", "/detokenize", {"tokens": [1, 2]}),
+    ("get", "/v1/models", None),
+    ("get", "/v1/models/fake", None),
+    ("get", "/", None),
+    ("get", "/health", None),
+    ("get", "/ready", None),
+    ("get", "/version", None),
+    ("get", "/metrics", None),
+    ("get", "/debug/fleet", None),
+    ("post", "/reset_prefix_cache", None),
+]
+
+
+@pytest.fixture(scope="module")
+def session(well: Served) -> Iterator[httpx.Client]:
+    """One connection for many requests."""
+    with httpx.Client(base_url=well.url, timeout=20) as client:
+        yield client
+
+
+def document_of(served: Served) -> dict[str, Any]:
+    """The document, as clients get it."""
+    answer = httpx.get(served.url + "/openapi.json", headers={"Authorization": "Bearer k"})
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def references(value: object) -> Iterator[str]:
+    """Every $ref below ``value``."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key == "$ref":
+                yield each
+            yield from references(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from references(each)
+
+
+def conforms(document: dict[str, Any], answer: httpx.Response) -> int:
+    """The status of an answer, which is as the document says of the request's path."""
+    path = answer.request.url.path
+    if path.startswith("/v1/models/"):
+        path = "/v1/models/{model_id}"
+    operation = document["paths"][path][answer.request.method.lower()]
+    described = operation["responses"].get(str(answer.status_code))
+    assert described, f"{answer.request.method} {path} answers {answer.status_code}: {answer.text}"
+    kind = answer.headers["content-type"].partition(";")[0]
+    schema = described["content"][kind]["schema"]
+    for name in described["headers"]:
+        assert answer.headers[name]
+    if kind == "text/event-stream":
+        events = [line[6:] for line in answer.text.splitlines() if line]
+        assert events[-1] == "[DONE]"
+        values, schema = [json.loads(event) for event in events[:-1]], schema["x-event"]
+    else:
+        values = [answer.text if kind == "text/plain" else answer.json()]
+    for value in values:
+        validate(value, {**schema, "components": document["components"]})
+    return answer.status_code
+
+
+def test_the_document_is_valid_and_whole(well: Served) -> None:
+    """As OpenAPI 3.1 wants it; whatever it refers to is there, and so is every path."""
+    document = document_of(well)
+    defined = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    routes = {getattr(route, "path", "") for route in well.app.routes}
+
+    validate_document(document)
+    assert set(references(document)) <= defined
+    assert set(document["paths"]) >= {"/v1/chat/completions", "/v1/completions", "/metrics"}
+    hidden = {"/openapi.json", "/docs", "/docs/oauth2-redirect", "/redoc"}
+    plain = {route.replace(":path", "") for route in routes}
+    assert plain - hidden == set(document["paths"])
+
+
+def test_the_document_describes_the_bodies(well: Served) -> None:
+    """Fields that are done and those that are refused, and no others."""
+    schema = document_of(well)["components"]["schemas"]["ChatBody"]
+
+    assert {"messages", "temperature", "use_beam_search", "user"} <= set(schema["properties"])
+    assert schema["properties"]["use_beam_search"]["enum"] == [False, None]
+    assert schema["additionalProperties"] is False
+
+
+def test_no_status_is_told_that_is_never_answered(well: Served) -> None:
+    """FastAPI's 422 is not ours: what has the wrong shape is 400."""
+    told = {
+        status
+        for operations in document_of(well)["paths"].values()
+        for operation in operations.values()
+        for status in operation["responses"]
+    }
+
+    assert told == {"200", "400", "404", "408", "413", "429", "500", "503", "504"}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), RIGHT)
+def test_right_requests_are_answered_as_described(
+    well: Served, method: str, path: str, body: Mapping[str, Any] | None
+) -> None:
+    """Every path, whole and streamed, with everything that may be asked for beside the text."""
+    answer = httpx.request(method, well.url + path, json=body, timeout=20)
+
+    assert conforms(document_of(well), answer) == 200
+
+
+def test_refusals_are_answered_as_described(serve: Serve, decode: Make) -> None:
+    """No key, an unknown model, too large, too slow to serve, nobody there."""
+    d = decode(step=0.5)
+    served = serve(
+        d, api_key=("k",), max_body_bytes=200, request_timeout=0.3, wait=False, worker_wait=0.1
+    )
+    served.wait_started()
+    key = {"Authorization": "Bearer k"}
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    document = document_of(served)
+    assert document["components"]["securitySchemes"]
+    path = "/v1/chat/completions"
+    statuses = [
+        conforms(document, served.post(path, json=CHAT)),
+        conforms(document, served.post(path, json={**CHAT, "model": "x"}, headers=key)),
+        conforms(document, served.post(path, json={**CHAT, "stop": ["x" * 300]}, headers=key)),
+        conforms(document, served.post(path, json={**CHAT, "n": 0}, headers=key)),
+        conforms(document, served.post(path, json={**CHAT, "max_tokens": 9}, headers=key)),
+        conforms(document, httpx.get(served.url + "/v1/models/x", headers=key)),
+    ]
+    d.stop()
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+    statuses += [
+        conforms(document, served.post(path, json=CHAT, headers=key)),
+        conforms(document, httpx.get(served.url + "/ready")),
+    ]
+
+    assert statuses == [401, 404, 413, 400, 504, 404, 503, 503]
+
+
+def test_a_full_queue_is_answered_as_described(serve: Serve, decode: Make) -> None:
+    """429, with Retry-After, while another request is served."""
+    release = threading.Event()
+
+    def wait_for_release(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        while not release.is_set():
+            yield 0.01
+        turn.token(0)
+
+    d = decode(behaviour=wait_for_release)
+    served = serve(d, max_inflight_requests=1, max_queued_requests=0)
+    first: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: first.append(served.post("/v1/completions", json={**TEXT, "max_tokens": 1}))
+    )
+    thread.start()
+    wait_for(lambda: d.submitted)
+    second = served.post("/v1/completions", json=TEXT)
+    release.set()
+    thread.join()
+
+    assert conforms(document_of(served), second) == 429
+    assert conforms(document_of(served), first[0]) == 200
+
+
+def test_a_fault_is_answered_as_described(serve: Serve, decode: Make) -> None:
+    """500 has the shape of every error."""
+    served = serve(decode(), wait=False)
+    served.wait_started()
+    document = document_of(served)
+    served.app.state.service.names = None
+
+    assert conforms(document, served.post("/v1/completions", json=TEXT)) == 500
+
+
+ODD = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([-1, 0, 1, 2, "", "text", [], {}, [1], ["a"], {"type": "text"}, {"5": 1}]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_odd_bodies_are_answered_as_described(
+    session: httpx.Client, path: str, data: st.DataObject
+) -> None:
+    """Parameters with values of any type, misspelt ones among them: never an undescribed answer."""
+    document = session.get("/openapi.json").json()
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    name = schema["schema"]["$ref"].rpartition("/")[2]
+    names = [*document["components"]["schemas"][name]["properties"], "temperture"]
+    odd = data.draw(st.dictionaries(st.sampled_from(names), ODD, max_size=4))
+    right = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}.get(path, {"prompt": "Hi"})
+    body = {**right, **odd}
+    content = json.dumps(body)
+
+    assert conforms(document, session.post(path, content=content)) in (200, 400, 404)
+
+
+def test_a_path_that_nobody_described_is_found(smollm2: Any) -> None:
+    """The document cannot be made without a word on each path."""
+    app = create_app(RouterConfig(model=str(smollm2)))
+    app.get("/new")(lambda: None)
+
+    with pytest.raises(KeyError):
+        app.openapi()

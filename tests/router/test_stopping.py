@@ -1,0 +1,113 @@
+"""The end of a router: what runs may finish, what cannot is told so, a second signal is final."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from tests.router.fake_worker import FakeWorker, Turn, serve_well
+from tests.router.http_server import Served, wait_for
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+CHAT: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
+CHATS = "/v1/chat/completions"
+
+
+def never_ends(turn: Turn) -> Iterator[float]:
+    """Three tokens, and silence."""
+    turn.accept()
+    for position in range(3):
+        turn.token(position)
+        yield 0.005
+    while True:
+        yield 0.05
+
+
+def answer_of(served: Served, *, stream: bool) -> httpx.Response:
+    """All of an answer; it must end as HTTP ends."""
+    return served.post(CHATS, json={**CHAT, "stream": stream})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_cannot_finish_is_told(serve: Serve, decode: Make, stream: bool) -> None:
+    """A stream by an error event and the end, an answer that has not begun by 503."""
+    d = decode(behaviour=never_ends)
+    served = serve(d, drain_timeout=0.3)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(answer_of, served, stream=stream)
+        wait_for(lambda: d.submitted)
+        served.stop()
+    answer = call.result()
+
+    if stream:
+        events = answer.text.strip().split("\n\n")
+        assert events[-1] == "data: [DONE]"
+        error = json.loads(events[-2].removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 503
+        assert "retry-after" in answer.headers
+        error = answer.json()["error"]
+    assert error["code"] == "shutting_down"
+    assert d.cancelled
+
+
+def test_what_can_finish_does(serve: Serve, decode: Make) -> None:
+    """Within the time to drain nothing is cut."""
+    go = threading.Event()
+
+    def held(turn: Turn) -> Iterator[float]:
+        while not go.is_set():
+            yield 0.005
+        yield from serve_well(turn)
+
+    d = decode(behaviour=held)
+    served = serve(d, drain_timeout=20.0)
+    with ThreadPoolExecutor() as threads:
+        heard = threads.submit(answer_of, served, stream=True)
+        wait_for(lambda: d.submitted)
+        served.server.should_exit = True
+        wait_for(lambda: not any(each.is_serving() for each in served.server.servers))
+        go.set()
+        served.stop()
+
+    text = heard.result().text
+    assert "[DONE]" in text
+    assert "error" not in text
+    assert '"finish_reason":"stop"' in text
+
+
+def test_a_request_in_the_queue_is_told(serve: Serve, decode: Make) -> None:
+    """It never reached a worker; 503 says that it may be sent again."""
+    d = decode(behaviour=never_ends)
+    served = serve(d, drain_timeout=0.3, max_inflight_requests=1)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(served.post, CHATS, json=CHAT)
+        wait_for(lambda: d.submitted)
+        second = threads.submit(served.post, CHATS, json=CHAT)
+        wait_for(lambda: served.app.state.router.dispatcher.admission.num_waiting)
+        served.stop()
+
+    assert [first.result().status_code, second.result().status_code] == [503, 503]
+    assert len(d.submitted) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_at_once(serve: Serve, decode: Make, number: signal.Signals) -> None:
+    """However long requests may still take."""
+    d = decode(behaviour=never_ends)
+    served = serve(d, drain_timeout=60.0)
+    with ThreadPoolExecutor() as threads:
+        heard = threads.submit(answer_of, served, stream=True)
+        wait_for(lambda: d.submitted)
+        for _ in range(2):
+            served.server.handle_exit(number, None)
+        served.server._captured_signals.clear()
+        served.stop()
+        assert heard.exception() is not None or "[DONE]" in heard.result().text

@@ -1,0 +1,78 @@
+"""Calls of tools and definitions of tools as chat templates want them.
+
+OpenAI's arguments are JSON in a string; templates write out what it stands for. Called by
+``chat_messages`` for the calls in a history, and by the router for the tools of a request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+
+
+def plain_calls(where: str, message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The calls in an assistant's message, their arguments as objects; often none.
+
+    ``function_call``, the form before ``tool_calls``, counts as one call. Raises InvalidParameter
+    that names the call.
+    """
+    calls = message.get("tool_calls", [])
+    if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
+        raise InvalidParameter(f"{where}.tool_calls", calls, "a list of calls")
+    plain = [_call(f"{where}.tool_calls[{index}]", each) for index, each in enumerate(calls)]
+    if not plain and "function_call" in message:
+        function = _function(f"{where}.function_call", message["function_call"])
+        return [{"type": "function", "function": function}]
+    return plain
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise InvalidParameter unless each is ``{"type": "function", "function": {"name": ...}}``."""
+    for index, tool in enumerate(tools):
+        _check_type(f"tools[{index}]", tool)
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            raise InvalidParameter(f"tools[{index}].function", function, "an object with a name")
+        _check_name(f"tools[{index}].function.name", function.get("name"))
+
+
+def _call(where: str, call: object) -> dict[str, Any]:
+    if not isinstance(call, Mapping):
+        raise InvalidParameter(where, call, "an object with type, id and function")
+    _check_type(where, call)
+    return {**call, "function": _function(f"{where}.function", call.get("function"))}
+
+
+def _check_type(where: str, value: Mapping[str, Any]) -> None:
+    if value.get("type", "function") != "function":
+        raise InvalidParameter(f"{where}.type", value["type"], '"function"')
+
+
+def _function(where: str, function: object) -> dict[str, Any]:
+    if not isinstance(function, Mapping):
+        raise InvalidParameter(where, function, "an object with name and arguments")
+    _check_name(f"{where}.name", function.get("name"))
+    return {**function, "arguments": _arguments(f"{where}.arguments", function.get("arguments"))}
+
+
+def _check_name(where: str, name: object) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidParameter(where, name, "the name of a function")
+
+
+def _arguments(where: str, arguments: object) -> object:
+    """As an object; a string that is none stays what the model once wrote."""
+    if not arguments:
+        return {}
+    if isinstance(arguments, Mapping):
+        return arguments
+    if not isinstance(arguments, str):
+        raise InvalidParameter(where, arguments, "an object as JSON in a text")
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return parsed if isinstance(parsed, dict) else arguments

@@ -1,0 +1,125 @@
+"""Renders chat templates that strangers bring, each in a process of its own that can be ended.
+
+A sandbox keeps a template from reaching anything; it does not keep ``{{ 'a' * 10**9 }}`` from the
+memory or nested loops from the processor, and no thread can be stopped. So the work has a process
+with a limit on memory, no environment, and a deadline. One that waits already costs a request
+nothing to begin with.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_template import ChatOptions
+
+SECONDS = 5.0
+"""From the job to its text; a usual template takes milliseconds."""
+MEMORY_BYTES = 512 << 20
+MAX_SOURCE_CHARS = 256_000
+MAX_CHARS = 4_000_000
+
+
+class IsolatedTemplates:
+    """Any thread may call. ``close`` at the end."""
+
+    def __init__(
+        self,
+        *,
+        seconds: float = SECONDS,
+        memory_bytes: int = MEMORY_BYTES,
+        max_chars: int = MAX_CHARS,
+    ) -> None:
+        self._seconds = seconds
+        self._memory_bytes = memory_bytes
+        self._max_chars = max_chars
+        self._lock = threading.Lock()
+        self._ready: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: ChatOptions,
+        named_tokens: Mapping[str, str],
+    ) -> str:
+        """The prompt, or InvalidParameter: also for a template that takes too long or too much."""
+        source = options.chat_template or ""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise InvalidParameter(
+                "chat_template", source, f"a template of at most {MAX_SOURCE_CHARS} characters"
+            )
+        job = {
+            "messages": messages,
+            "options": asdict(options),
+            "named_tokens": dict(named_tokens),
+            "memory_bytes": self._memory_bytes,
+            "max_chars": self._max_chars,
+        }
+        answer = self._answer(json.dumps(job).encode(), source)
+        if "text" not in answer:
+            shown = source if answer["param"] == "chat_template" else messages
+            raise InvalidParameter(answer["param"], shown, answer["allowed"])
+        text: str = answer["text"]
+        return text
+
+    def close(self) -> None:
+        """End the process that waits. May be called twice."""
+        with self._lock:
+            self._closed = True
+            waiting, self._ready = self._ready, None
+        if waiting is not None:
+            _end(waiting)
+
+    def _answer(self, job: bytes, source: str) -> dict[str, Any]:
+        process = self._take()
+        try:
+            said, _ = process.communicate(job, timeout=self._seconds)
+        except subprocess.TimeoutExpired as error:
+            allowed = f"a template that renders within {self._seconds:g} s"
+            raise InvalidParameter("chat_template", source, allowed) from error
+        finally:
+            _end(process)
+            self._prepare()
+        if process.returncode != 0:
+            allowed = f"a template that renders within {self._memory_bytes >> 20} MiB of memory"
+            raise InvalidParameter("chat_template", source, allowed)
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+
+    def _take(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            process, self._ready = self._ready, None
+        return _start() if process is None else process
+
+    def _prepare(self) -> None:
+        """Have the next one ready."""
+        with self._lock:
+            if self._ready is None and not self._closed:
+                self._ready = _start()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-m", "tandem.text.template_child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={},
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill it if it runs, and leave neither a zombie nor a pipe."""
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()

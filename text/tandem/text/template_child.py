@@ -1,0 +1,49 @@
+"""The process in which one chat template of a stranger is rendered: ``python -m`` this, once.
+
+Reads one job from standard input and writes what came of it to standard output, both JSON. Its
+memory has a limit from before the template is read; its time is the parent's to watch, who ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from typing import Any
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_template import ChatOptions, ChatTemplates
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Of this process, all in all; no core is left behind."""
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def render(job: dict[str, Any]) -> dict[str, Any]:
+    """``text``, or ``param`` and ``allowed`` of the error."""
+    try:
+        templates = ChatTemplates({}, job["named_tokens"])
+        text = templates.render(job["messages"], ChatOptions(**job["options"]))
+    except InvalidParameter as error:
+        return {"param": error.param, "allowed": error.allowed}
+    except (MemoryError, RecursionError) as error:
+        return {"param": "chat_template", "allowed": f"a smaller template: {type(error).__name__}"}
+    if len(text) > job["max_chars"]:
+        return {
+            "param": "chat_template",
+            "allowed": f"a template that renders at most {job['max_chars']} characters",
+        }
+    return {"text": text}
+
+
+def main() -> None:
+    """Do the one job."""
+    job = json.loads(sys.stdin.buffer.read())
+    limit_memory(job["memory_bytes"])
+    sys.stdout.write(json.dumps(render(job)))
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,7 @@ def pack(
     archive: Path,
     *,
     command: Sequence[str] = (),
+    entrypoint: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """An archive as `docker save` writes it, of one layer; all its files belong to root."""
@@ -39,7 +40,11 @@ def pack(
         "architecture": "amd64",
         "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        "config": {"Cmd": list(command), "Env": [f"{k}={v}" for k, v in variables.items()]},
+        "config": {
+            "Entrypoint": list(entrypoint),
+            "Cmd": list(command),
+            "Env": [f"{k}={v}" for k, v in variables.items()],
+        },
     }
     manifest = [{"Config": "config.json", "RepoTags": [reference], "Layers": ["layer.tar"]}]
     with tarfile.open(partial, "w") as tar:

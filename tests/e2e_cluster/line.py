@@ -17,13 +17,15 @@ from tandem.protocol import names
 
 NAME = "line"
 MODEL = f"{names.PATH_MODELS}/smollm2"
+SECRET = "of the pods that are made by hand"
 THREADS = {"name": "OMP_NUM_THREADS", "value": "1"}
 
 
 def worker(setup: Setup, role: str, node: str | None) -> Json:
     """A worker pod, on a node if one is named."""
     args = [role, "--model", MODEL, "--served-model-name", "smollm2"]
-    args += ["--kv-control-host", "0.0.0.0", "--kv-data-port", str(names.DATA_PORT)]
+    args += ["--host", "0.0.0.0", "--kv-control-host", "0.0.0.0"]
+    args += ["--allow-plaintext", "--kv-secret", SECRET, "--kv-data-port", str(names.DATA_PORT)]
     args += ["--num-gpu-blocks-override", "512", "--kv-connector", "nixl"]
     args += ["--kv-advertise-host", f"$({names.ENV_POD_IP})"]
     volumes = [mount("models", "models", names.PATH_MODELS)]
@@ -40,6 +42,7 @@ def router() -> Json:
     """The router's pod; it finds the workers by their labels."""
     args = ["router", "--model", MODEL, "--served-model-name", "smollm2"]
     args += ["--host", "0.0.0.0", "--ready-prefill", "1", "--discovery", "kubernetes"]
+    args += ["--allow-plaintext"]  # pods by hand have no keys
     selector = f"{names.LABEL_SERVICE}={NAME},{names.LABEL_ROLE}"
     env = [
         {"name": names.ENV_DISCOVERY_NAMESPACE, "valueFrom": _field("metadata.namespace")},

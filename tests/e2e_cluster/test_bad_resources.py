@@ -87,7 +87,7 @@ SHOWN: dict[str, tuple[Json, str, str, float]] = {
         30.0,
     ),
     "a template that no API server takes": (
-        {"decode": {"podTemplate": {"spec": {"hostNetwork": True}}}},
+        {"decode": {"podTemplate": {"spec": {"priorityClassName": "nowhere"}}}},
         "Accepted",
         "PodTemplateInvalid",
         30.0,

@@ -21,7 +21,8 @@ def url(kube: Kube, setup: Setup) -> Iterator[str]:
     """Address of a router over a prefill and a decode worker, which sit on different nodes."""
     if not setup.models:
         pytest.skip("pods made by hand take the model from a folder of the nodes")
-    nodes = [pods.name_of(node) for node in kube.items("nodes")]
+    free = (node for node in kube.items("nodes") if not node["spec"].get("taints"))
+    nodes = [pods.name_of(node) for node in free]
     made = [line.worker(setup, "prefill", nodes[0]), line.worker(setup, "decode", nodes[-1])]
     made.append(line.router())
     kube.apply(*line.rights(kube), *made)

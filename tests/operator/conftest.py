@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.operator.control_plane import (
@@ -15,7 +16,7 @@ from tests.operator.control_plane import (
     missing,
     start_controllers,
 )
-from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess
+from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess, Operators
 from tests.operator.node import FakeRouter, Node
 
 from tandem.operator.cluster import Cluster
@@ -48,8 +49,14 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 
 def _grant(plane: ControlPlane) -> None:
-    """The operator's own rights, for the user whose token the operator gets here."""
-    plane.kubectl("-n", OPERATOR_NAMESPACE, "apply", "-f", "manifests/operator/rbac.yaml")
+    """The operator's own rights and what its writes are held to, for the user whose token the
+    operator gets here."""
+    for each in ("rbac", "lease"):
+        plane.kubectl("-n", OPERATOR_NAMESPACE, "apply", "-f", f"manifests/operator/{each}.yaml")
+    policy = Path("manifests/operator/admission.yaml").read_text()
+    account = f"system:serviceaccount:{OPERATOR_NAMESPACE}:tandem-operator"
+    assert account in policy
+    plane.kubectl("apply", "-f", "-", stdin=policy.replace(account, "operator"))
     user = "--user=operator"
     plane.kubectl("create", "clusterrolebinding", "operator", "--clusterrole=tandem-operator", user)
     plane.kubectl(
@@ -115,6 +122,24 @@ def namespace(plane: ControlPlane) -> str:
 
 
 @pytest.fixture
+def lone(
+    plane: ControlPlane, cluster: Cluster, namespace: str, node: Node, router: FakeRouter
+) -> Harness:
+    """A namespace without the operator that other tests share; pods become ready in it."""
+    return Harness(plane, cluster, namespace)
+
+
+@pytest.fixture
+def operators(plane: ControlPlane, namespace: str) -> Iterator[Operators]:
+    """Starts replicas."""
+    made = Operators(plane, namespace)
+    yield made
+    for process in made.running:
+        if process.process.poll() is None:
+            process.stop()
+
+
+@pytest.fixture
 def harness(
     plane: ControlPlane,
     cluster: Cluster,
@@ -127,4 +152,5 @@ def harness(
     yield Harness(plane, cluster, namespace)
     node.rules.clear()
     router.shape, router.wrong, router.keys = "disaggregated", False, None
+    router.refused = []
     plane.kubectl("-n", namespace, "delete", "llm", "--all", "--wait=false")

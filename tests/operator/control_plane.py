@@ -29,6 +29,14 @@ BUILT = Path(__file__).parents[2] / ".cluster" / "bin"
 TOKEN = "test-admin"
 OPERATOR_TOKEN = "test-operator"
 START_SECONDS = 60.0
+AUDIT_LOG = "audit.log"
+"""Below the plane's home: every request of the operator, a JSON object a line."""
+_AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "users": ["operator"]}, {"level": "None"}],
+}
 
 
 def binary(name: str) -> str | None:
@@ -164,8 +172,12 @@ def _api_server(plane: ControlPlane, etcd: int) -> None:
     )
     tokens = plane.home / "tokens.csv"
     tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n{OPERATOR_TOKEN},operator,operator\n')
+    policy = plane.home / "audit.json"
+    policy.write_text(json.dumps(_AUDIT))
     plane.start(
         "kube-apiserver",
+        f"--audit-policy-file={policy}",
+        f"--audit-log-path={plane.home / AUDIT_LOG}",
         f"--etcd-servers=http://127.0.0.1:{etcd}",
         "--bind-address=127.0.0.1",
         "--advertise-address=127.0.0.1",
@@ -173,7 +185,7 @@ def _api_server(plane: ControlPlane, etcd: int) -> None:
         f"--cert-dir={plane.home / 'certs'}",
         f"--token-auth-file={tokens}",
         "--authorization-mode=RBAC",
-        "--service-cluster-ip-range=10.97.0.0/24",
+        "--service-cluster-ip-range=10.97.0.0/20",
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={key}",
         f"--service-account-signing-key-file={key}",

@@ -55,6 +55,26 @@ class OperatorProcess:
             raise AssertionError(f"the operator hangs:\n{self.log()[-6000:]}") from None
 
 
+class Operators:
+    """Replicas that end with the test, in an election of their own."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self._plane = plane
+        self._flags = ("--namespaces", namespace, "--lease-name", "tandem-operator")
+        self._namespace = namespace
+        plane.kubectl("-n", namespace, "apply", "-f", "manifests/operator/lease.yaml")
+        self.running: list[OperatorProcess] = []
+
+    def start(self, name: str, config: Path | None = None, *flags: str) -> OperatorProcess:
+        """A replica."""
+        kubeconfig = config or self._plane.kubeconfig()
+        name = f"{self._namespace}-{name}"
+        flags = (*self._flags, "--own-namespace", self._namespace, *flags)
+        process = OperatorProcess(self._plane.home, name, kubeconfig, *flags)
+        self.running.append(process)
+        return process
+
+
 def poll(what: Callable[[], Any], seconds: float) -> float | None:
     """How long it took until ``what`` was true; None when it was not."""
     started = time.monotonic()
@@ -126,6 +146,21 @@ class Harness:
     def names(self, kind: str) -> set[str]:
         """Names of all objects of a kind."""
         return {each["metadata"]["name"] for each in self.cluster.items(kind, self.namespace)}
+
+    def key_pairs(self) -> set[str]:
+        """Names of the key Secrets without what the service's UID gives them: role and
+        generation."""
+        found = (name.split("-keys-") for name in self.names("Secret") if "-keys-" in name)
+        return {f"{role}-{rest.partition('-')[2]}" for role, rest in found}
+
+    def secret(self, start: str) -> dict[str, Any]:
+        """The one Secret whose name begins so."""
+        (found,) = [
+            each
+            for each in self.cluster.items("Secret", self.namespace)
+            if each["metadata"]["name"].startswith(start)
+        ]
+        return found
 
     def replicas(self) -> dict[str, int]:
         """Replicas asked of each Deployment."""

@@ -133,6 +133,10 @@ def waiting(reason: str, text: str) -> Pod:
     return {"phase": "Pending", "containerStatuses": [container_status("main", state)]}
 
 
+LINKS = 16
+"""Links that the stand-in of a router says are up: as many as any test's service has pairs."""
+
+
 class FakeRouter:
     """Answers completions and /debug/fleet as a router does; ``wrong`` breaks the KV path."""
 
@@ -141,6 +145,8 @@ class FakeRouter:
         self.wrong = False
         self.keys: list[str] | None = None
         """Public keys that routers and workers say they have; None says nothing."""
+        self.refused: list[str] = []
+        """Workers that let no router in."""
         self.asked: list[dict[str, str]] = []
         handler = type("Handler", (_Handler,), {"router": self})
         places = [(ROUTER_ADDRESS, names.ROUTER_PORT), (WORKER_ADDRESS, names.PROBE_PORT)]
@@ -160,10 +166,13 @@ class _Handler(BaseHTTPRequestHandler):
     router: FakeRouter
 
     def do_GET(self) -> None:
-        peers = {"aa": True}
+        if self.path == "/debug/fleet" and names.HEADER_CANARY not in self.headers:
+            self.send_error(401)  # as a router with API keys
+            return
+        peers = {f"prefill-{number}": True for number in range(LINKS)}
         fleet = {"workers": [{"peers": peers}], "quarantined": [], "transport": "tcp"}
         keys = {} if self.router.keys is None else {"keys": self.router.keys}
-        self._json(fleet | keys, {})
+        self._json(fleet | keys | {"refused": self.router.refused}, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

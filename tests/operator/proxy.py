@@ -1,4 +1,5 @@
-"""Between an operator and the API server: plain HTTP in, TLS out; swallows watches, or cuts all."""
+"""Between an operator and the API server: plain HTTP in, TLS out; swallows watches, cuts all, or
+hangs."""
 
 from __future__ import annotations
 
@@ -8,20 +9,25 @@ import select
 import socket
 import ssl
 import threading
+import time
 from pathlib import Path
 
 from tests.operator.control_plane import ControlPlane
 
 
 class Proxy:
-    """With ``swallow`` the streams of watches stay open and silent; ``cut`` ends everything."""
+    """With ``swallow`` the streams of watches stay open and silent; ``cut`` ends everything;
+    ``hang`` takes requests and never finishes an answer."""
 
     def __init__(self, plane: ControlPlane, *, swallow: bool = False) -> None:
         self._plane = plane
         self._swallow = swallow
         self._blocked = False
+        self._hangs = threading.Event()
         self.swallowed = 0
         """Bytes of watches that nobody got."""
+        self.requests: list[str] = []
+        """Method and path of every request, without its query but for a watch's."""
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -52,6 +58,16 @@ class Proxy:
         for each in list(self._open):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def hang(self) -> None:
+        """From now on every answer is a head that never ends, a byte at a time."""
+        self._hangs.set()
+
+    def _trickle(self, client: socket.socket) -> None:
+        client.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        while not self._blocked:
+            client.sendall(b".")
+            time.sleep(0.2)
 
     def _spawn(self, target: object, *arguments: object) -> None:
         thread = threading.Thread(target=target, args=arguments, daemon=True)  # type: ignore[arg-type]
@@ -87,16 +103,26 @@ class Proxy:
                 readable, _, _ = select.select([client, server], [], [])
             if client in readable:
                 if not (data := client.recv(65536)):
-                    return
+                    return None
+                self._count(data)
+                if self._hangs.is_set():
+                    return self._trickle(client)
                 watching = watching or b"watch=true" in data.split(b"\r\n", 1)[0]
                 server.sendall(data)
             if server in readable:
                 with contextlib.suppress(ssl.SSLWantReadError):  # a session's ticket, no data
                     server.settimeout(0)
                     if not (data := server.recv(65536)):
-                        return
+                        return None
                     client.sendall(self._let_through(data, watching=watching))
                 server.settimeout(None)
+
+    def _count(self, data: bytes) -> None:
+        words = data.split(b"\r\n", 1)[0].decode(errors="replace").split()
+        if len(words) == 3 and words[2].startswith("HTTP/"):
+            path, _, query = words[1].partition("?")
+            method = "WATCH" if "watch=true" in query else words[0]
+            self.requests.append(f"{method} {path}")
 
     def _let_through(self, data: bytes, *, watching: bool) -> bytes:
         """All of it; of a watch only the head of the answer."""

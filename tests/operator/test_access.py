@@ -17,6 +17,7 @@ from tests.operator.control_plane import TOKEN, ControlPlane
 from tests.operator.harness import poll
 
 from tandem.operator.cluster import Cluster
+from tandem.operator.cluster.store import Store
 from tandem.operator.loop import watch
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
@@ -70,7 +71,7 @@ def test_watches_need_no_dns(
     woken: list[tuple[str, str]] = []
     stop = threading.Event()
     settings = OperatorSettings(namespaces=(namespace,))
-    heard = watch.Heard(woken.append, lambda *_, **__: None, OperatorMetrics())
+    heard = watch.Heard(woken.append, lambda *_, **__: None, Store(), OperatorMetrics())
     arguments = (settings, heard, stop)
     watching = threading.Thread(target=watch.run, args=arguments)
     watching.start()

@@ -17,7 +17,7 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.job import model_job
-from tandem.operator.desired.merge import TemplateConflict, merged
+from tandem.operator.desired.merge import merged
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.router import router_arguments
 from tandem.operator.desired.worker import worker_arguments
@@ -249,29 +249,6 @@ def test_a_template_is_merged_by_kubernetes_keys():
         "volumes": [{"name": "y"}],
         "nodeSelector": {"gpu": "yes"},
     }
-
-
-@pytest.mark.parametrize(
-    ("template", "said"),
-    [
-        ({"metadata": {"labels": {"tandem.dev/role": "x"}}}, "metadata.labels"),
-        ({"spec": {"serviceAccountName": "x"}}, "serviceAccountName"),
-        ({"spec": {"containers": [{"name": "main", "args": ["x"]}]}}, "args"),
-        (
-            {"spec": {"containers": [{"name": "main", "env": [{"name": "TANDEM_POD_IP"}]}]}},
-            "TANDEM_POD_IP",
-        ),
-        (
-            {"spec": {"containers": [{"name": "main", "livenessProbe": {"httpGet": {}}}]}},
-            "livenessProbe",
-        ),
-        ({"spec": {"volumes": [{"name": "tandem-keys", "emptyDir": {}}]}}, "tandem-keys"),
-    ],
-)
-def test_what_tandem_needs_is_protected(template: dict[str, Any], said: str):
-    """A template that touches identity, keys, arguments or probes is refused by its path."""
-    with pytest.raises(TemplateConflict, match=said):
-        rendered(facts(decode__podTemplate=template), Role.DECODE)
 
 
 def test_a_template_may_change_the_rest():

@@ -85,6 +85,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "own port": ({"observability__metrics": {"port": 5570}}, "must not be one of Tandem's own"),
     "wide replica": ({"decode__nodesPerReplica": 2}, "nodesPerReplica may not be above"),
+    "template of lists": (
+        {"decode__podTemplate": {"spec": ["x"]}},
+        "spec.decode.podTemplate.spec",
+    ),
+    "containers as a map": (
+        {"router__podTemplate": {"spec": {"containers": {"main": {}}}}},
+        "spec.router.podTemplate.spec.containers",
+    ),
+    "variables as a map": (
+        {"prefill__podTemplate": {"spec": {"containers": [{"name": "main", "env": {"A": "b"}}]}}},
+        "spec.prefill.podTemplate.spec.containers[0].env",
+    ),
+    "a number for a text": (
+        {"prefill__podTemplate": {"spec": {"nodeSelector": {"a": 1}}}},
+        "spec.prefill.podTemplate.spec.nodeSelector.a",
+    ),
     "unknown field": ({"decode__replica": 2}, 'unknown field "spec.decode.replica"'),
 }
 

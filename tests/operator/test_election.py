@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +15,11 @@ from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import poll
 
 from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.fence import Fence, FencedOff
+from tandem.operator.cluster.store import Store
 from tandem.operator.loop.leader import Leader
 from tandem.operator.loop.resync import Resync
+from tandem.operator.loop.watchdog import Watchdog
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
 
@@ -82,9 +88,119 @@ def test_a_leader_that_only_gets_surprises_ends(faulty: Faulty, settings: Operat
     assert ended[0] - broke < settings.lease_seconds
 
 
+def test_a_lease_that_is_deleted_makes_no_second_leader(
+    cluster: Cluster, settings: OperatorSettings
+):
+    """Whoever leads ends at once, and nobody makes another before a leader must have ended."""
+    moments: list[tuple[str, float]] = []
+    first = Leader(cluster, settings, lost=lambda: moments.append(("ended", time.monotonic())))
+    first.start()
+    assert first.acquired.wait(10)
+    second = Leader(cluster, settings, lost=lambda: None)
+    second.start()
+    gone = time.monotonic()
+    cluster.delete("Lease", settings.own_namespace, settings.lease_name)
+    assert second.acquired.wait(15)
+    moments.append(("next", time.monotonic()))
+    second.release()
+    assert [what for what, _ in moments] == ["ended", "next"]
+    assert moments[1][1] - gone >= settings.lease_seconds
+
+
+class Hanging(Cluster):
+    """A client whose calls do not return once it hangs."""
+
+    hangs = False
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """As the real one, until it hangs."""
+        if self.hangs:
+            threading.Event().wait()
+        return super().get(kind, namespace, name)
+
+
+def test_a_leader_whose_call_never_returns_ends(plane: ControlPlane, settings: OperatorSettings):
+    """The watchdog counts from when the last good renewal was begun, and waits for no call."""
+    ended: list[float] = []
+    client = Hanging(kubeconfig=plane.kubeconfig())
+    leader = Leader(client, settings, lost=lambda: ended.append(time.monotonic()))
+    leader.start()
+    assert leader.acquired.wait(5)
+    client.hangs, hung = True, time.monotonic()
+    assert poll(lambda: ended, 5) is not None
+    assert ended[0] - hung < settings.lease_seconds
+
+
+STUCK = """
+import ctypes, sys, time
+from tandem.operator.loop.watchdog import Watchdog, end_process
+
+dog = Watchdog(end_process, by_force_after=0.5)
+dog.feed(time.monotonic() + 0.5)
+ctypes.PyDLL(None).sleep(50)
+sys.exit(7)
+"""
+
+
+def test_a_stuck_interpreter_ends_too():
+    """A call that never gives the interpreter back is ended by force."""
+    done = subprocess.run([sys.executable, "-c", STUCK], check=False, timeout=40)
+    assert done.returncode == 1
+
+
+def test_a_fed_watchdog_bites_nobody():
+    """As long as it hears of renewals, and once it was told to stop, nothing ends."""
+    ended: list[int] = []
+    dog = Watchdog(lambda: ended.append(1), by_force_after=None)
+    for _ in range(20):
+        dog.feed(time.monotonic() + 30)
+    dog.feed(time.monotonic() + 0.05)
+    dog.stop()
+    dog.feed(time.monotonic() + 0.05)  # a renewal that was under way
+    time.sleep(0.2)
+    assert not ended
+
+
+def test_nothing_is_written_once_the_lease_may_be_anothers(plane: ControlPlane, namespace: str):
+    """A client behind the fence reads always, and writes only while the Lease surely holds."""
+    fence = Fence()
+    client = Cluster(kubeconfig=plane.kubeconfig(), fence=fence)
+    thing = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "thing", "namespace": namespace},
+    }
+    for until in (float("-inf"), time.monotonic() - 1):
+        fence.open_until(until)
+        for write in (client.create, client.apply, client.replace):
+            with pytest.raises(ClusterError, match="may no longer lead"):
+                write(thing)
+        with pytest.raises(ClusterError, match="may no longer lead"):
+            client.delete("ConfigMap", namespace, "thing")
+        assert client.get("ConfigMap", namespace, "thing") is None
+    fence.open_until(time.monotonic() + 60)
+    assert client.create(thing) is not None
+
+
+def test_the_lease_is_kept_while_a_write_is_under_way(cluster: Cluster, settings: OperatorSettings):
+    """A leader that ends gives the Lease back only when nothing of its own can land any more."""
+    fence = Fence()
+    leader = Leader(cluster, settings, fence=fence, lost=lambda: None)
+    leader.start()
+    assert leader.acquired.wait(5)
+    with fence.writing() as seconds:
+        assert 0 < seconds <= settings.renew_deadline
+        leader.release()
+        lease = cluster.get("Lease", settings.own_namespace, settings.lease_name)
+        assert lease is not None
+        assert lease["spec"]["holderIdentity"] == leader.identity
+    with pytest.raises(FencedOff), fence.writing():
+        pass
+
+
 def test_a_standby_is_alive_however_long_it_waits(cluster: Cluster, settings: OperatorSettings):
     """The age of the last list counts from when this replica began to list."""
-    resync = Resync(cluster, settings, lambda _: None, OperatorMetrics())
+    resync = Resync(cluster, Store(), settings, lambda _: None, OperatorMetrics())
     time.sleep(0.2)
     assert resync.age() == 0
 

@@ -10,13 +10,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pytest
 import yaml
 from tests.operator.control_plane import ControlPlane, binary
+from tests.operator.test_children import facts
+
+from tandem.operator.api.reading import spec_of
+from tandem.operator.decide import plan
 
 ROOT = Path(__file__).parents[2]
 CHART = "charts/tandem"
 NEEDS_HELM = pytest.mark.skipif(binary("helm") is None, reason="helm is not there")
+RIGHTS = ("rbac", "aggregate")
 SAMPLES = sorted(path.name for path in (ROOT / "manifests/samples").glob("*.yaml"))
 
 
@@ -53,12 +59,39 @@ def test_the_chart_is_clean():
 @NEEDS_HELM
 def test_chart_and_manifests_grant_the_same():
     """The two ways to install give the operator the same rights, and nobody `*`."""
-    plain = documents((ROOT / "manifests/operator/rbac.yaml").read_text())
+    folder = ROOT / "manifests/operator"
+    plain = documents("\n---\n".join((folder / f"{name}.yaml").read_text() for name in RIGHTS))
     chart = documents(helm("template", "tandem", CHART, "-n", "tandem-system"))
     listed = helm("template", "tandem", CHART, "--set", "watchNamespaces={a}")
     assert rules(chart) == rules(plain) == rules(documents(listed))
     assert "*" not in str(rules(plain))
-    assert not [each for each in documents(listed) if each["kind"].startswith("ClusterRole")]
+    wide = [each for each in documents(listed) if each["kind"].startswith("ClusterRole")]
+    assert [each["metadata"]["name"] for each in wide] == ["tandem-view", "tandem-edit"]
+
+
+@NEEDS_HELM
+def test_chart_and_manifests_hold_the_operator_to_the_same():
+    """The two ways to install have the same admission policies, names and labels aside."""
+    plain = documents((ROOT / "manifests/operator/admission.yaml").read_text())
+    text = helm("template", "tandem-operator", CHART, "-n", "tandem-system")
+    chart = [each for each in documents(text) if each["kind"].startswith("ValidatingAdmission")]
+    for each in chart:
+        each["metadata"].pop("labels")
+    assert sorted(map(repr, chart)) == sorted(map(repr, plain))
+
+
+@NEEDS_HELM
+def test_what_a_switch_opens_is_opened_in_both_places():
+    """The operator's own check and the API server's go together; the other one stays."""
+    sets = ("--set", "admissionPolicy.allowPrivilegedPods=true")
+    text = helm("template", "tandem", CHART, *sets)
+    assert "--allow-privileged-pods" in text
+    assert "--allow-any-secret" not in text
+    assert "mount no hostPath" not in text
+    assert "volumes of an LLMService use no Secret" in text
+    assert "kind: ValidatingAdmissionPolicy" not in helm(
+        "template", "tandem", CHART, "--set", "admissionPolicy.enabled=false"
+    )
 
 
 @NEEDS_HELM
@@ -122,21 +155,57 @@ def test_the_api_server_takes_a_sample(plane: ControlPlane, name: str):
     assert said.count("(server dry run)") >= len(kinds)
 
 
+@pytest.mark.parametrize("name", SAMPLES)
+def test_this_version_can_do_what_a_sample_asks_for(name: str):
+    """No sample is accepted by the API server and refused by the operator."""
+    for each in documents((ROOT / "manifests/samples" / name).read_text()):
+        if each["kind"] == "LLMService":
+            given = msgspec.structs.replace(facts(), spec=spec_of(each))
+            assert plan.accepted(given)[0] == "True"
+
+
 @NEEDS_HELM
 def test_a_release_comes_changes_and_goes(plane: ControlPlane, namespace: str):
     """`helm install`, `upgrade` and `uninstall` on a real API server; the CRDs, and with them all
     services, outlive the release."""
     where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
-    adopt = ("--take-ownership", "--force-conflicts")
+    adopt = ("--take-ownership", "--force-conflicts", "--set", "crds.adopt=true")
     said = helm("install", "tandem", CHART, *where, *adopt)
     assert "Serve a model" in said, said
     crd = plane.kubectl("get", "crd", "llmservices.tandem.dev", "-o", "yaml")
     assert "helm.sh/resource-policy: keep" in crd
+    assert "tandem" in plane.kubectl("-n", namespace, "get", "lease", "-o", "name")
     assert "STATUS: deployed" in helm("upgrade", "tandem", CHART, *where, "--set", "replicas=1")
     path = "jsonpath={.spec.replicas}"
     assert plane.kubectl("-n", namespace, "get", "deploy", "tandem", "-o", path) == "1"
     assert "uninstalled" in helm("uninstall", "tandem", *where)
     assert "No resources found" in plane.kubectl("-n", namespace, "get", "deploy", check=False)
+    assert "llmservices" in plane.kubectl("get", "crd", "-o", "name")
+    left = plane.kubectl("-n", namespace, "get", "lease", check=False)
+    assert "No resources found" in left, "the Lease went with the release"
+
+
+@NEEDS_HELM
+def test_releases_and_kubectl_do_not_fight_for_the_crds(plane: ControlPlane, namespace: str):
+    """Who comes second leaves the CRDs to who came first, whichever of the two ways it was."""
+    where = ("-n", namespace, "--kubeconfig", str(plane.kubeconfig()))
+    listed = ("--set", f"watchNamespaces={{{namespace}}}")
+    apply = ("apply", "--server-side", "-k", "manifests/crds")
+    plane.kubectl(*apply, "--force-conflicts")
+    adopt = ("--take-ownership", "--force-conflicts", "--set", "crds.adopt=true")
+    assert "STATUS: deployed" in helm("install", "first", CHART, *where, *listed, *adopt)
+    owner = "jsonpath={.metadata.annotations.meta\\.helm\\.sh/release-name}"
+    crd = ("get", "crd", "llmservices.tandem.dev", "-o", owner)
+    assert plane.kubectl(*crd) == "first"
+    said = helm("install", "second", CHART, *where, *listed)
+    assert "STATUS: deployed" in said, said
+    assert "not this release's" in said
+    assert plane.kubectl(*crd) == "first"
+    assert "serverside-applied" in plane.kubectl(*apply)
+    for release in ("second", "first"):
+        assert "STATUS: deployed" in helm("upgrade", release, CHART, *where, *listed)
+    for release in ("second", "first"):
+        assert "uninstalled" in helm("uninstall", release, *where)
     assert "llmservices" in plane.kubectl("get", "crd", "-o", "name")
 
 

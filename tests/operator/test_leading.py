@@ -3,56 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.operator.control_plane import ControlPlane
-from tests.operator.harness import Harness, OperatorProcess
-from tests.operator.node import FakeRouter, Node
+from tests.operator.harness import Harness, Operators
 from tests.operator.proxy import Proxy
-
-from tandem.operator.cluster import Cluster
 
 TAKEOVER_SECONDS = 20.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-
-
-@pytest.fixture
-def lone(
-    plane: ControlPlane, cluster: Cluster, namespace: str, node: Node, router: FakeRouter
-) -> Harness:
-    """A namespace without the operator that other tests share; pods become ready in it."""
-    return Harness(plane, cluster, namespace)
-
-
-class Operators:
-    """Replicas that end with the test, in an election of their own."""
-
-    def __init__(self, plane: ControlPlane, namespace: str) -> None:
-        self._plane = plane
-        self._flags = ("--namespaces", namespace, "--lease-name", "tandem-operator")
-        self._namespace = namespace
-        self.running: list[OperatorProcess] = []
-
-    def start(self, name: str, config: Path | None = None, *flags: str) -> OperatorProcess:
-        """A replica."""
-        kubeconfig = config or self._plane.kubeconfig()
-        name = f"{self._namespace}-{name}"
-        flags = (*self._flags, "--own-namespace", self._namespace, *flags)
-        process = OperatorProcess(self._plane.home, name, kubeconfig, *flags)
-        self.running.append(process)
-        return process
-
-
-@pytest.fixture
-def operators(plane: ControlPlane, namespace: str) -> Iterator[Operators]:
-    """Starts replicas."""
-    made = Operators(plane, namespace)
-    yield made
-    for process in made.running:
-        if process.process.poll() is None:
-            process.stop()
 
 
 def holder(harness: Harness) -> str:
@@ -77,7 +35,7 @@ def test_the_other_replica_goes_on_in_the_middle_of_a_rollout(lone: Harness, ope
     lone.wait(lambda: lone.condition("Progressing")[1] == "Stable", 60)
     lone.wait(lambda: len(lone.replicas()) == 3, 20)
     assert sorted(lone.replicas().values()) == [2, 2, 2]
-    assert {name.rpartition("-")[2] for name in lone.names("Secret") if "keys" in name} == {"g1"}
+    assert {name.rpartition("-")[2] for name in lone.key_pairs()} == {"g1"}
 
 
 def test_a_leader_that_ends_hands_over_at_once(lone: Harness, operators: Operators):
@@ -102,6 +60,24 @@ def test_a_leader_that_cannot_renew_ends(lone: Harness, operators: Operators, pl
         assert cut.process.wait(timeout=10) == 3
 
 
+def test_a_leader_whose_calls_hang_is_gone_before_another_leads(
+    lone: Harness, operators: Operators, plane: ControlPlane
+):
+    """An API server that begins answers and never ends them costs the leader its life in time: at
+    no moment two replicas may act."""
+    with Proxy(plane) as proxy:
+        hung = operators.start("hung", proxy.kubeconfig())
+        lone.wait_for(lambda: "-hung_" in holder(lone), 15)
+        operators.start("next")
+        lone.create()
+        lone.ready()
+        proxy.hang()
+        lone.wait_for(lambda: hung.process.poll() is not None or "-next_" in holder(lone), 20)
+        assert hung.process.poll() == 3, "the old leader still lives while another leads"
+        lone.wait_for(lambda: "-next_" in holder(lone), TAKEOVER_SECONDS)
+        assert "could not be renewed" in hung.log()
+
+
 def test_state_is_right_again_although_watches_are_silent(
     lone: Harness, operators: Operators, plane: ControlPlane
 ):
@@ -124,8 +100,8 @@ def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators
     lone.create()
     lone.ready()
     lone.change({"spec": {"security": {"keyRotationID": "a"}}})
-    wanted = {f"demo-{role}-keys-g2" for role in ("prefill", "decode", "router")}
-    lone.wait(lambda: {n for n in lone.names("Secret") if "keys" in n} == wanted, 45, "only g2")
+    wanted = {f"demo-{role}-g2" for role in ("prefill", "decode", "router")}
+    lone.wait(lambda: lone.key_pairs() == wanted, 45, "only g2")
     lone.wait(lambda: lone.condition("Progressing")[1] == "Stable", 20)
     peers = lone.cluster.get("ConfigMap", lone.namespace, "demo-peers")
     assert peers is not None

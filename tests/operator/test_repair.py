@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.operator.harness import Harness, OperatorProcess
 
-from tandem.operator.cluster.gather import CHILDREN
+from tandem.operator.cluster.store import CHILDREN
 
 REPAIR_SECONDS = 5.0
 SETTLED = {"Pod"}

@@ -22,6 +22,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "tandem.installsCrd" -}}
+{{- if .root.Values.crds.install -}}
+{{- $there := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" .name -}}
+{{- $notes := dig "metadata" "annotations" (dict) $there -}}
+{{- $name := get $notes "meta.helm.sh/release-name" -}}
+{{- $namespace := get $notes "meta.helm.sh/release-namespace" -}}
+{{- if or (not $there) .root.Values.crds.adopt (and (eq $name .root.Release.Name) (eq $namespace .root.Release.Namespace)) -}}
+true
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{- define "tandem.rules" -}}
 - apiGroups: [tandem.dev]
   resources: [llmservices]
@@ -45,8 +57,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   resources: [jobs]
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
-  resources: [configmaps, services, serviceaccounts]
+  resources: [configmaps, services]
   verbs: [get, list, watch, create, patch, update]
+- apiGroups: [""]
+  resources: [serviceaccounts]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
   resources: [secrets] # CURVE keys are made once, read and deleted, never changed
   verbs: [get, list, watch, create, delete]

@@ -41,6 +41,9 @@ class OperatorMetrics:
             ["kind"],
             registry=registry,
         )
+        self.objects = Gauge(
+            f"{prefix}cached_objects", "Services and children held in memory.", registry=registry
+        )
         self.services = Gauge(f"{prefix}services", "LLMServices last listed.", registry=registry)
 
     def text(self) -> bytes:

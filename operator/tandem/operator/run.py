@@ -15,7 +15,10 @@ from pathlib import Path
 
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.fence import Fence
+from tandem.operator.cluster.mirror import Mirror
 from tandem.operator.cluster.repair import Repairs
+from tandem.operator.cluster.store import Store
 from tandem.operator.loop import queue as queues
 from tandem.operator.loop import watch
 from tandem.operator.loop.leader import Leader
@@ -24,6 +27,7 @@ from tandem.operator.loop.resync import Resync
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Probes
+from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile import Reconciler
 from tandem.operator.server import Server
 from tandem.operator.settings import OperatorSettings
@@ -45,9 +49,12 @@ class Operator:
         self._settings = settings
         self._metrics = OperatorMetrics()
         self._queue = WorkQueue(self._metrics)
-        self._cluster = Cluster()
-        self._leader = Leader(Cluster(pool=1, timeout=LEASE_TIMEOUT), settings)
-        self._resync = Resync(self._cluster, settings, self._queue.add, self._metrics)
+        fence = Fence()
+        self._store = Store()
+        self._cluster = Mirror(self._store, fence=fence)
+        lease = Cluster(pool=1, timeout=min(LEASE_TIMEOUT, settings.renew_deadline / 2))
+        self._leader = Leader(lease, settings, fence=fence)
+        self._resync = Resync(self._cluster, self._store, settings, self._queue.add, self._metrics)
         self._stop = threading.Event()
         self._server = Server(settings.port, self._metrics, self._alive, self._ready)
 
@@ -76,13 +83,19 @@ class Operator:
         applier = Applier(self._cluster)
         repairs = Repairs(self._cluster, applier, self._queue.add, self._metrics)
         keywatch = KeyWatch(self._cluster, self._queue.add)
-        reconciler = Reconciler(self._cluster, self._settings, probes, applier, repairs, keywatch)
+        refusals = Refusals(self._queue.add)
+        reconciler = Reconciler(
+            self._cluster, self._store, self._settings, probes, applier, repairs, keywatch, refusals
+        )
+        listing = _thread(self._resync.run, self._stop)
+        while not self._stop.is_set() and not self._resync.filled.wait(0.2):
+            pass  # nobody looks at half of what is there
         working = [
             _thread(queues.work, self._queue, reconciler, self._metrics)
             for _ in range(self._settings.workers)
         ]
-        working.append(_thread(self._resync.run, self._stop))
-        heard = watch.Heard(self._queue.add, repairs.heard, self._metrics)
+        working.append(listing)
+        heard = watch.Heard(self._queue.add, repairs.heard, self._store, self._metrics)
         watching = _thread(watch.run, self._settings, heard, self._stop)
         try:
             while not self._stop.wait(0.2):
@@ -98,7 +111,7 @@ class Operator:
             probes.close()
             repairs.close()
             keywatch.close()
-            reconciler.close()
+            refusals.close()
 
     def _await_crds(self) -> None:
         namespace = next(iter(self._settings.namespaces), None)

@@ -31,6 +31,16 @@ class OperatorSettings:
     metrics_namespace: str = setting(
         "", "Namespace from which worker metrics may be scraped. None: only the operator's."
     )
+    allow_privileged_pods: bool = setting(
+        False,
+        "Let podTemplates go beyond the baseline Pod Security profile: whoever may create an "
+        "LLMService may then be root on nodes, where Pod Security does not say otherwise.",
+    )
+    allow_any_secret: bool = setting(
+        False,
+        "Let LLMServices use Secrets without the label tandem.dev/llmservices=allowed: whoever may "
+        "create one may then read any Secret of its namespace.",
+    )
     port: int = setting(8080, "Port of /livez, /readyz and /metrics; 0 takes any free.")
     resync_seconds: float = setting(60.0, "Every service is looked at anew after this long.")
     workers: int = setting(4, "Services that are reconciled at the same time, at most.")
@@ -42,11 +52,13 @@ class OperatorSettings:
     key_publish_seconds: float = setting(
         90.0, "Running pods that do not say so count as having read new public keys after this."
     )
+    model_jobs: int = setting(10, "Jobs that fetch or read models at the same time, at most.")
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
 
     def __post_init__(self) -> None:
         check_integer("port", self.port, 0, 65535)
         check_integer("workers", self.workers, 1, 64)
+        check_integer("model_jobs", self.model_jobs, 1, 10_000)
         for name in ("resync_seconds", "lease_seconds", "renew_deadline", "retry_seconds"):
             check_positive(name, getattr(self, name))
         for name in ("canary_seconds", "key_publish_seconds", "unschedulable_seconds"):

@@ -30,14 +30,18 @@ class Reason(StrEnum):
     ACCEPTED = "Accepted"
     INVALID_SPEC = "InvalidSpec"
     UNSUPPORTED = "Unsupported"
+    NAME_TAKEN = "NameTaken"
     POD_TEMPLATE_CONFLICT = "PodTemplateConflict"
     POD_TEMPLATE_INVALID = "PodTemplateInvalid"
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    SECRET_NOT_ALLOWED = "SecretNotAllowed"
     SECRET_NOT_FOUND = "SecretNotFound"
     CLAIM_NOT_FOUND = "ClaimNotFound"
     ACCESS_MODE = "AccessMode"
     FETCHING = "Fetching"
     FETCH_FAILED = "FetchFailed"
     CHECKING = "Checking"
+    QUEUED = "Queued"
     JOB_STUCK = "JobStuck"
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_UNSUPPORTED = "ModelUnsupported"
@@ -50,6 +54,7 @@ class Reason(StrEnum):
     IMAGE_PULL = "ImagePull"
     CRASH_LOOP = "CrashLoop"
     POD_REFUSED = "PodRefused"
+    KEYS_REFUSED = "KeysRefused"
     REPLICAS_READY = "ReplicasReady"
     LINKS_UP = "LinksUp"
     LINKS_DOWN = "LinksDown"
@@ -75,16 +80,20 @@ class Reason(StrEnum):
 
 ADVICE: dict[Reason, str] = {
     Reason.ACCEPTED: "The resource is understood.",
-    Reason.INVALID_SPEC: "The operator cannot read the spec: its CRD is older; upgrade the CRDs.",
+    Reason.INVALID_SPEC: "The operator cannot read the spec; the message names the field.",
     Reason.UNSUPPORTED: "This version cannot do what the message names; change that field.",
-    Reason.POD_TEMPLATE_CONFLICT: "podTemplate touches a protected field; remove it there.",
+    Reason.NAME_TAKEN: "Another object has the name of a child; remove it, or rename the service.",
+    Reason.POD_TEMPLATE_CONFLICT: "podTemplate asks for what is protected; remove it there.",
     Reason.POD_TEMPLATE_INVALID: "The API server refuses the pods; the message is its own.",
+    Reason.QUOTA_EXCEEDED: "Free some of the namespace's quota, or ask for less in resources.",
+    Reason.SECRET_NOT_ALLOWED: "Have the Secret's owner label it tandem.dev/llmservices=allowed.",
     Reason.SECRET_NOT_FOUND: "Create the named Secret, or correct its name or key.",
     Reason.CLAIM_NOT_FOUND: "Create the named PersistentVolumeClaim, or correct its name.",
     Reason.ACCESS_MODE: "Use a volume that several nodes may mount (ReadOnlyMany, ReadWriteMany).",
     Reason.FETCHING: "Wait: a Job fetches the model.",
     Reason.FETCH_FAILED: "Read the message and the Job's log; delete the Job to try again.",
     Reason.CHECKING: "Wait: the model's files are being read.",
+    Reason.QUEUED: "Wait: as many models as allowed are being fetched or read just now.",
     Reason.JOB_STUCK: "The pod of the model's Job does not begin; describe it.",
     Reason.MODEL_NOT_FOUND: "Correct the source; or put the model there and delete the Job.",
     Reason.MODEL_UNSUPPORTED: "Choose a model of an architecture that the message lists.",
@@ -97,6 +106,7 @@ ADVICE: dict[Reason, str] = {
     Reason.IMAGE_PULL: "Correct the image, or give the pods a pull secret.",
     Reason.CRASH_LOOP: "A container ends again and again; read its log (kubectl logs -p).",
     Reason.POD_REFUSED: "The API server refuses to create pods; the message is its own.",
+    Reason.KEYS_REFUSED: "Pods have keys that others do not know; rotate them (keyRotationID).",
     Reason.REPLICAS_READY: "All replicas of the role are ready.",
     Reason.LINKS_UP: "Every prefill worker reaches every decode worker.",
     Reason.LINKS_DOWN: "Some pairs cannot exchange KV; see status.links and the workers' logs.",

@@ -145,10 +145,16 @@ def manifests() -> dict[str, str]:
         name = f"{crd['spec']['names']['plural']}.yaml"
         files[f"manifests/crds/{name}"] = _text(crd)
         kept = {**crd, "metadata": {**crd["metadata"], "annotations": {_KEEP: "keep"}}}
-        files[f"charts/tandem/templates/crds/{name}"] = (
-            "{{- if .Values.crds.install }}\n" + _text(kept) + "{{- end }}\n"
-        )
+        files[f"charts/tandem/templates/crds/{name}"] = _chart_text(kept)
     return files
+
+
+def _chart_text(crd: dict[str, Any]) -> str:
+    """A CRD that a release installs unless somebody else's is there: another release's, or one of
+    kubectl's, which Helm would refuse to take over."""
+    name = crd["metadata"]["name"]
+    asked = f'include "tandem.installsCrd" (dict "name" "{name}" "root" .)'
+    return f"{{{{- if {asked} }}}}\n{_text(crd)}{{{{- end }}}}\n"
 
 
 def _text(crd: dict[str, Any]) -> str:

@@ -12,13 +12,25 @@ import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus
+from tandem.protocol.errors import TandemError
 
 _BUILT = (msgspec.json.Decoder(LLMServiceSpec), msgspec.json.Decoder(LLMServiceStatus))
 
 
+class Unreadable(TandemError, ValueError):
+    """A spec that is not what this version's types say; the message names the field."""
+
+
 def spec_of(resource: dict[str, Any]) -> LLMServiceSpec:
-    """The spec of an LLMService. Raises msgspec.ValidationError with the path in it."""
-    return msgspec.convert(resource["spec"], LLMServiceSpec)
+    """The spec of an LLMService. Raises Unreadable."""
+    if "spec" not in resource:
+        raise Unreadable("spec: it is missing")
+    try:
+        return msgspec.convert(resource["spec"], LLMServiceSpec)
+    except msgspec.ValidationError as error:
+        said, _, place = str(error).partition(" - at ")
+        field = "spec" + place.strip("`").removeprefix("$")
+        raise Unreadable(f"{field}: {said}") from error
 
 
 def status_of(resource: dict[str, Any]) -> LLMServiceStatus:

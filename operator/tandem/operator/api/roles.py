@@ -24,8 +24,9 @@ from tandem.operator.api.values import (
 
 _TEMPLATE = (
     "Pod template merged over the operator's (strategic merge by Kubernetes' keys). The container "
-    "named main is Tandem's; others pass through. Selector labels, keys, identity and probe ports "
-    "are protected."
+    "named main is Tandem's; others pass through. Labels, account, keys, identity, probes and "
+    "security contexts of Tandem's are protected, pods stay within the baseline profile, and "
+    "Secrets need the label tandem.dev/llmservices=allowed."
 )
 
 

@@ -35,6 +35,8 @@ def _convert(schema: dict[str, Any], components: dict[str, Any]) -> dict[str, An
         return result
     if result.get("type") == "integer":
         result.setdefault("format", "int64" if result.get("maximum", 2**40) > 2**31 else "int32")
+    if not result.get("required", True):
+        del result["required"]  # the API server keeps no empty list: each apply would then conflict
     if "enum" in result:
         result.setdefault("type", "string")
     if "properties" in result:

@@ -11,6 +11,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tandem.operator.api.podschema import pod_template_schema
+
 GROUP = "tandem.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -63,33 +65,7 @@ Resources = Annotated[
         }
     ),
 ]
-PodTemplate = Annotated[
-    dict[str, Any],
-    Meta(
-        extra_json_schema={
-            "type": "object",
-            "x-kubernetes-preserve-unknown-fields": True,
-            "properties": {
-                "metadata": {
-                    "type": "object",
-                    "description": "Labels and annotations added to the pods.",
-                    "properties": {
-                        "labels": {
-                            "type": "object",
-                            "description": "Labels; those of Tandem and of the selector win.",
-                            "additionalProperties": {"type": "string"},
-                        },
-                        "annotations": {
-                            "type": "object",
-                            "description": "Annotations.",
-                            "additionalProperties": {"type": "string"},
-                        },
-                    },
-                }
-            },
-        }
-    ),
-]
+PodTemplate = Annotated[dict[str, Any], Meta(extra_json_schema=pod_template_schema())]
 
 
 class SecretKeyRef(Api, frozen=True, kw_only=True):

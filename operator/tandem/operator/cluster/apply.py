@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from tandem.operator.cluster.client import Cluster, ClusterError
+from tandem.operator.cluster.fields import held_by_apply
+from tandem.operator.cluster.ownership import Taken, is_owned, owner_uid, taken
 from tandem.operator.cluster.tamper import is_tampered, untampered
 from tandem.operator.decide.observe import PodView, WorkloadView
 from tandem.operator.decide.snapshot import Snapshot
@@ -22,6 +24,8 @@ from tandem.protocol.names import ANNOTATION_ADMITTED, ANNOTATION_DRAINING
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 _DRAINING_COST = "-1000"
 _REFUSALS = (400, 403, 422)
+_CHANGED = (404, 409)
+"""What the API server says of an object that is not what it was when it was read."""
 _REMEMBERED = 50_000
 """Objects; forgetting one costs an apply that changes nothing."""
 PRUNED = ("ControllerRevision", "Deployment", "Job", "LLMRoleScaler", "NetworkPolicy", "Secret")
@@ -29,46 +33,93 @@ PRUNED = ("ControllerRevision", "Deployment", "Job", "LLMRoleScaler", "NetworkPo
 
 
 class Applier:
-    """Writes, remembering what it wrote. One per operator; thread-safe."""
+    """Writes, remembering what it wrote. One per operator; thread-safe.
+
+    What a snapshot does not have is made by a POST, which fails where the name is taken; what it
+    has is written under its UID, which fails where the name has changed hands meanwhile. So nothing
+    of somebody else's is ever written to, whatever happens between a look and a write.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._written: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def apply(self, wanted: Iterable[Manifest], live: Snapshot) -> int:
-        """Apply what differs; how many objects were sent. Raises ClusterError."""
-        return sum(self._apply_one(manifest, live) for manifest in wanted)
+    def apply(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
+        """Apply what differs; names that somebody else has are left alone. Raises ClusterError."""
+        return [each for one in wanted if (each := self._apply_one(one, live)) is not None]
 
-    def _apply_one(self, manifest: Manifest, live: Snapshot) -> bool:
+    def _apply_one(self, manifest: Manifest, live: Snapshot) -> Taken | None:
         kind, metadata = manifest["kind"], manifest["metadata"]
         there = live.find(kind, metadata["name"])
+        for last in (False, False, True):
+            try:
+                return self._try(manifest, there)
+            except ClusterError as error:
+                if error.status not in _CHANGED or last:
+                    raise
+            there = self._cluster.get(kind, metadata["namespace"], metadata["name"])
+        raise AssertionError("the last try returns or raises")
+
+    def _try(self, manifest: Manifest, there: Manifest | None) -> Taken | None:
+        """Write once; 404 or 409 where what is there is not what it was thought to be."""
         content = digest(manifest)
-        if there is not None:
-            uid, version = there["metadata"]["uid"], there["metadata"]["resourceVersion"]
-            if self._written.get((kind, uid)) == (version, content):
-                return False
-        if there is not None and is_tampered(there):
-            self._replace(untampered(manifest, there))
-        result = self._cluster.apply(manifest)["metadata"]
+        if there is None:
+            self._remember(self._made(manifest), content)
+            return None
+        if not is_owned(there, owner_uid(manifest)):
+            return taken(there, manifest)
+        uid, version = there["metadata"]["uid"], there["metadata"]["resourceVersion"]
+        if self._written.get((manifest["kind"], uid)) == (version, content):
+            return None
+        if is_tampered(there):  # first, since a policy may refuse what a hand wrote, also to us
+            there = self._cluster.replace(untampered(manifest, there))
+        held = held_by_apply(there)
+        if held is not None:
+            self._cluster.write_fields(there, held)
+        known = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+        self._remember(self._cluster.apply(known), content)
+        return None
+
+    def _made(self, manifest: Manifest) -> Manifest:
+        made = self._cluster.create(manifest)
+        if made is None:
+            kind, name = manifest["kind"], manifest["metadata"]["name"]
+            raise ClusterError(409, "AlreadyExists", f"{kind} {name}")
+        return {"kind": manifest["kind"], **made}
+
+    def _remember(self, result: Manifest, content: str) -> None:
         if len(self._written) > _REMEMBERED:
             self._written.clear()
-        self._written[(kind, result["uid"])] = (result["resourceVersion"], content)
-        return True
+        metadata = result["metadata"]
+        self._written[(result["kind"], metadata["uid"])] = (metadata["resourceVersion"], content)
 
-    def _replace(self, manifest: Manifest) -> None:
-        try:
-            self._cluster.replace(manifest)
-        except ClusterError as error:
-            if error.status not in (404, 409):  # changed again: its event says so
-                raise
+    def create(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
+        """Make what is absent, and never write to it again. Raises ClusterError."""
+        found = [self.ensure(each, live) for each in wanted]
+        return [each for each in found if isinstance(each, Taken)]
 
-    def create(self, wanted: Iterable[Manifest], live: Snapshot) -> int:
-        """Make what is absent; how many objects were made. Raises ClusterError."""
-        made = 0
-        for manifest in wanted:
-            if live.find(manifest["kind"], manifest["metadata"]["name"]) is None:
-                made += self._cluster.create(manifest) is not None
-        return made
+    def ensure(self, manifest: Manifest, live: Snapshot) -> Manifest | Taken:
+        """Our object of this name: the one that is there, or else this one, made now."""
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        there = live.find(kind, metadata["name"]) or self._cluster.create(manifest)
+        there = there or self._cluster.get(kind, metadata["namespace"], metadata["name"])
+        if there is None:
+            raise ClusterError(409, "Conflict", f"{kind} {metadata['name']} came and went")
+        return there if is_owned(there, owner_uid(manifest)) else taken(there, manifest)
+
+    def strangers(self, wanted: Iterable[Manifest], live: Snapshot) -> list[Taken]:
+        """Names of ``wanted`` that somebody else has, without writing. Raises ClusterError."""
+        absent = [
+            each for each in wanted if live.find(each["kind"], each["metadata"]["name"]) is None
+        ]
+        return [found for each in absent if (found := self._stranger(each)) is not None]
+
+    def _stranger(self, manifest: Manifest) -> Taken | None:
+        metadata = manifest["metadata"]
+        there = self._cluster.get(manifest["kind"], metadata["namespace"], metadata["name"])
+        if there is None or is_owned(there, owner_uid(manifest)):
+            return None
+        return taken(there, manifest)
 
     def prune(self, live: Snapshot, keep: set[tuple[str, str]], owner_uid: str) -> int:
         """Delete children of prunable kinds that are not in ``keep``; how many."""
@@ -76,10 +127,9 @@ class Applier:
         for kind in PRUNED:
             for item in live.of(kind):
                 metadata = item["metadata"]
-                owners = metadata.get("ownerReferences") or ()
-                ours = any(each["uid"] == owner_uid for each in owners)
-                if ours and (kind, metadata["name"]) not in keep:
-                    self._cluster.delete(kind, metadata["namespace"], metadata["name"])
+                if is_owned(item, owner_uid) and (kind, metadata["name"]) not in keep:
+                    where = metadata["namespace"], metadata["name"]
+                    self._cluster.delete(kind, *where, uid=metadata["uid"])
                     gone += 1
         return gone
 

@@ -6,6 +6,7 @@ dictionaries, so that nothing the server says is lost. Blocking; called from thr
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -17,6 +18,7 @@ from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
 from tandem.operator.api.values import API_VERSION
+from tandem.operator.cluster.fence import Fence, FencedOff
 from tandem.operator.desired.naming import MANAGER, Manifest
 from tandem.protocol.errors import TandemError
 
@@ -24,6 +26,7 @@ CONNECT_SECONDS, READ_SECONDS = 4.0, 10.0
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_STEPS = "application/json-patch+json"
 
 KINDS = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -61,19 +64,26 @@ class Cluster:
     """One connection pool to one API server."""
 
     def __init__(
-        self, *, pool: int = 16, timeout: float = READ_SECONDS, kubeconfig: Path | None = None
+        self,
+        *,
+        pool: int = 16,
+        timeout: float = READ_SECONDS,
+        kubeconfig: Path | None = None,
+        fence: Fence | None = None,
     ) -> None:
+        """With a ``fence`` nothing is written while that is closed."""
         settings = client.Configuration()
         _authenticate(settings, kubeconfig)
         settings.connection_pool_maxsize = pool
         settings.retries = 0
         self._api = client.ApiClient(settings)
-        self._timeout = Timeout(connect=min(CONNECT_SECONDS, timeout), read=timeout)
+        self._timeout = timeout
+        self._fence = fence
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         """One object, or None."""
         try:
-            return self._call("GET", _path(kind, namespace, name))
+            return {"kind": kind, **self._call("GET", _path(kind, namespace, name))}
         except ClusterError as error:
             if error.status == 404:
                 return None
@@ -85,8 +95,19 @@ class Cluster:
         found: list[Manifest] = self._call("GET", _path(kind, namespace), query)["items"]
         return found
 
+    def page(
+        self, kind: str, namespace: str | None, *, selector: str, limit: int, token: str
+    ) -> Manifest:
+        """At most ``limit`` objects of a list, and in its metadata the token of what follows."""
+        query = {"limit": str(limit), "labelSelector": selector, "continue": token}
+        given = {name: value for name, value in query.items() if value}
+        return self._call("GET", _path(kind, namespace), given)
+
     def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Server-side apply under the operator's name, strictly validated."""
+        """Server-side apply under the operator's name, strictly validated.
+
+        With a UID in its metadata the object must be that one: else 409, and nothing is written.
+        """
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         path = _path_of(manifest, subresource)
         return self._call("PATCH", path, query, manifest, _APPLY)
@@ -119,13 +140,35 @@ class Cluster:
                 return None
             raise
 
-    def delete(self, kind: str, namespace: str, name: str) -> None:
-        """Delete an object and, in the background, what it owns. Gone already is fine."""
+    def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
+        """Say who manages which fields of an object; the object as it then is.
+
+        Refused with 409 when it changed since it was read.
+        """
+        metadata = item["metadata"]
+        steps = [
+            {"op": "replace", "path": "/metadata/managedFields", "value": entries},
+            {
+                "op": "replace",
+                "path": "/metadata/resourceVersion",
+                "value": metadata["resourceVersion"],
+            },
+        ]
+        path = _path(item["kind"], metadata["namespace"], metadata["name"])
+        return self._call("PATCH", path, {"fieldManager": MANAGER}, steps, _STEPS)
+
+    def delete(self, kind: str, namespace: str, name: str, *, uid: str | None = None) -> None:
+        """Delete an object and, in the background, what it owns. Gone already is fine.
+
+        With ``uid`` only that object: another one of its name stays.
+        """
+        body: Manifest = {"propagationPolicy": "Background"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
         try:
-            body = {"propagationPolicy": "Background"}
             self._call("DELETE", _path(kind, namespace, name), {}, body, _JSON)
         except ClusterError as error:
-            if error.status != 404:
+            if error.status != 404 and not (uid is not None and error.status == 409):
                 raise
 
     def _call(
@@ -133,11 +176,30 @@ class Cluster:
         method: str,
         path: str,
         query: dict[str, str] | None = None,
-        body: Manifest | None = None,
+        body: Manifest | list[Manifest] | None = None,
         content_type: str = _JSON,
     ) -> Manifest:
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
+        unfenced = nullcontext(self._timeout)
+        fenced = unfenced if self._fence is None or method == "GET" else self._fence.writing()
+        try:
+            with fenced as seconds:
+                return self._send(method, url, path, body, content_type, seconds)
+        except FencedOff as error:
+            raise ClusterError(0, "FencedOff", str(error)) from error
+
+    def _send(
+        self,
+        method: str,
+        url: str,
+        path: str,
+        body: Manifest | list[Manifest] | None,
+        content_type: str,
+        seconds: float,
+    ) -> Manifest:
+        """One call that may take ``seconds``, and no longer than calls of this client may."""
         headers: dict[str, Any] = {"Accept": _JSON, "Content-Type": content_type}
+        patience = min(seconds, self._timeout)
         try:  # the token is a file that is read again
             self._api.update_params_for_auth(headers, [], ["BearerToken"], path, method, body)
             answer = self._api.rest_client.pool_manager.request(
@@ -145,7 +207,7 @@ class Cluster:
                 url,
                 headers=headers,
                 body=None if body is None else msgspec.json.encode(body),
-                timeout=self._timeout,
+                timeout=Timeout(connect=min(CONNECT_SECONDS, patience), read=patience),
                 retries=False,
             )
         except (ApiException, HTTPError, OSError, config.ConfigException) as error:

@@ -1,62 +1,83 @@
-"""Reads a service and everything that belongs to it, live, in one go.
+"""Everything that belongs to a service, from the store; and what its spec names beside, asked of
+the API server.
 
-No cache: a watch only says when to look, so a watch event that never came costs time and never
-truth. Called by ``reconcile`` in a thread.
+Called by ``reconcile`` in a thread.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
 
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.model import SourceType
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.cluster.client import Cluster
+from tandem.operator.cluster.ownership import is_ours
+from tandem.operator.cluster.store import CHILDREN, Key, Store
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.naming import Identity, Manifest
-from tandem.protocol.names import LABEL_SERVICE
-
-CHILDREN = (
-    "ConfigMap",
-    "ControllerRevision",
-    "Deployment",
-    "Job",
-    "LLMRoleScaler",
-    "NetworkPolicy",
-    "Pod",
-    "PodDisruptionBudget",
-    "Role",
-    "RoleBinding",
-    "Secret",
-    "Service",
-    "ServiceAccount",
-)
-"""Kinds of children, all found by one label."""
 
 
-def snapshot(cluster: Cluster, pool: ThreadPoolExecutor, owner: Identity, since: str) -> Snapshot:
-    """All children of a service that was made at ``since``. Raises ClusterError.
+def snapshot(store: Store, owner: Identity, since: str) -> Snapshot:
+    """All children of a service that was made at ``since``.
 
-    What belongs to an earlier service of the same name, and is about to be collected, is left out.
+    What carries the label and is not the service's own is left out: somebody else's, or an earlier
+    service's of the same name that is about to be collected.
     """
-    namespace, selector = owner.namespace, f"{LABEL_SERVICE}={owner.name}"
-    futures = {kind: pool.submit(cluster.items, kind, namespace, selector) for kind in CHILDREN}
-    by_kind = {}
-    for kind, future in futures.items():
-        items = [item for item in future.result() if not _is_anothers(item, owner.uid)]
-        if kind == "Pod":  # owned by ReplicaSets: their age tells
-            items = [item for item in items if item["metadata"]["creationTimestamp"] >= since]
-        for item in items:  # lists leave these out
-            item.setdefault("kind", kind)
-        by_kind[kind] = {item["metadata"]["name"]: item for item in items}
+    by_kind: dict[str, dict[str, Manifest]] = {kind: {} for kind in CHILDREN}
+    for item in store.children((owner.namespace, owner.name)):
+        kind, metadata = item["kind"], item["metadata"]
+        if not is_ours(item, owner):
+            continue
+        if kind == "Pod" and metadata["creationTimestamp"] < since:
+            continue  # owned by ReplicaSets: their age tells
+        by_kind[kind][metadata["name"]] = item
     return Snapshot(by_kind)
 
 
-def _is_anothers(item: Manifest, uid: str) -> bool:
-    owners = item["metadata"].get("ownerReferences") or ()
-    services = [each["uid"] for each in owners if each["kind"] == "LLMService"]
-    return bool(services) and uid not in services
+_SOON, _SELDOM = 3.0, 60.0
+
+
+class _Known(msgspec.Struct, frozen=True):
+    named: str
+    """What the spec named."""
+    missing: str | None
+    until: float
+    wait: float
+    """Seconds for which it counts."""
+
+
+class References:
+    """What services name beside their children, asked of the API server seldom: nobody watches
+    other people's Secrets and claims. What is missing is asked for soon at first, then once a
+    minute."""
+
+    def __init__(self, cluster: Cluster, seconds: float) -> None:
+        self._cluster = cluster
+        self._seconds = seconds
+        self._known: dict[Key, _Known] = {}
+
+    def missing(self, key: Key, spec: LLMServiceSpec) -> str | None:
+        """A Secret or claim that is not there, as ``Reason: message``. Raises ClusterError."""
+        named, now = repr([*_secrets(spec), *_claims(spec)]), time.monotonic()
+        known = self._known.get(key)
+        if known is not None and known.named == named and now < known.until:
+            return known.missing
+        missing = missing_reference(self._cluster, key[0], spec)
+        wait = self._seconds * (1 + random.random())
+        if missing is not None:
+            again = known is not None and known.missing == missing
+            wait = min(2 * known.wait, _SELDOM) if known is not None and again else _SOON
+        self._known[key] = _Known(named, missing, now + wait, wait)
+        return missing
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self._known.pop(key, None)
 
 
 def missing_reference(cluster: Cluster, namespace: str, spec: LLMServiceSpec) -> str | None:

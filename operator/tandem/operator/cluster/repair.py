@@ -16,6 +16,7 @@ import msgspec
 
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.client import Cluster, ClusterError
+from tandem.operator.cluster.ownership import is_owned
 from tandem.operator.cluster.tamper import is_tampered
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import Objects
@@ -82,6 +83,8 @@ class Repairs:
         name = (child["kind"], child["metadata"]["name"])
         if deleted:
             return wanted.applied.get(name) or wanted.created.get(name)
+        if not is_owned(child, wanted.uid):  # a look tells whose it is
+            return None
         return wanted.applied.get(name) if is_tampered(child, by_scaling=True) else None
 
     def _repair(self, key: Key, manifest: Manifest, live: Manifest | None) -> None:
@@ -92,12 +95,14 @@ class Repairs:
             there = Snapshot({} if live is None else {kind: {name: live}})
             with self._lock:
                 wanted = self._wanted.get(key)
-            if wanted is None:
+            if wanted is None or (kind, name) not in wanted.applied | wanted.created:
                 return
             if (kind, name) in wanted.applied:
-                self._applier.apply([wanted.applied[(kind, name)]], there)
-            elif (kind, name) in wanted.created:
-                self._applier.create([wanted.created[(kind, name)]], there)
+                taken = self._applier.apply([wanted.applied[(kind, name)]], there)
+            else:
+                taken = self._applier.create([wanted.created[(kind, name)]], there)
+            if taken:  # the look that follows says so in the status
+                return
             self._metrics.repairs.labels(kind).inc()
             logger.info("%s/%s: %s %s was put right", *key, kind, name)
         except ClusterError as error:  # the look that follows tries again

@@ -6,6 +6,8 @@ by ``reconcile``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tandem.operator.api.conditions import Reason
@@ -23,6 +25,27 @@ _HOPELESS = {
     Reason.MODEL_UNSUPPORTED,
     Reason.SECRET_NOT_FOUND,
 }
+_WAITS = {
+    Reason.SUSPENDED: "the model is looked at when the service is no longer suspended",
+    Reason.QUEUED: "other services' models are being fetched or read; this one's turn comes",
+}
+
+
+def may_have_job(
+    job: JobView | None, *, suspended: bool, others: Callable[[], int], most: int
+) -> Reason | None:
+    """None where the model's Job may be there, else what it waits for.
+
+    ``others`` counts the Jobs of all services that run. A Job that runs when its service is
+    suspended goes with the pods; one that has ended stays, so that nothing is read twice. Its
+    report counts as its end, since the Job's own conditions follow it by some time.
+    """
+    report = _report(job)
+    found = report is not None and report.ok
+    ended = job is not None and (job.succeeded or job.failed or found)
+    if suspended:
+        return None if ended else Reason.SUSPENDED
+    return None if job is not None or others() < most else Reason.QUEUED
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -64,12 +87,14 @@ def judge(
     before: ModelStatus,
     missing: str | None,
     *,
+    waits: Reason | None = None,
     now: float = 0.0,
     patience: float = 60.0,
 ) -> ModelVerdict:
     """Verdict; ``missing`` names a Secret or claim that is not there, as ``Reason: message``.
 
-    A Job's pod that has not begun ``patience`` seconds after it was made is told of.
+    ``waits`` says why there is no Job yet. A Job's pod that has not begun ``patience`` seconds
+    after it was made is told of.
     """
     where = delivery(spec)
     pinned = before if before.requested == where.digest else ModelStatus(requested=where.digest)
@@ -84,6 +109,8 @@ def judge(
     report = _report(job)
     if report is None and pinned.fingerprint is not None:
         return _yes(spec, pinned, where)
+    if report is None and waits is not None:
+        return _no(waits, _WAITS[waits], pinned, where)
     if report is None:
         return _waiting(job, pinned, where, now - patience)
     if not report.ok:

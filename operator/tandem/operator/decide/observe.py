@@ -233,6 +233,14 @@ def job(item: Manifest | None, pods_of_all: Iterable[Manifest]) -> JobView | Non
     )
 
 
+def unfinished(jobs: Iterable[Manifest]) -> int:
+    """How many Jobs have not ended."""
+    return sum(
+        not any(_condition(item.get("status", {}), kind) for kind in ("Complete", "Failed"))
+        for item in jobs
+    )
+
+
 def _is_owned(item: Manifest, uid: str) -> bool:
     owners = item["metadata"].get("ownerReferences") or ()
     return any(each["uid"] == uid for each in owners)

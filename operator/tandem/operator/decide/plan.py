@@ -29,10 +29,11 @@ from tandem.operator.decide.status import Word
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts
-from tandem.operator.desired.merge import TemplateConflict
+from tandem.operator.desired.merge import TemplateUnreadable
 from tandem.operator.desired.model import job_name
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
+from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
 
@@ -98,6 +99,8 @@ def accepted(facts: Facts) -> Word:
             rendered(facts, role)
     except TemplateConflict as error:
         return "False", Reason.POD_TEMPLATE_CONFLICT, str(error)
+    except TemplateUnreadable as error:
+        return "False", Reason.INVALID_SPEC, str(error)
     return "True", Reason.ACCEPTED, "the resource is understood"
 
 
@@ -123,7 +126,8 @@ def decision(
     if not may_move:
         targets = {Role(role): name for role, name in memory.targets.items()}
     if not targets:
-        return Decision(phase=Phase.FIRST, counts={}, memory=memory, admitted=set())
+        phase = Phase.SUSPENDED if seen.spec.suspend else Phase.FIRST
+        return Decision(phase=phase, counts={}, memory=memory, admitted=set())
     spec, want = seen.spec, replicas(seen)
     view = RolloutView(
         roles={

@@ -63,6 +63,8 @@ class Picture(msgspec.Struct, frozen=True, kw_only=True):
     links: Links | None
     now: float
     unschedulable_seconds: float
+    refusals: dict[str, str] = {}
+    """What routers say of keys that do not fit, by the pod's UID."""
 
     def ready(self, role: Role, revision: str | None = None) -> int:
         """Pods of a role that are ready and stay."""
@@ -83,16 +85,12 @@ ROLE_CONDITIONS = {
 def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
     """The status to show."""
     words = _words(picture, before)
-    fell_back = picture.canary is not None and (
-        picture.canary.reason is Reason.CANARY_NOT_DISAGGREGATED
-    )
-    disaggregated = picture.wanted[Role.PREFILL].replicas > 0 and not fell_back
     targets = {str(role): name for role, name in _targets(picture).items()}
     stable = picture.decision.memory.stable
     return LLMServiceStatus(
         observed_generation=picture.generation,
         url=picture.url,
-        mode="Disaggregated" if disaggregated else "Aggregated",
+        mode=_mode(picture),
         summary=_summary(picture),
         model=picture.model.status,
         revisions=Revisions(
@@ -111,6 +109,17 @@ def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
         keys=picture.keys,
         conditions=_conditions(words, before.conditions, picture),
     )
+
+
+def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated"] | None:
+    """How prompts are computed now, whatever was asked for; None while nobody computes any."""
+    if not (picture.ready(Role.ROUTER) and picture.ready(Role.DECODE)):
+        return None
+    verdict, links = picture.canary, picture.links
+    fell_back = verdict is not None and verdict.reason is Reason.CANARY_NOT_DISAGGREGATED
+    cut_off = links is not None and links.total > 0 and links.healthy == 0
+    alone = picture.ready(Role.PREFILL) == 0 or picture.wanted[Role.PREFILL].replicas == 0
+    return "Aggregated" if alone or fell_back or cut_off else "Disaggregated"
 
 
 def _targets(picture: Picture) -> dict[Role, str]:
@@ -199,7 +208,11 @@ def role_problem(picture: Picture, role: Role) -> Problem | None:
         if key is role and view.refused is not None:
             return Problem(Reason.POD_REFUSED, view.refused)
     for pod in sorted(picture.pods, key=lambda each: each.created):
-        if pod.role is not role or pod.ready or pod.deleting or pod.problem is None:
+        if pod.role is not role or pod.ready or pod.deleting:
+            continue
+        if pod.problem is None and pod.uid in picture.refusals:
+            return Problem(Reason.KEYS_REFUSED, f"{pod.name}: {picture.refusals[pod.uid]}")
+        if pod.problem is None:
             continue
         since = pod.pending_since
         if since is not None and picture.now - since < picture.unschedulable_seconds:
@@ -307,13 +320,38 @@ def _degraded_word(picture: Picture) -> Word:
         return "True", blocked[1], f"the spec cannot be brought up: {blocked[2]}{kept}"
     if decision.phase is Phase.FAILED:
         return "True", Reason.DEADLINE_EXCEEDED, _failed_text(picture)
-    if decision.phase is Phase.STABLE:
+    return _missing_word(picture) or (
+        "False",
+        Reason.HEALTHY,
+        "nothing that should serve is missing",
+    )
+
+
+def _missing_word(picture: Picture) -> Word | None:
+    """What should serve now and does not, where that will not pass by itself."""
+    phase = picture.decision.phase
+    if phase is Phase.SUSPENDED:
+        return None
+    settled = phase in (Phase.STABLE, Phase.PAUSED)
+    if phase in (Phase.STABLE, Phase.FIRST, Phase.PAUSED):
         for role in Role:
             wanted, ready = picture.wanted[role].replicas, picture.ready(role)
-            if ready < wanted:
-                text = f"{role}: {ready} of {wanted} ready"
-                return "True", Reason.FEWER_REPLICAS, text
-    return "False", Reason.HEALTHY, "nothing that should serve is missing"
+            problem = role_problem(picture, role)
+            if ready < wanted and problem is not None:
+                return (
+                    "True",
+                    problem.reason,
+                    f"{role}: {ready} of {wanted} ready; {problem.message}",
+                )
+            if ready < wanted and settled:
+                return "True", Reason.FEWER_REPLICAS, f"{role}: {ready} of {wanted} ready"
+    verdict = picture.canary
+    if verdict is not None and not verdict.ok:
+        return "True", verdict.reason, verdict.message
+    pairs = picture.ready(Role.PREFILL) * picture.ready(Role.DECODE)
+    counted = picture.links is None or picture.links.total == pairs  # else of other pods than now
+    fabric = _fabric_word(picture)
+    return ("True", fabric[1], fabric[2]) if settled and counted and fabric[0] == "False" else None
 
 
 def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:

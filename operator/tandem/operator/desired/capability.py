@@ -1,41 +1,116 @@
 """What this version cannot do though the resource can say it: refused in words, not ignored.
 
-The API server checks shapes (``api.rules``); this checks the release. Pure; called by
-``reconcile``.
+The API server checks shapes (``api.rules``); this checks the release. Each refusal is one entry of
+``_REFUSED``: the version that can do it removes the entry. Pure; called by ``reconcile``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.transfer import Connector, NodeLocalCopy, PreflightMode
+from tandem.operator.api.transfer import Connector, NodeLocalMode
 from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.policy import worker_role
 
+Question = Callable[[LLMServiceSpec], object]
+"""What a spec says in a field; None where it says nothing, or what this version does anyway."""
+
+
+def _above_one(role: Role, field: str) -> Question:
+    def said(spec: LLMServiceSpec) -> object:
+        part = worker_role(spec, role)
+        holder = part if field == "nodes_per_replica" else part.parallelism
+        number: int = getattr(holder, field) or 1
+        return number if number > 1 else None
+
+    return said
+
+
+def _role_fields() -> Iterator[tuple[str, Question, str]]:
+    for role in WORKERS:
+        yield (
+            f"{role}.nodesPerReplica",
+            _above_one(role, "nodes_per_replica"),
+            "a replica runs on one node; use 1",
+        )
+        for name in ("tensor", "pipeline", "data"):
+            field = f"{role}.parallelism.{name}"
+            yield field, _above_one(role, name), "a replica runs on one device; use 1"
+
+
+def _connector(spec: LLMServiceSpec) -> object:
+    value = spec.kv_transfer.connector
+    return value if value is Connector.CUDA_P2P else None
+
+
+def _node_local_mode(spec: LLMServiceSpec) -> object:
+    mode = spec.kv_transfer.node_local.mode
+    return mode if mode is NodeLocalMode.REQUIRED else None
+
+
+def _shown(value: object) -> str:
+    """A value as the resource has it; what has several fields is named by its own field alone."""
+    return f" {value}" if isinstance(value, str | int) else ""
+
+
+_REFUSED: tuple[tuple[str, Question, str], ...] = (
+    *_role_fields(),
+    (
+        "model.source.type",
+        lambda spec: None if spec.model.source.http is None else "HTTP",
+        "use Image or a volume",
+    ),
+    ("kvTransfer.connector", _connector, "use Auto, NIXL or TCP"),
+    (
+        "kvTransfer.integrity",
+        lambda spec: spec.kv_transfer.integrity,
+        "identity and bytes of every part are always compared; remove it",
+    ),
+    (
+        "kvTransfer.preflight.mode",
+        lambda spec: spec.kv_transfer.preflight.mode,
+        "links are not measured before use; remove it",
+    ),
+    (
+        "kvTransfer.preflight.minMegabytesPerSecond",
+        lambda spec: spec.kv_transfer.preflight.min_megabytes_per_second,
+        "links are not measured before use; remove it",
+    ),
+    ("kvTransfer.nodeLocal.mode", _node_local_mode, "use Auto or Disabled"),
+    (
+        "kvTransfer.nodeLocal.copy",
+        lambda spec: spec.kv_transfer.node_local.copy_mode,
+        "nothing is copied through a node's folder yet; remove it",
+    ),
+    (
+        "kvTransfer.nodeLocal.volume",
+        lambda spec: spec.kv_transfer.node_local.volume,
+        "nothing is copied through a node's folder yet; remove it",
+    ),
+    (
+        "observability.tracing.endpoint",
+        lambda spec: spec.observability.tracing.endpoint,
+        "nobody sends spans yet; remove it",
+    ),
+    (
+        "observability.tracing.samplePercent",
+        lambda spec: spec.observability.tracing.sample_percent,
+        "nobody sends spans yet; remove it",
+    ),
+)
+"""Fields, what they say, and what to do instead."""
+
 
 def unsupported(spec: LLMServiceSpec) -> str | None:
-    """What this version cannot do, naming the field, or None."""
-    for role in WORKERS:
-        problem = _of_role(spec, role)
-        if problem is not None:
-            return problem
-    if spec.model.source.http is not None:
-        return "spec.model.source.type: HTTP is not in this version; use Image or a volume"
-    transfer = spec.kv_transfer
-    if transfer.connector is Connector.CUDA_P2P:
-        return "spec.kvTransfer.connector: CudaP2P is not in this version; use Auto, NIXL or TCP"
-    if transfer.preflight.mode is PreflightMode.REQUIRE:
-        return "spec.kvTransfer.preflight.mode: Require is not in this version; use Warn or Off"
-    if transfer.node_local.copy_mode is NodeLocalCopy.AGENT:
-        return "spec.kvTransfer.nodeLocal.copy: Agent is not in this version; use Auto or Direct"
+    """What this version cannot do, naming field, value and what is allowed; or None."""
+    for field, said, instead in _REFUSED:
+        value = said(spec)
+        if value is not None:
+            return f"spec.{field}:{_shown(value)} is not in this version; {instead}"
     return None
 
 
-def _of_role(spec: LLMServiceSpec, role: Role) -> str | None:
-    part = worker_role(spec, role)
-    field = f"spec.{role}"
-    if (part.nodes_per_replica or 1) > 1:
-        return f"{field}.nodesPerReplica: this version runs a replica on one node; use 1"
-    for name in ("pipeline", "data"):
-        if (getattr(part.parallelism, name) or 1) > 1:
-            return f"{field}.parallelism.{name}: not in this version; use 1"
-    return None
+def refused_fields() -> list[str]:
+    """Fields below spec of which this version refuses something."""
+    return [field for field, _, _ in _REFUSED]

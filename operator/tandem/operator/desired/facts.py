@@ -18,6 +18,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     settings: OperatorSettings
     pinned: str | None = None
     """Commit to which a moving model revision was resolved."""
+    may_have_job: bool = True
+    """Whether the model's Job may be there now."""
     key_generation: int = 1
     publics: dict[str, str] = {}
     """Public CURVE keys, by ``role.generation``."""

@@ -8,6 +8,7 @@ from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
 from tandem.operator.desired.pod import FETCH, fetch_container, pod_security, scratch_volumes
 from tandem.operator.desired.policy import is_restricted
+from tandem.operator.desired.references import secrets_note
 from tandem.protocol.names import EXIT_MODEL_REFUSED
 
 RETRIES = 3
@@ -19,10 +20,10 @@ _NOT_AGAIN: Manifest = {
 
 
 def model_job(facts: Facts) -> Manifest | None:
-    """The Job for the spec's model; None where each pod fetches for itself, or where this version
-    cannot do what the spec asks for."""
+    """The Job for the spec's model; None where each pod fetches for itself, where it has to wait,
+    or where this version cannot do what the spec asks for."""
     where = models.delivery(facts.spec)
-    if where.in_pods or unsupported(facts.spec) is not None:
+    if where.in_pods or not facts.may_have_job or unsupported(facts.spec) is not None:
         return None
     owner = facts.owner
     pod: Manifest = {
@@ -39,7 +40,11 @@ def model_job(facts: Facts) -> Manifest | None:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": owner.metadata(models.job_name(owner, where.digest), MODEL_COMPONENT),
+        "metadata": owner.metadata(
+            models.job_name(owner, where.digest),
+            MODEL_COMPONENT,
+            **secrets_note(owner, {"spec": pod}),
+        ),
         "spec": {
             "backoffLimit": RETRIES,
             "activeDeadlineSeconds": models.JOB_DEADLINE,

@@ -1,8 +1,8 @@
 """Strategic merge of a user's podTemplate over the operator's, by Kubernetes' own merge keys.
 
 Lists of named things merge by key, other lists are replaced; ``$patch: delete`` and
-``$patch: replace`` work. What Tandem depends on is protected: touching it is an error that names
-the path. Semantics: k8s.io/apimachinery, pkg/util/strategicpatch. Pure; called by ``pod``.
+``$patch: replace`` work. What must hold after the merge is ``protect``'s. Semantics:
+k8s.io/apimachinery, pkg/util/strategicpatch. Pure; called by ``pod``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import copy
 from typing import Any
 
 from tandem.operator.desired.naming import Manifest
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import TandemError
 
 MAIN = "main"
 """Name of Tandem's own container."""
 
-_KEYS = {
+KEYS = {
     "containers": ("name",),
     "env": ("name",),
     "hostAliases": ("ip",),
@@ -30,26 +30,41 @@ _KEYS = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
+"""Fields of lists whose items have names, and what the name is."""
 _DEFAULTS = {"protocol": "TCP"}
 _DIRECTIVE = "$patch"
-_TARGETS = {"exec", "grpc", "httpGet", "tcpSocket", _DIRECTIVE}
-"""What a probe asks; how often and how long may be changed."""
 
 
-class TemplateConflict(InvalidParameter):
-    """A podTemplate touches what is Tandem's."""
+class TemplateUnreadable(TandemError, ValueError):
+    """A podTemplate has a list, a map or a value where Kubernetes has something else."""
+
+    def __init__(self, field: str, found: object, expected: str) -> None:
+        kind = {dict: "a map", list: "a list", str: "a text", bool: "true or false"}
+        super().__init__(f"{field}: found {kind.get(type(found), 'a number')}, not {expected}")
 
 
-def merged(base: Any, patch: Any, *, field: str = "") -> Any:
-    """``patch`` over ``base``; neither is changed. A None in the patch removes the field."""
-    if isinstance(base, dict) and isinstance(patch, dict):
-        return _merged_maps(base, patch)
-    if isinstance(base, list) and isinstance(patch, list) and field in _KEYS:
-        return _merged_lists(base, patch, _KEYS[field])
+def merged(base: Any, patch: Any, *, path: str = "") -> Any:
+    """``patch`` over ``base``; neither is changed. A None in the patch removes the field.
+
+    Raises TemplateUnreadable where a map or a list of named things stands against something else.
+    """
+    if isinstance(base, dict):
+        return _merged_maps(base, _map(patch, path), path)
+    field = path.rpartition(".")[2]
+    if isinstance(base, list) and field in KEYS:
+        if not isinstance(patch, list):
+            raise TemplateUnreadable(path, patch, "a list")
+        return _merged_lists(base, [_map(each, f"{path}[]") for each in patch], path)
     return copy.deepcopy(patch)
 
 
-def _merged_maps(base: Manifest, patch: Manifest) -> Manifest:
+def _map(value: Any, path: str) -> Manifest:
+    if not isinstance(value, dict):
+        raise TemplateUnreadable(path, value, "a map")
+    return value
+
+
+def _merged_maps(base: Manifest, patch: Manifest, path: str) -> Manifest:
     if patch.get(_DIRECTIVE) == "replace":
         return {key: copy.deepcopy(value) for key, value in patch.items() if key != _DIRECTIVE}
     result = copy.deepcopy(base)
@@ -57,72 +72,28 @@ def _merged_maps(base: Manifest, patch: Manifest) -> Manifest:
         if value is None:
             result.pop(key, None)
         elif key in result:
-            result[key] = merged(result[key], value, field=key)
+            result[key] = merged(result[key], value, path=f"{path}.{key}" if path else key)
         else:
             result[key] = copy.deepcopy(value)
     return result
 
 
-def _merged_lists(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> list[Any]:
+def _merged_lists(base: list[Any], patch: list[Manifest], path: str) -> list[Any]:
+    field = path.rpartition(".")[2]
     if any(item.get(_DIRECTIVE) == "replace" and len(item) == 1 for item in patch):
         return [copy.deepcopy(item) for item in patch if _DIRECTIVE not in item]
-    result = {_key(item, keys): copy.deepcopy(item) for item in base}
+    result = {key_of(item, field): copy.deepcopy(item) for item in base}
     for item in patch:
-        key = _key(item, keys)
+        key = key_of(item, field)
         if item.get(_DIRECTIVE) == "delete":
             result.pop(key, None)
         elif key in result:
-            result[key] = _merged_maps(result[key], item)
+            result[key] = _merged_maps(result[key], item, f"{path}[{item.get(KEYS[field][0])}]")
         else:
             result[key] = copy.deepcopy(item)
     return list(result.values())
 
 
-def _key(item: Manifest, keys: tuple[str, ...]) -> tuple[Any, ...]:
-    return tuple(item.get(key, _DEFAULTS.get(key)) for key in keys)
-
-
-def check_untouched(before: Manifest, template: Manifest, *, field: str) -> None:
-    """Raise TemplateConflict when ``template`` names something that ``before`` must keep.
-
-    ``before`` is the operator's own template: all of its labels, volumes, mounts, variables, ports
-    and probe targets are protected, and so are the arguments of the container main.
-    """
-    labels = template.get("metadata", {}).get("labels", {}) or {}
-    own = before["metadata"]["labels"]
-    _refuse(f"{field}.metadata.labels", set(labels) & set(own))
-    spec, theirs = before["spec"], template.get("spec", {}) or {}
-    _refuse(f"{field}.spec", set(theirs) & {"serviceAccountName", "serviceAccount"})
-    _refuse(f"{field}.spec", set(theirs) & {"restartPolicy", "automountServiceAccountToken"})
-    _refuse(f"{field}.spec.volumes", _names(theirs, "volumes") & _names(spec, "volumes"))
-    mains = [each for each in theirs.get("containers") or () if each.get("name") == MAIN]
-    for main in mains:
-        _check_main(spec["containers"][0], main, f"{field}.spec.containers[{MAIN}]")
-
-
-def _check_main(own: Manifest, theirs: Manifest, field: str) -> None:
-    _refuse(field, set(theirs) & {"args", _DIRECTIVE})
-    _refuse(f"{field}.env", _names(theirs, "env") & _names(own, "env"))
-    mounts = _names(theirs, "volumeMounts", "mountPath") & _names(own, "volumeMounts", "mountPath")
-    _refuse(f"{field}.volumeMounts", mounts)
-    ports = _names(theirs, "ports", "containerPort") & _names(own, "ports", "containerPort")
-    _refuse(f"{field}.ports", ports)
-    for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
-        touched = set(theirs.get(probe) or ()) & {
-            "httpGet",
-            "exec",
-            "grpc",
-            "tcpSocket",
-            _DIRECTIVE,
-        }
-        _refuse(f"{field}.{probe}", touched)
-
-
-def _names(holder: Manifest, field: str, key: str = "name") -> set[Any]:
-    return {item.get(key) for item in holder.get(field) or ()}
-
-
-def _refuse(field: str, names: set[Any]) -> None:
-    if names:
-        listed = ", ".join(sorted(map(str, names)))
-        raise TemplateConflict(field, listed, "fields that are not Tandem's own")
+def key_of(item: Manifest, field: str) -> str:
+    """By which an item of a list of named things is known."""
+    return repr([item.get(key, _DEFAULTS.get(key)) for key in KEYS[field]])

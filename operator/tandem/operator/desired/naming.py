@@ -5,6 +5,7 @@ Called by every builder of this folder and by ``observe``.
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +28,8 @@ Manifest = dict[str, Any]
 APP = "tandem"
 MANAGER = "tandem-operator"
 """Field manager of server-side apply, and the managed-by label."""
+
+_UID_DIGITS = 8
 
 
 class Role(StrEnum):
@@ -52,6 +55,11 @@ class Identity(msgspec.Struct, frozen=True):
     def child(self, *parts: str) -> str:
         """Name of a child."""
         return "-".join((self.name, *parts))
+
+    def secret(self, *parts: str) -> str:
+        """Name of a Secret of this very resource: one that is deleted and made again gets others,
+        since nodes keep what they read of an immutable Secret while an old pod lingers."""
+        return self.child(*parts, hashlib.sha256(self.uid.encode()).hexdigest()[:_UID_DIGITS])
 
     def labels(self, component: str | None = None) -> dict[str, str]:
         """Labels that every child carries."""

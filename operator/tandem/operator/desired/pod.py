@@ -12,10 +12,12 @@ import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired import model as models
+from tandem.operator.desired.baseline import beyond_baseline
 from tandem.operator.desired.facts import Facts
-from tandem.operator.desired.merge import MAIN, check_untouched, merged
+from tandem.operator.desired.merge import MAIN, merged
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
+from tandem.operator.desired.protect import TemplateConflict, check_protected
 from tandem.operator.desired.revision import source_digest
 from tandem.protocol import names
 
@@ -24,6 +26,10 @@ FETCH = "fetch"
 """Name of the container that fetches or reads the model."""
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
 _TEMPORARY = "tandem-tmp"
+_BEYOND = (
+    "this is beyond the baseline Pod Security profile, and more than an LLMService may ask for "
+    "(the operator's --allow-privileged-pods opens it)"
+)
 _LEAVE_DEAD_NODE = 30
 """Seconds after which pods of a dead node are replaced; the routers knew within three."""
 LOADING_SECONDS = 3600
@@ -48,12 +54,17 @@ class RolePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None) -> Manifest:
-    """Template of a role's pods. Raises TemplateConflict when ``user`` touches ours."""
+    """Template of a role's pods. Raises TemplateConflict when ``user`` changes what is ours or goes
+    beyond the baseline profile, TemplateUnreadable when it has another shape than a pod's."""
     own = _template(facts, role, part)
     if not user:
         return own
-    check_untouched(own, user, field=f"spec.{role}.podTemplate")
-    result: Manifest = merged(own, user)
+    field = f"spec.{role}.podTemplate"
+    result: Manifest = merged(own, user, path=field)
+    check_protected(own, result, field=field)
+    beyond = None if facts.settings.allow_privileged_pods else beyond_baseline(result["spec"])
+    if beyond is not None:
+        raise TemplateConflict(f"{field}.spec.{beyond}", _BEYOND)
     return result
 
 
@@ -175,7 +186,7 @@ def scratch_mounts() -> list[Manifest]:
 
 def keys_secret(facts: Facts, role: Role) -> str:
     """Name of the Secret with a role's key pair."""
-    return facts.owner.child(role, "keys", f"g{facts.key_generation}")
+    return f"{facts.owner.secret(role, 'keys')}-g{facts.key_generation}"
 
 
 def _volumes(facts: Facts, role: Role) -> list[Manifest]:

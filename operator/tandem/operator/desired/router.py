@@ -10,7 +10,7 @@ from tandem.operator.api.service import DisaggregationMode
 from tandem.operator.api.transfer import FailurePolicy
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.model import delivery
-from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.pod import RolePart, pod_template
 from tandem.operator.desired.policy import (
     MAX_STREAM_SECONDS,
@@ -59,6 +59,7 @@ def router_arguments(facts: Facts) -> list[str]:
         flags["max-attempts"] = 1
     if spec.disaggregation.mode is DisaggregationMode.ALWAYS:
         flags["min-handoff-tokens"] = 0
+        flags["handoff-patience"] = stream
     arguments = [str(Role.ROUTER)]
     for flag, value in flags.items():
         if value is not None:
@@ -87,13 +88,13 @@ def _env(facts: Facts) -> list[Manifest]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def canary_secret(facts: Facts) -> str:
+def canary_secret(owner: Identity) -> str:
     """Name of the Secret with the canary's token."""
-    return facts.owner.child("canary")
+    return owner.secret("canary")
 
 
 def _secrets(facts: Facts) -> tuple[list[Manifest], list[Manifest]]:
-    canary = {"secretName": canary_secret(facts), "defaultMode": 0o440}
+    canary = {"secretName": canary_secret(facts.owner), "defaultMode": 0o440}
     volumes: list[Manifest] = [{"name": _CANARY_VOLUME, "secret": canary}]
     mounts: list[Manifest] = [
         {"name": _CANARY_VOLUME, "mountPath": names.PATH_CANARY, "readOnly": True}

@@ -29,9 +29,15 @@ def keys(facts: Facts, role: Role, public: str, secret: str) -> Manifest:
     return _secret(metadata, data)
 
 
+def public_of(secret: Manifest) -> str:
+    """The public key of a Secret with a key pair."""
+    public: str = secret["metadata"]["annotations"][ANNOTATION_PUBLIC]
+    return public
+
+
 def canary_token(facts: Facts, token: str) -> Manifest:
     """The token that canaries bring."""
-    metadata = facts.owner.metadata(canary_secret(facts), Role.ROUTER)
+    metadata = facts.owner.metadata(canary_secret(facts.owner), Role.ROUTER)
     return _secret(metadata, {names.CANARY_TOKEN_FILE: token})
 
 

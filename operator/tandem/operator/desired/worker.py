@@ -77,6 +77,7 @@ def _shell_flags(facts: Facts, role: Role) -> Flags:
     return {
         "model": delivery(facts.spec).path,
         "served-model-name": facts.spec.model.name,
+        "host": "0.0.0.0",
         "port": names.WORKER_PORT,
         "probe-port": probe_port(facts.spec, role),
         "drain-seconds": drain_seconds(facts.spec, role),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.references import secrets_note
 from tandem.operator.desired.router import router_template
 from tandem.operator.desired.worker import worker_template
 from tandem.protocol import names
@@ -43,7 +44,9 @@ def deployment(
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": owner.metadata(owner.child(role, revision), role, labels=labels),
+        "metadata": owner.metadata(
+            owner.child(role, revision), role, labels=labels, **secrets_note(owner, template)
+        ),
         "spec": {
             "replicas": replicas,
             "revisionHistoryLimit": 0,

@@ -1,8 +1,9 @@
 """Leader election over one Lease, in a thread with a client of its own.
 
 Outside kopf's loop on purpose: a busy or stuck loop must not lose the Lease, and a leader that
-cannot renew must end before another begins. Semantics as client-go's leaderelection; the holder's
-clock is never compared with ours: what counts is how long the Lease looked unchanged from here.
+cannot renew must end before another begins, which a watchdog sees to. Semantics as client-go's
+leaderelection; the holder's clock is never compared with ours: what counts is how long the Lease
+looked unchanged from here, and for a leader when its last good renewal was begun.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from collections.abc import Callable
 
 from tandem.operator.clock import micro_time_text
 from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.fence import Fence
 from tandem.operator.desired.naming import Manifest
+from tandem.operator.loop.watchdog import Watchdog, end_process
 from tandem.operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
 
-EXIT_LOST = 3
-"""Exit status of a leader that could not renew."""
+_HANGS = 6
+"""Tries that one try may last before the election counts as stuck."""
 
 
 class Leader:
@@ -33,16 +36,25 @@ class Leader:
         cluster: Cluster,
         settings: OperatorSettings,
         *,
-        lost: Callable[[], None] = lambda: os._exit(EXIT_LOST),
+        fence: Fence | None = None,
+        lost: Callable[[], None] = end_process,
     ) -> None:
+        """``fence`` stays open for as long as the Lease holds; ``lost`` is called at the deadline
+        in the watchdog's thread."""
         self._cluster = cluster
         self._settings = settings
-        self._lost = lost
+        self._fence = fence or Fence()
+        by_force = (settings.lease_seconds - settings.renew_deadline) / 2
+        self._watchdog = Watchdog(lost, by_force_after=by_force if lost is end_process else None)
         name = settings.identity or os.environ.get("TANDEM_POD_NAME") or os.uname().nodename
         self.identity = f"{name}_{secrets.token_hex(4)}"
         self.acquired = threading.Event()
         self._stop = threading.Event()
         self._seen: tuple[str, float] | None = None
+        self._absent: float | None = None
+        """Since when there has been no Lease."""
+        self._round = time.monotonic()
+        self._lost = lost
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
 
     def start(self) -> None:
@@ -50,38 +62,48 @@ class Leader:
         self._thread.start()
 
     def release(self) -> None:
-        """Give the Lease back, so that another takes over at once."""
+        """Give the Lease back, so that another takes over at once; not while a write of ours is
+        still on its way: then it lapses by itself."""
+        ended = self._fence.close(self._settings.retry_seconds)
         self._stop.set()
-        self._thread.join(timeout=self._settings.retry_seconds + 10)
-        if not self.acquired.is_set():
+        self._thread.join(timeout=self._settings.retry_seconds)
+        if self.acquired.is_set() and not self._thread.is_alive():
+            self._give_back(ended)
+        self._watchdog.stop()
+
+    def _give_back(self, ended: bool) -> None:
+        if not ended:
+            logger.warning("a write is still under way: the Lease is left to lapse")
             return
         try:
             lease = self._read()
-            if lease is not None and _spec_of(lease).get("holderIdentity") == self.identity:
+            if lease is not None and _holder(lease) == self.identity:
                 free = {"holderIdentity": "", "leaseDurationSeconds": 1}
                 self._cluster.replace({**lease, "spec": _spec_of(lease) | free})
         except ClusterError as error:
             logger.warning("the Lease was not given back: %s", error)
 
     def _run(self) -> None:
-        renewed = time.monotonic()
         while not self._stop.is_set():
+            began = self._round = time.monotonic()
             if self._try_safely():
-                renewed = time.monotonic()
-                if not self.acquired.is_set():
-                    logger.info("leading as %s", self.identity)
-                    self.acquired.set()
-            elif self.acquired.is_set() and (
-                time.monotonic() - renewed > self._settings.renew_deadline
-            ):
-                logger.error("the Lease could not be renewed: ending")
-                self._lost()
-                return
+                self._renewed(began + self._settings.renew_deadline)
             self._stop.wait(self._settings.retry_seconds)
 
+    def _renewed(self, deadline: float) -> None:
+        """The Lease is ours; another may take it some time after ``deadline``."""
+        if not self.acquired.is_set() and time.monotonic() > deadline:
+            return  # took so long that it may be over already: renew first
+        self._fence.open_until(deadline)
+        self._watchdog.feed(deadline)
+        if not self.acquired.is_set():
+            logger.info("leading as %s", self.identity)
+            self.acquired.set()
+
     def alive(self) -> bool:
-        """Whether the election goes on."""
-        return self._thread.is_alive()
+        """Whether the election goes on; a try that hangs has ended it."""
+        longest = self._settings.lease_seconds + _HANGS * self._settings.retry_seconds
+        return self._thread.is_alive() and time.monotonic() - self._round < longest
 
     def _try_safely(self) -> bool:
         """Whatever goes wrong costs one try: a leader whose thread died would lead for ever."""
@@ -95,8 +117,11 @@ class Leader:
         """Take or renew; whether we hold the Lease now."""
         try:
             lease = self._read()
+            if self.acquired.is_set() and _holder(lease) != self.identity:
+                self._end("the Lease is another's, or gone")
+                return False
             if lease is None:
-                return self._cluster.create(self._made()) is not None
+                return self._may_make() and self._cluster.create(self._made()) is not None
             if not self._is_free(lease):
                 return False
             self._cluster.replace(self._taken(lease))
@@ -109,11 +134,28 @@ class Leader:
     def _read(self) -> Manifest | None:
         return self._cluster.get("Lease", self._settings.own_namespace, self._settings.lease_name)
 
+    def _end(self, why: str) -> None:
+        """Another may lead already: not a moment longer."""
+        if self._stop.is_set():
+            return
+        logger.error("%s: ending", why)
+        self._stop.set()
+        self._fence.close(0.0)
+        self._watchdog.stop()
+        self._lost()
+
+    def _may_make(self) -> bool:
+        """A Lease that is not there may have been deleted under a leader, who needs its time to
+        notice."""
+        if self._absent is None:
+            logger.info("there is no Lease; made in %.0f s", self._settings.lease_seconds)
+            self._absent = time.monotonic()
+        return time.monotonic() - self._absent > self._settings.lease_seconds
+
     def _is_free(self, lease: Manifest) -> bool:
-        """Ours, given back, or unchanged for as long as it lasts."""
-        holder = _spec_of(lease).get("holderIdentity") or ""
-        if self.acquired.is_set() and holder != self.identity:
-            return False  # somebody took it: never take it back while still working
+        """Ours, given back, never held, or unchanged for as long as it lasts."""
+        self._absent = None
+        holder = _holder(lease)
         version, now = lease["metadata"]["resourceVersion"], time.monotonic()
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, now)
@@ -149,6 +191,11 @@ class Leader:
             "renewTime": now,
             "leaseTransitions": changes if ours or not before else changes + 1,
         }
+
+
+def _holder(lease: Manifest | None) -> str:
+    """Who holds it; nobody where it is not there."""
+    return "" if lease is None else _spec_of(lease).get("holderIdentity") or ""
 
 
 def _spec_of(lease: Manifest) -> Manifest:

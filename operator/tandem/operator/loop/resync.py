@@ -1,65 +1,129 @@
-"""The periodic list: every service is looked at anew, whatever watches said or did not say.
+"""The periodic lists: what no watch told is found, and every service is looked at anew.
 
-Its freshness is what liveness means. Called by ``run`` in a thread while this replica leads.
+One list a kind and namespace in every period, spread over it, in pages: what they cost the API
+server does not grow with how often services are looked at. Their freshness is what liveness means.
+Called by ``run`` in a thread while this replica leads.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable
 
 from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.store import KINDS, SERVICE, Key, Store
+from tandem.operator.desired.naming import Manifest
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
+from tandem.protocol.names import LABEL_SERVICE
 
 logger = logging.getLogger(__name__)
 
+PAGE = 500
 _RETRY = 2.0
+_EXPIRED = 410
+_SPREAD = 0.9
+"""Share of a period over which its looks are spread."""
+
+Place = tuple[str, str | None]
+"""Kind, and namespace or None for the whole cluster."""
 
 
 class Resync:
-    """Lists services every ``resync_seconds`` and wakes each."""
+    """Lists every kind once in ``resync_seconds`` and wakes services."""
 
     def __init__(
         self,
         cluster: Cluster,
+        store: Store,
         settings: OperatorSettings,
-        wake: Callable[[tuple[str, str]], None],
+        wake: Callable[..., None],
         metrics: OperatorMetrics,
     ) -> None:
+        """``wake`` takes a service and after how many seconds to look at it."""
         self._cluster = cluster
-        self._settings = settings
+        self._store = store
+        self._period = settings.resync_seconds
         self._wake = wake
         self._metrics = metrics
-        self._good: float | None = None
+        self._places: list[Place] = [
+            (kind, namespace) for kind in KINDS for namespace in settings.namespaces or (None,)
+        ]
+        self._good: dict[Place, float] = {}
+        self.filled = threading.Event()
+        """Everything was listed once: looks may begin."""
 
     def age(self) -> float:
-        """Seconds since the last list that went well, or since ``run`` began; 0 before that: a
-        standby lists nothing, however long it waits."""
-        return 0.0 if self._good is None else time.monotonic() - self._good
+        """Seconds since the oldest of the last good lists, or since ``run`` began; 0 before that:
+        a standby lists nothing, however long it waits."""
+        return time.monotonic() - min(self._good.values()) if self._good else 0.0
 
     def run(self, stop: threading.Event) -> None:
-        """List until ``stop``."""
-        self._good = time.monotonic()
-        while not stop.is_set():
-            stop.wait(self._settings.resync_seconds if self._once() else _RETRY)
+        """List until ``stop``: all at once first, then each in its turn."""
+        began = time.monotonic()
+        self._good = dict.fromkeys(self._places, began)
+        due = [(began, number) for number in range(len(self._places))]
+        unseen = set(self._places)
+        while due and not stop.wait(max(0.0, due[0][0] - time.monotonic())):
+            _, number = heapq.heappop(due)
+            place = self._places[number]
+            first = place in unseen
+            wait = self._period if self._once(place) else _RETRY
+            if wait == self._period:
+                unseen.discard(place)
+            if first and wait == self._period:  # from now on in turns
+                wait = self._period * (number + 1) / len(self._places)
+            heapq.heappush(due, (time.monotonic() + wait, number))
+            if not unseen:
+                self.filled.set()
 
-    def _once(self) -> bool:
+    def _once(self, place: Place) -> bool:
+        """List one kind; whether it went well."""
+        kind, namespace = place
         try:
-            found = [
-                item["metadata"]
-                for namespace in self._settings.namespaces or (None,)
-                for item in self._cluster.items("LLMService", namespace)
-            ]
+            items, version = self._list(kind, namespace)
         except ClusterError as error:
             self._metrics.lists.labels("error").inc()
-            logger.warning("the list of services: %s", error)
+            logger.warning("the list of %s: %s", kind, error)
             return False
-        self._good = time.monotonic()
+        changed = self._store.replace(kind, namespace, items, version)
+        self._good[place] = time.monotonic()
         self._metrics.lists.labels("ok").inc()
-        self._metrics.services.set(len(found))
-        for metadata in found:
-            self._wake((metadata["namespace"], metadata["name"]))
+        self._metrics.objects.set(self._store.size())
+        for key in changed:
+            self._wake(key)
+        if kind == SERVICE:
+            self._look_at(items, changed)
         return True
+
+    def _look_at(self, services: list[Manifest], woken: set[Key]) -> None:
+        """Each service once in this period, at a time of its own."""
+        self._metrics.services.set(len(services))
+        for item in services:
+            key = (item["metadata"]["namespace"], item["metadata"]["name"])
+            if key not in woken:
+                self._wake(key, random.random() * self._period * _SPREAD)
+
+    def _list(self, kind: str, namespace: str | None) -> tuple[list[Manifest], str]:
+        """All objects of a kind that are ours by label, in pages of one moment, and its version."""
+        selector = "" if kind == SERVICE else LABEL_SERVICE
+        items: list[Manifest] = []
+        token = ""
+        while True:
+            try:
+                page = self._cluster.page(
+                    kind, namespace, selector=selector, limit=PAGE, token=token
+                )
+            except ClusterError as error:
+                if error.status != _EXPIRED or not token:
+                    raise
+                items, token = [], ""  # so many pages that their moment was forgotten
+                continue
+            items += page["items"]
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                return items, page["metadata"]["resourceVersion"]

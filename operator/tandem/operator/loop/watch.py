@@ -1,4 +1,5 @@
-"""kopf, for what it is good at: watch streams that come back. Every event is passed on.
+"""kopf, for what it is good at: watch streams that come back. Every event goes into the store that
+looks read, and on to who shall look.
 
 Only ``on.event``: no finalizer, no annotation, no state of kopf's on anybody's object. What kopf
 may miss, the periodic list finds. Called by ``run`` while this replica leads.
@@ -19,6 +20,7 @@ import kopf
 
 from tandem.operator.api.values import GROUP, VERSION
 from tandem.operator.cluster import KINDS
+from tandem.operator.cluster.store import Store
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol.names import LABEL_SERVICE
@@ -57,6 +59,7 @@ class Heard:
     """A service changed."""
     child: Callable[..., None]
     """A child of a service changed: its key, the object, ``deleted``."""
+    store: Store
     metrics: OperatorMetrics
 
 
@@ -92,9 +95,9 @@ def registry_of(heard: Heard) -> kopf.OperatorRegistry:
     # kopf's own patience after a failed login is a minute, in which nothing is watched
     kopf.on.login(registry=registry, id="login", backoff=_LOGIN_SECONDS)(_log_in)
 
-    async def on_service(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def on_service(namespace: str | None, name: str | None, event: Any, **_: Any) -> None:
         heard.metrics.events.labels("llmservices").inc()
-        if namespace and name:
+        if namespace and name and _is_news(heard.store, "LLMService", event):
             heard.service((namespace, name))
 
     kopf.on.event(GROUP, VERSION, "llmservices", registry=registry, id="service")(on_service)
@@ -116,10 +119,22 @@ def _child_handler(plural: str, heard: Heard) -> Any:
         heard.metrics.events.labels(plural).inc()
         service = labels.get(LABEL_SERVICE)
         if namespace and service:
+            if not _is_news(heard.store, _KINDS[plural], event):
+                return  # what we wrote ourselves, or what a list has told
             key, gone = (namespace, service), event["type"] == "DELETED"
             heard.child(key, {"kind": _KINDS[plural], **event["object"]}, deleted=gone)
 
     return on_child
+
+
+def _is_news(store: Store, kind: str, event: Any) -> bool:
+    """Take in what an event says; whether the store did not know it."""
+    item = event["object"]
+    metadata = item["metadata"]
+    if event["type"] == "DELETED":
+        place = metadata["namespace"], metadata["name"]
+        return store.drop(kind, place, metadata["uid"], metadata["resourceVersion"]) is not None
+    return store.put(kind, item) is not None
 
 
 def settings_of() -> kopf.OperatorSettings:

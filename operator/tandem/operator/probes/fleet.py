@@ -7,18 +7,28 @@ import urllib.request
 from typing import Any
 
 from tandem.operator.api.status import Links
+from tandem.protocol import names
 
 TIMEOUT = 5.0
 _MOST = 32
 
 
-def read_links(base_url: str, expected: int) -> Links | None:
+def read_links(base_url: str, expected: int, token: str) -> Links | None:
     """Links as the router at ``base_url`` sees them; ``expected`` pairs at least. None: no word."""
     try:
-        with urllib.request.urlopen(f"{base_url}/debug/fleet", timeout=TIMEOUT) as answer:
-            return links_of(json.load(answer), expected)
+        return links_of(read_fleet(base_url, token, TIMEOUT), expected)
     except (OSError, ValueError):
         return None
+
+
+def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
+    """What a router says of its fleet; the canary's token passes its API keys. Raises OSError or
+    ValueError."""
+    headers = {names.HEADER_CANARY: token}
+    request = urllib.request.Request(f"{base_url}/debug/fleet", headers=headers)
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        fleet: dict[str, Any] = json.load(answer)
+        return fleet
 
 
 def links_of(fleet: dict[str, Any], expected: int) -> Links:

@@ -19,13 +19,23 @@ from threading import Event, Lock
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.decide.observe import PodView
 from tandem.operator.desired.naming import Role
+from tandem.operator.probes.fleet import read_fleet
 from tandem.protocol.names import ANNOTATION_KEYS_WANTED, ROUTER_PORT
 
 Key = tuple[str, str]
 TIMEOUT = 2.0
 _EVERY, _ROUND = 0.5, 10.0
 _NUDGE_SECONDS = 5.0
-_FLEET = "debug/fleet"
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """How pods of a service are asked."""
+
+    probe_port: int
+    """Of workers."""
+    token: str
+    """The canary's: it passes the API keys of routers."""
 
 
 @dataclass(slots=True)
@@ -48,7 +58,7 @@ class KeyWatch:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="keys")
 
     def all_read(
-        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], probe_port: int
+        self, key: Key, pods: Iterable[PodView], wanted: frozenset[str], door: Door
     ) -> bool:
         """Whether all of the pods are known to have the keys ``wanted``; asks them if not."""
         with self._lock:
@@ -58,27 +68,27 @@ class KeyWatch:
                 return not lacking
             state.busy = True
         try:
-            self._pool.submit(self._ask_all, key, state, lacking, wanted, probe_port)
+            self._pool.submit(self._ask_all, key, state, lacking, wanted, door)
         except RuntimeError:  # closed
             state.busy = False
         return False
 
     def _ask_all(
-        self, key: Key, state: _State, pods: list[PodView], wanted: frozenset[str], port: int
+        self, key: Key, state: _State, pods: list[PodView], wanted: frozenset[str], door: Door
     ) -> None:
         """Until they have all keys, or a round is over; then the service is looked at."""
         ends = time.monotonic() + _ROUND
         try:
             while pods and time.monotonic() < ends and not self._stop.wait(_EVERY):
-                pods = [pod for pod in pods if not self._has(key, state, pod, wanted, port)]
+                pods = [pod for pod in pods if not self._has(key, state, pod, wanted, door)]
         finally:
             state.busy = False
             self._wake(key)
 
     def _has(
-        self, key: Key, state: _State, pod: PodView, wanted: frozenset[str], port: int
+        self, key: Key, state: _State, pod: PodView, wanted: frozenset[str], door: Door
     ) -> bool:
-        found = read_keys(pod, port)
+        found = read_keys(pod, door)
         if found is None:
             return False
         with self._lock:
@@ -110,15 +120,18 @@ class KeyWatch:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def read_keys(pod: PodView, probe_port: int) -> frozenset[str] | None:
+def read_keys(pod: PodView, door: Door) -> frozenset[str] | None:
     """Keys (``role.generation``) that a pod says it has; None when it says nothing."""
     if pod.ip is None:
         return None
     host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-    port, path = (probe_port, "debug") if pod.role is not Role.ROUTER else (ROUTER_PORT, _FLEET)
     try:
-        with urllib.request.urlopen(f"http://{host}:{port}/{path}", timeout=TIMEOUT) as answer:
-            said = json.load(answer)
+        if pod.role is Role.ROUTER:
+            said = read_fleet(f"http://{host}:{ROUTER_PORT}", door.token, TIMEOUT)
+        else:
+            address = f"http://{host}:{door.probe_port}/debug"
+            with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
+                said = json.load(answer)
         return frozenset(map(str, said["keys"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None

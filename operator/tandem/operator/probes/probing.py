@@ -20,6 +20,8 @@ from tandem.operator.probes.fleet import read_links
 
 Key = tuple[str, str]
 _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0
+_RECOUNT = 3.0
+"""Seconds after which links are counted anew when there are other pods than those counted."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class Asked:
     busy: bool = False
     due: float = 0.0
     """When to ask again, by the monotonic clock."""
+    at: float = 0.0
+    """When it was asked last."""
     retry: float = _FIRST_RETRY
 
 
@@ -89,21 +93,25 @@ class Probes:
         now = time.monotonic()
         with self._lock:
             asked = known.asked.setdefault(question.targets, Asked())
-            if asked.busy or now < asked.due:
-                return max(0.5, asked.due - now)
-            asked.busy = True
+            recount = known.links is not None and known.links.total != links
+            due = min(asked.due, asked.at + _RECOUNT) if recount else asked.due
+            if asked.busy or now < due:
+                return max(0.5, due - now)
+            asked.busy, asked.at = True, now
         self._pool.submit(self._ask, key, known, asked, question, links)
         return self._interval
 
     def _ask(self, key: Key, known: Known, asked: Asked, question: Question, links: int) -> None:
         verdict = ask(question, time.time())
-        seen = read_links(question.base_url, links)
+        seen = read_links(question.base_url, links, question.token)
         with self._lock:
             changed = asked.verdict is None or asked.verdict.reason is not verdict.reason
             changed = changed or seen != known.links
             asked.verdict, known.links, asked.busy = verdict, seen or known.links, False
             asked.retry = _FIRST_RETRY if verdict.ok else min(2 * asked.retry, _LAST_RETRY)
-            asked.due = time.monotonic() + (self._interval if verdict.ok else asked.retry)
+            all_up = known.links is None or known.links.healthy >= known.links.total
+            rest = self._interval if all_up else min(self._interval, _LAST_RETRY)
+            asked.due = time.monotonic() + (rest if verdict.ok else asked.retry)
         if changed or not verdict.ok:
             self._wake(key)
 

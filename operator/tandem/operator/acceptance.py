@@ -1,0 +1,160 @@
+"""Whether a service may be brought up: the Accepted condition, with the API server asked.
+
+Called by ``reconcile`` once a look, after the children that belong to no revision were written.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.status import Condition
+from tandem.operator.clock import time_text
+from tandem.operator.cluster import Cluster
+from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.ownership import Taken
+from tandem.operator.decide import plan
+from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.status import Word
+from tandem.operator.desired.compose import base, desired, target_revisions
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.references import (
+    ALLOWED,
+    LABEL_ALLOWED,
+    foreign_secrets,
+    is_allowed,
+    named_secrets,
+)
+from tandem.operator.desired.workload import deployment, rendered
+
+Key = tuple[str, str]
+_MAX_MESSAGE = 2000
+
+
+def taken_word(taken: list[Taken]) -> Word | None:
+    """The Accepted condition where names of children are taken; None where none is.
+
+    What the garbage collector is about to remove is no mistake of anybody's.
+    """
+    if not taken:
+        return None
+    first = min(taken, key=lambda each: each.passes)
+    more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
+    return ("Unknown" if first.passes else "False"), Reason.NAME_TAKEN, first.message() + more
+
+
+def refused_conditions(
+    before: list[Condition], why: str, generation: int, now: float
+) -> list[Condition]:
+    """Conditions of a service whose spec cannot be read: not accepted, and not ready unless it was;
+    what was there before is left as it is and may serve on."""
+    known = {each.type: each for each in before}
+    kinds = [ConditionType.ACCEPTED]
+    ready = known.get(ConditionType.READY)
+    if ready is None or ready.reason == Reason.INVALID_SPEC:
+        kinds.append(ConditionType.READY)
+    for kind in kinds:
+        old = known.get(kind)
+        same = old is not None and old.status == "False"
+        known[kind] = Condition(
+            type=kind,
+            status="False",
+            reason=Reason.INVALID_SPEC,
+            message=why[:_MAX_MESSAGE],
+            last_transition_time=old.last_transition_time if old and same else time_text(now),
+            observed_generation=generation,
+        )
+    return list(known.values())
+
+
+class Acceptance:
+    """Judges, remembering what the API server has taken. Calls for one key must not overlap."""
+
+    def __init__(self, cluster: Cluster, applier: Applier) -> None:
+        self._cluster = cluster
+        self._applier = applier
+        self._accepted: dict[Key, str] = {}
+
+    def judge(self, key: Key, seen: Seen, facts: Facts, live: Snapshot) -> Word:
+        """The condition; the API server is asked until it has accepted a revision.
+
+        A refusal may end without a change here: a priority class or a quota comes later.
+        """
+        word = plan.accepted(facts)
+        if word[0] != "True":
+            return word
+        asked = f"{seen.generation} {sorted(target_revisions(facts).items())}"
+        if self._accepted.get(key) == asked:
+            return word
+        said = (
+            taken_word(self._strangers(seen, facts, live))
+            or self._secrets(facts)
+            or self._refused(seen, facts)
+        )
+        if said is not None:
+            return said
+        self._accepted[key] = asked
+        return word
+
+    def _strangers(self, seen: Seen, facts: Facts, live: Snapshot) -> list[Taken]:
+        """Names of children to come that somebody else has."""
+        counts = {(role, facts.revision(role)): 1 for role in Role}
+        objects = desired(facts, counts, seen.templates)
+        written = {_name(each) for each in base(facts)}
+        coming = [*objects.applied, *objects.created]
+        return self._applier.strangers(
+            (each for each in coming if _name(each) not in written), live
+        )
+
+    def _secrets(self, facts: Facts) -> Word | None:
+        """A Secret that is named and that is not there, or whose owner has not allowed it."""
+        if facts.settings.allow_any_secret:
+            return None
+        for name, field in _foreign_secrets(facts).items():
+            secret = self._cluster.get("Secret", facts.owner.namespace, name)
+            if secret is None:
+                said = f"{field} names Secret {name}, which is not there"
+                return "False", Reason.SECRET_NOT_FOUND, said
+            if not is_allowed(secret):
+                said = (
+                    f"{field} names Secret {name}, which lacks the label {LABEL_ALLOWED}={ALLOWED}:"
+                    f" who owns it may run `kubectl label secret {name} {LABEL_ALLOWED}={ALLOWED}`"
+                )
+                return "False", Reason.SECRET_NOT_ALLOWED, said
+        return None
+
+    def _refused(self, seen: Seen, facts: Facts) -> Word | None:
+        """What the API server says against the pods of a new revision."""
+        for role in Role:
+            revision = facts.revision(role)
+            if (role, revision) in seen.workloads:
+                continue
+            manifest = deployment(facts, role, revision, 0, rendered(facts, role))
+            said = self._applier.refusal(manifest)
+            if said is not None:
+                return "False", _reason(said), f"{role}: {said}"
+        return None
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        self._accepted.pop(key, None)
+
+
+def _foreign_secrets(facts: Facts) -> dict[str, str]:
+    """Secrets that were not made for the service, with the field that names them."""
+    found = named_secrets(facts.spec)
+    for role in Role:
+        for name in foreign_secrets(facts.owner, rendered(facts, role)["spec"]):
+            found.setdefault(name, f"spec.{role}.podTemplate")
+    return found
+
+
+def _reason(said: str) -> Reason:
+    """Why the API server refuses a pod: a quota has nothing to do with the template."""
+    if "exceeded quota" in said or "failed quota" in said:
+        return Reason.QUOTA_EXCEEDED
+    return Reason.POD_TEMPLATE_INVALID
+
+
+def _name(manifest: Manifest) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]

@@ -1,0 +1,54 @@
+"""A client whose answers go into the store at once, so that no look acts on what was before its own
+last write, however late the watch is. Called as ``Cluster`` is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.operator.cluster.client import Cluster
+from tandem.operator.cluster.store import Store
+from tandem.operator.desired.naming import Manifest
+
+
+class Mirror(Cluster):
+    """Writes and reads like ``Cluster``, and tells ``store`` what came back."""
+
+    def __init__(self, store: Store, **given: Any) -> None:
+        super().__init__(**given)
+        self._store = store
+
+    def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """One object, or None; what looks read is at least as new from now on."""
+        before = self._store.known(kind, (namespace, name))
+        found = super().get(kind, namespace, name)
+        if found is not None:
+            self._store.put(kind, found)
+        elif before is not None:
+            self._store.drop(kind, (namespace, name), *before)
+        return found
+
+    def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+        """Server-side apply."""
+        return self._heard(manifest["kind"], super().apply(manifest, subresource=subresource))
+
+    def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
+        """Make an object; None when it is there already."""
+        made = super().create(manifest, dry_run=dry_run)
+        return made if dry_run or made is None else self._heard(manifest["kind"], made)
+
+    def replace(self, manifest: Manifest) -> Manifest:
+        """Write an object back."""
+        return self._heard(manifest["kind"], super().replace(manifest))
+
+    def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        """Merge patch; None when the object is gone."""
+        found = super().patch(kind, namespace, name, body)
+        return None if found is None else self._heard(kind, found)
+
+    def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
+        """Say who manages which fields of an object."""
+        return self._heard(item["kind"], super().write_fields(item, entries))
+
+    def _heard(self, kind: str, item: Manifest) -> Manifest:
+        self._store.put(kind, item)
+        return item

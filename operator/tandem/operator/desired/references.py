@@ -1,0 +1,74 @@
+"""Which Secrets a pod uses, wherever in its spec that is said. Pure; called by ``acceptance``.
+
+Image pull secrets are not among them: a kubelet shows them to the registries that they name and to
+nobody else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired.naming import Identity, Manifest, Role
+
+LABEL_ALLOWED, ALLOWED = "tandem.dev/llmservices", "allowed"
+"""Label by which a Secret's owner lets the LLMServices of its namespace use it."""
+ANNOTATION_SECRETS = "tandem.dev/secrets"
+"""Secrets that a workload uses beside those made for it, for the admission policy."""
+
+
+def secrets_of(pod: Any) -> set[str]:
+    """Names of the Secrets in a pod's spec: volumes, projections, variables, drivers."""
+    if isinstance(pod, list):
+        return set().union(*(secrets_of(each) for each in pod))
+    if not isinstance(pod, dict):
+        return set()
+    found: set[str] = set()
+    for key, value in pod.items():
+        if key == "secretName" and isinstance(value, str):
+            found.add(value)
+        elif _is_reference(key) and isinstance(value, dict) and isinstance(value.get("name"), str):
+            found.add(value["name"])
+        found |= secrets_of(value)
+    return found
+
+
+def foreign_secrets(owner: Identity, pod: Any) -> list[str]:
+    """Secrets in a pod's spec that were not made for the service."""
+    return sorted(name for name in secrets_of(pod) if not _is_own(owner, name))
+
+
+def _is_own(owner: Identity, name: str) -> bool:
+    starts = [owner.secret("canary"), *(owner.secret(role, "keys") + "-g" for role in Role)]
+    return name == starts[0] or any(
+        name.startswith(start) and name.removeprefix(start).isdecimal() for start in starts[1:]
+    )
+
+
+def secrets_note(owner: Identity, template: Manifest) -> dict[str, dict[str, str]]:
+    """Metadata of a workload that tells the admission policy which Secrets it uses beside its own;
+    empty where there are none."""
+    names = foreign_secrets(owner, template.get("spec"))
+    return {"annotations": {ANNOTATION_SECRETS: ",".join(names)}} if names else {}
+
+
+def _is_reference(key: str) -> bool:
+    """secretKeyRef, secretRef, nodePublishSecretRef and their like, and a projection's secret."""
+    return key == "secret" or key.lower().endswith(("secretref", "secretkeyref"))
+
+
+def named_secrets(spec: LLMServiceSpec) -> dict[str, str]:
+    """Secrets that fields of their own name, with the field."""
+    found = {}
+    hub, keys = spec.model.source.hub, spec.router.auth.api_keys_secret_ref
+    if hub is not None and hub.token_secret_ref is not None:
+        found[hub.token_secret_ref.name] = "spec.model.source.hub.tokenSecretRef"
+    if keys is not None:
+        found[keys.name] = "spec.router.auth.apiKeysSecretRef"
+    return found
+
+
+def is_allowed(secret: Manifest) -> bool:
+    """Whether a Secret's owner lets LLMServices use it."""
+    labels = secret["metadata"].get("labels") or {}
+    return bool(labels.get(LABEL_ALLOWED) == ALLOWED)

@@ -1,0 +1,117 @@
+"""Situations of a service as ``status`` sees them, by the words of docs/resource.md's table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from tests.operator.test_judging import NEW_NAME, OLD, OLD_NAME, decided, picture, verdict
+
+from tandem.operator.api.conditions import Reason
+from tandem.operator.api.status import Links, ModelStatus
+from tandem.operator.decide.modelcheck import ModelVerdict
+from tandem.operator.decide.observe import Problem
+from tandem.operator.decide.rollout import Phase
+from tandem.operator.decide.scaling import Wanted
+from tandem.operator.decide.status import Picture
+from tandem.operator.desired.naming import Role
+
+GOOD = verdict(OLD_NAME, Reason.CANARY_OK, "came back")
+UP = Links(healthy=1, total=1, transport="nixl")
+STABLE = decided(Phase.STABLE, targets=OLD, servable=OLD_NAME)
+FIRST = decided(Phase.FIRST, targets=OLD, stable={})
+
+
+def serving(**more: Any) -> Picture:
+    """All is well."""
+    return picture(STABLE, **{"canary": GOOD, "links": UP, **more})
+
+
+def down(base: Picture, *roles: Role, problem: Problem | None = None) -> Picture:
+    """The same with pods of these roles not ready, for a reason."""
+    pods = [
+        msgspec.structs.replace(pod, ready=False, problem=problem) if pod.role in roles else pod
+        for pod in base.pods
+    ]
+    return msgspec.structs.replace(base, pods=pods)
+
+
+def first(**more: Any) -> Picture:
+    """A first revision comes up."""
+    return picture(FIRST, **more)
+
+
+def model(reason: Reason, *, hopeless: bool = False) -> ModelVerdict:
+    """A model that is not ready."""
+    return ModelVerdict(
+        ready=False,
+        reason=reason,
+        message="the model",
+        status=ModelStatus(),
+        may_start=False,
+        hopeless=hopeless,
+    )
+
+
+def gone(base: Picture) -> Picture:
+    """Without a pod."""
+    return msgspec.structs.replace(base, pods=[])
+
+
+CRASH = Problem(Reason.CRASH_LOOP, "container main exits 1")
+NOWHERE = Problem(Reason.UNSCHEDULABLE, "0/2 nodes")
+PULL = Problem(Reason.IMAGE_PULL, "no such image")
+FAILED = verdict(OLD_NAME, Reason.CANARY_FAILED, "HTTP 503")
+FELL_BACK = verdict(OLD_NAME, Reason.CANARY_NOT_DISAGGREGATED, "not over KV")
+NO_PREFILL = {role: Wanted(replicas=0 if role is Role.PREFILL else 1) for role in Role}
+WORKERS_AND_ROUTER = tuple(Role)
+
+SITUATIONS: dict[str, Callable[[], Picture]] = {
+    "serves": serving,
+    "serves, aggregated as asked": lambda: serving(wanted=NO_PREFILL),
+    "the first revision loads": lambda: down(first(), *WORKERS_AND_ROUTER),
+    "the model is fetched": lambda: gone(first(model=model(Reason.FETCHING))),
+    "the model's turn has not come": lambda: gone(first(model=model(Reason.QUEUED))),
+    "the model is not there": lambda: gone(
+        first(model=model(Reason.MODEL_NOT_FOUND, hopeless=True))
+    ),
+    "the first revision's prefill crashes": lambda: down(first(), Role.PREFILL, problem=CRASH),
+    "the first revision's routers find no image": lambda: down(first(), Role.ROUTER, problem=PULL),
+    "routers have keys that workers refuse": lambda: down(
+        first(refusals={Role.ROUTER: "keys do not fit"}), Role.ROUTER
+    ),
+    "the first revision finds no node": lambda: down(first(), Role.DECODE, problem=NOWHERE),
+    "the first question was answered wrong": lambda: first(canary=FAILED, links=UP),
+    "prefill is gone from a stable service": lambda: down(serving(), Role.PREFILL),
+    "prefill of a stable service crashes": lambda: down(serving(), Role.PREFILL, problem=CRASH),
+    "decode is gone from a stable service": lambda: down(serving(), Role.DECODE),
+    "KV links are down": lambda: serving(links=Links(healthy=0, total=1)),
+    "answers come from decode alone": lambda: serving(canary=FELL_BACK),
+    "the canary fails": lambda: serving(canary=FAILED),
+    "a new revision is tried": lambda: picture(decided(Phase.PILOT), canary=GOOD, links=UP),
+    "a new revision's canary fails": lambda: picture(
+        decided(Phase.PILOT),
+        canary=GOOD,
+        links=UP,
+        pilot=verdict(NEW_NAME, Reason.CANARY_FAILED, "HTTP 503"),
+    ),
+    "a new revision was given up": lambda: picture(decided(Phase.FAILED), canary=GOOD, links=UP),
+    "the spec is refused, nothing served": lambda: gone(
+        first(accepted=("False", Reason.UNSUPPORTED, "not in this version"))
+    ),
+    "the spec is refused, the former serves": lambda: serving(
+        accepted=("False", Reason.UNSUPPORTED, "not in this version")
+    ),
+    "a name is taken": lambda: gone(
+        first(accepted=("False", Reason.NAME_TAKEN, "Service demo is there already"))
+    ),
+    "the rollout is paused": lambda: picture(
+        decided(Phase.PAUSED, targets=OLD, servable=OLD_NAME), canary=GOOD, links=UP
+    ),
+    "new keys are being read": lambda: serving(key_wait=30.0),
+    "suspended": lambda: gone(picture(decided(Phase.SUSPENDED, targets=OLD, servable=OLD_NAME))),
+    "suspended before it ever started": lambda: gone(
+        picture(decided(Phase.SUSPENDED, targets=OLD, stable={}), model=model(Reason.SUSPENDED))
+    ),
+}

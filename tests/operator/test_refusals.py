@@ -1,0 +1,154 @@
+"""What is refused in words, on a real API server: Accepted=False with the field and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.operator.harness import Harness
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "conflict": (
+        {"decode__podTemplate": {"spec": {"serviceAccountName": "x"}}},
+        "PodTemplateConflict",
+        "serviceAccountName",
+    ),
+    "unknown field": (
+        {"decode__podTemplate": {"spec": {"nodeSelectors": {"a": "b"}}}},
+        "PodTemplateInvalid",
+        "nodeSelectors",
+    ),
+    "privileged": (
+        {
+            "decode__podTemplate": {
+                "spec": {"containers": [{"name": "x", "image": "y"}]},
+            }
+        },
+        "PodTemplateInvalid",
+        "restricted",
+    ),
+    "two nodes": (
+        {
+            "prefill__nodesPerReplica": 2,
+            "decode__parallelism": {"tensor": 2},
+            "prefill__parallelism": {"tensor": 2},
+        },
+        "Unsupported",
+        "spec.prefill.nodesPerReplica: 2 is not in this version",
+    ),
+    "tensor": (
+        {"decode__parallelism": {"tensor": 2}, "prefill__parallelism": {"tensor": 2}},
+        "Unsupported",
+        "spec.prefill.parallelism.tensor: 2 is not in this version; a replica runs on one device",
+    ),
+    "host network": (
+        {"router__podTemplate": {"spec": {"hostNetwork": True}}},
+        "PodTemplateConflict",
+        "spec.router.podTemplate.spec.hostNetwork: True: this is beyond the baseline",
+    ),
+    "cuda p2p": ({"kvTransfer__connector": "CudaP2P"}, "Unsupported", "kvTransfer.connector"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_words(harness: Harness, name: str):
+    """What only the operator or a dry run can tell is Accepted=False with the field's name."""
+    changes, reason, said = REFUSED[name]
+    harness.create(**changes)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", reason), 10, reason)
+    assert said in harness.condition("Accepted")[2]
+    assert harness.condition("Ready")[:2] == ("False", reason)
+    assert harness.names("Deployment") == set()
+    assert said in harness.kubectl("describe", "llm", "demo")
+
+
+QUOTA: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "ResourceQuota",
+    "metadata": {"name": "small"},
+    "spec": {"hard": {"requests.cpu": "1"}},
+}
+
+
+def test_a_quota_is_not_an_invalid_template(harness: Harness):
+    """What a quota says has a reason of its own, with the quota's words."""
+    harness.kubectl("create", "-f", "-", stdin=json.dumps(QUOTA))
+    resources = {"requests": {"cpu": "2"}}
+    status = {"status": {**QUOTA["spec"], "used": {"requests.cpu": "0"}}}  # no controller here
+    harness.kubectl("patch", "quota", "small", "--subresource=status", "-p", json.dumps(status))
+    harness.create(decode__resources=resources, prefill__resources=resources)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"), 10)
+    assert "exceeded quota: small, requested: requests.cpu=2" in harness.condition("Accepted")[2]
+
+
+FOREIGN_SECRETS: dict[str, dict[str, Any]] = {
+    "a variable": {
+        "containers": [
+            {
+                "name": "main",
+                "env": [
+                    {"name": "X", "valueFrom": {"secretKeyRef": {"name": "theirs", "key": "a"}}}
+                ],
+            }
+        ]
+    },
+    "all variables": {
+        "containers": [{"name": "main", "envFrom": [{"secretRef": {"name": "theirs"}}]}]
+    },
+    "a volume": {"volumes": [{"name": "x", "secret": {"secretName": "theirs"}}]},
+    "a projection": {
+        "volumes": [{"name": "x", "projected": {"sources": [{"secret": {"name": "theirs"}}]}}]
+    },
+    "a driver": {
+        "volumes": [
+            {"name": "x", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "theirs"}}}
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("way", FOREIGN_SECRETS)
+def test_a_secret_is_used_with_its_owners_leave_only(harness: Harness, way: str):
+    """Whoever may create an LLMService reads no Secret through its pods, whatever way is tried."""
+    harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
+    harness.create(decode__podTemplate={"spec": FOREIGN_SECRETS[way]})
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"), 10)
+    said = harness.condition("Accepted")[2]
+    assert "kubectl label secret theirs tandem.dev/llmservices=allowed" in said
+    assert harness.names("Deployment") | harness.names("Job") == set()
+
+
+def test_a_secret_that_a_field_names_needs_leave_too(harness: Harness):
+    """Of the API keys, which a router's podTemplate could read; with the label they are used."""
+    harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
+    harness.create(router__auth={"apiKeysSecretRef": {"name": "theirs"}})
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"), 10)
+    assert "spec.router.auth.apiKeysSecretRef" in harness.condition("Accepted")[2]
+    harness.kubectl("label", "secret", "theirs", "tandem.dev/llmservices=allowed")
+    harness.kubectl("annotate", "llm", "demo", "look=again")
+    harness.ready()
+
+
+def test_a_refused_change_leaves_the_running_service_alone(harness: Harness):
+    """The pods of the last good spec go on when a change cannot be accepted."""
+    harness.create()
+    harness.ready()
+    before = harness.replicas()
+    harness.change({"spec": {"decode": {"podTemplate": {"spec": {"hostNetwork": True}}}}})
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateConflict", 10)
+    assert harness.replicas() == before
+    assert harness.condition("Ready")[0] == "True"
+
+
+def test_a_refusal_ends_when_its_cause_does(harness: Harness):
+    """A priority class that comes after the service that names it: the next look finds it."""
+    late = f"late-{harness.namespace}"
+    harness.create(decode__podTemplate={"spec": {"priorityClassName": late}})
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid", 10)
+    assert late in harness.condition("Accepted")[2]
+    harness.plane.kubectl("create", "priorityclass", late, "--value=7")
+    harness.kubectl("annotate", "llm", "demo", "look=again")
+    harness.wait(lambda: harness.condition("Accepted")[0] == "True", 10)
+    harness.ready()
+    harness.plane.kubectl("delete", "priorityclass", late)

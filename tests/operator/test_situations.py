@@ -1,0 +1,93 @@
+"""The table of docs/resource.md is what the operator says, and what Argo CD makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lupa
+import msgspec
+import pytest
+from tests.operator.situations import SITUATIONS
+
+from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.decide.status import status_of
+
+ROOT = Path(__file__).parents[2]
+LUA = (ROOT / "manifests/argocd/health.lua").read_text()
+SHOWN = ("Ready", "Degraded", "Progressing", "Servable")
+HEAD = ("situation", *SHOWN, "others that are not True", "MODE", "Argo CD")
+QUIET = {"ScalingActive"}
+
+
+def health(resource: dict[str, Any]) -> str:
+    """What Argo CD shows of a resource."""
+    lua = lupa.LuaRuntime(unpack_returned_tuples=True)
+    lua.globals().obj = lua.table_from(resource, recursive=True)
+    return str(lua.execute(LUA)["status"])
+
+
+def as_resource(status: LLMServiceStatus, generation: int = 2) -> dict[str, Any]:
+    """As the API server has it."""
+    return {"metadata": {"generation": generation}, "status": msgspec.to_builtins(status)}
+
+
+def row(situation: str) -> tuple[str, ...]:
+    """What is so in a situation, in the table's words."""
+    status = status_of(SITUATIONS[situation](), LLMServiceStatus())
+    words = {each.type: f"{each.status} {each.reason}" for each in status.conditions}
+    others = [
+        f"{kind} {said}"
+        for kind, said in words.items()
+        if kind not in (*SHOWN, *QUIET) and not said.startswith("True")
+    ]
+    shown = [words[kind] for kind in SHOWN]
+    mode = status.mode or "-"
+    return (situation, *shown, ", ".join(others) or "-", mode, health(as_resource(status)))
+
+
+def documented() -> dict[str, tuple[str, ...]]:
+    """Rows of the table, by situation."""
+    lines = (ROOT / "docs/resource.md").read_text().splitlines()
+    cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    begin = cells.index(HEAD)
+    rows: dict[str, tuple[str, ...]] = {}
+    for each in cells[begin + 2 :]:
+        if len(each) != len(HEAD):
+            break
+        rows[each[0]] = each
+    return rows
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_situation_is_told_as_documented(situation: str):
+    """Each row is what the operator says in that situation, and what Argo CD shows then."""
+    assert documented().get(situation) == row(situation)
+
+
+def test_no_situation_is_documented_that_is_not_tested():
+    """The table and the tests have the same rows."""
+    assert list(documented()) == list(SITUATIONS)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_conditions_do_not_contradict_each_other(situation: str):
+    """Degraded is never Healthy where something was found that does not pass by itself, and Ready
+    is never True where requests fail."""
+    cells = dict(zip(HEAD, row(situation), strict=True))
+    ready, degraded = cells["Ready"].split(), cells["Degraded"].split()
+    serious = {"CrashLoop", "ImagePull", "Unschedulable", "PodRefused", "CanaryFailed"}
+    if ready[1] in serious:
+        assert degraded[0] == "True"
+    assert (ready[0] == "True") <= (cells["Servable"].split()[0] == "True")
+    assert (cells["Argo CD"] == "Healthy") <= (ready[0] == "True" and degraded[0] == "False")
+    if cells["MODE"] == "Disaggregated":
+        assert "PrefillReady" not in cells["others that are not True"]
+
+
+def test_what_no_operator_has_looked_at_is_not_healthy():
+    """A service outside the watched namespaces, with no status or an old one, says so."""
+    status = status_of(SITUATIONS["serves"](), LLMServiceStatus())
+    assert health(as_resource(status)) == "Healthy"
+    assert health(as_resource(status, generation=3)) == "Progressing"
+    assert health({"metadata": {"generation": 1}}) == "Progressing"

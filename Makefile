@@ -7,6 +7,8 @@ UV_VERSION := 0.13.8
 UV ?= $(or $(shell command -v uv),.tools/uv)
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# Two processes; a file stays in one of them (tests/conftest.py). ARGS='-n 0' runs all in one.
+BESIDE := -n 2 --dist loadgroup --durations=25
 ARGS ?=
 
 .PHONY: help
@@ -29,11 +31,11 @@ up: setup  ## Serve the embedded model on port 8000 (ARGS='--model PATH ...' for
 
 .PHONY: test
 test: setup  ## Run all tests but the longest (ARGS='tests/hub -x' to choose)
-	$(PYTEST) -m "not full and not cluster" $(ARGS)
+	$(PYTEST) $(BESIDE) -m "not full and not cluster" $(ARGS)
 
 .PHONY: test-full
 test-full: setup  ## Run every test that needs no cluster
-	$(PYTEST) -m "not cluster" $(ARGS)
+	$(PYTEST) $(BESIDE) -m "not cluster" $(ARGS)
 
 .PHONY: cov
 cov: setup  ## Run the tests and say which lines they never reach
@@ -86,6 +88,10 @@ e2e: setup  ## Raise a cluster and run its suite (KUBECONFIG=FILE for another on
 .PHONY: kind
 kind: setup  ## Raise a kind cluster, load the images into it and run the suite there
 	scripts/kind.sh $(ARGS)
+
+.PHONY: kind-here
+kind-here: setup  ## The same on Debian without a container engine: brings dockerd, kind, a node image
+	scripts/kind_here.sh $(ARGS)
 
 .PHONY: wheel
 wheel: setup  ## Build the wheel and install it as the router's image does

@@ -2,6 +2,7 @@
 
     python -m scripts.images                        all three, with docker, podman or buildah
     python -m scripts.images --make-base router     on a base made here, where no registry is
+    python -m scripts.images --pin                  write the bases' digests into the Dockerfiles
     python -m scripts.images --thin --save FOLDER   a worker without torch, and archives of all
 
 `--thin` builds the worker image from the same Dockerfile without the packages that weigh most
@@ -18,7 +19,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.images import base, mounted
+from scripts.images import base, digest, mounted
 from scripts.images.builder import REPOSITORY, ROLES, Builder, ImageError, Recipe, find_tool
 
 WORK = REPOSITORY / ".cluster"
@@ -39,6 +40,10 @@ def parser() -> argparse.ArgumentParser:
     kind = top.add_mutually_exclusive_group()
     kind.add_argument("--base", help="image to build on, instead of the Dockerfiles' own")
     kind.add_argument("--make-base", action="store_true", help="make a base with debootstrap")
+    kind.add_argument(
+        "--floating-base", action="store_true", help="build on whatever the base's tag means now"
+    )
+    kind.add_argument("--pin", action="store_true", help="only pin the bases by their digests")
     top.add_argument("--thin", action="store_true", help="a worker whose big packages are mounted")
     top.add_argument("--ca", type=Path, help="certificates to trust while building, a PEM bundle")
     top.add_argument("--save", type=Path, help="also write an archive of each image there")
@@ -71,17 +76,36 @@ def perform(given: argparse.Namespace) -> None:
     wanted = recipes(given)
     work = given.work.resolve()
     builder = Builder(given.tool or find_tool(), work, given.ca)
-    builder.base = base.make(builder, work) if given.make_base else given.base
+    builder.base = _base(given, builder, wanted)
     for recipe in wanted:
         builder.build(recipe, given.save)
     if given.thin and any(recipe.role == "worker" for recipe in wanted):
         mounted.fill(work / "mounted")
 
 
+def _base(given: argparse.Namespace, builder: Builder, wanted: list[Recipe]) -> str | None:
+    """What all images are built on; None leaves it to the Dockerfiles. Raises ImageError."""
+    if given.make_base:
+        return base.make(builder, builder.work)
+    if given.floating_base:
+        return None
+    if given.base is not None:
+        return str(digest.pinned(digest.Reference.of(given.base)))
+    bases = {digest.base_of(recipe.dockerfile) for recipe in wanted}
+    if len(bases) != 1:
+        raise ImageError(f"the Dockerfiles name different bases: {', '.join(map(str, bases))}")
+    return str(digest.pinned(bases.pop()))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0, or 1 with the reason on standard error."""
+    given = parser().parse_args(arguments)
     try:
-        perform(parser().parse_args(arguments))
+        if given.pin:
+            for found in digest.pin([Recipe(role, "").dockerfile for role in ROLES]):
+                print(found)
+        else:
+            perform(given)
     except ImageError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1

@@ -94,10 +94,13 @@ class Builder:
         words = ["build", "--quiet", "--file", str(recipe.dockerfile), "--tag", recipe.reference]
         if self.tool == "buildah":
             words += ["--isolation", "chroot", "--layers", "--format", "docker"]
-            words += ["--pull-never"] if self.base is not None else []
+            is_here = (self.base or "").startswith("localhost/")
+            words += ["--pull-never"] if is_here else []
         if self.ca is not None:
             words += ["--secret", f"id=ca,src={self.ca}"]
             arguments |= {"PIP_CERT": CA_PATH, "SSL_CERT_FILE": CA_PATH}
+        if self.base is not None:
+            words += ["--label", f"org.opencontainers.image.base.name={self.base}"]
         for name, value in arguments.items():
             words += ["--build-arg", f"{name}={value}"]
         return self.command(*words, REPOSITORY)

@@ -36,17 +36,37 @@ QWEN3_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
     "eos_token_id": 151645,
 }
+QWEN25_7B: dict[str, Any] = {
+    **QWEN3_8B,
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+}
+QWEN3_06B: dict[str, Any] = {
+    **QWEN3_8B,
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
 DUMMY = "qwen3-8b"
-"""Not a folder: the shapes above, weights that no file holds."""
+DUMMIES = {DUMMY: QWEN3_8B, "qwen2.5-7b": QWEN25_7B, "qwen3-0.6b": QWEN3_06B}
+"""Not folders: the shapes above by name, with weights that no file holds."""
 ROUTER = b"bench-engine-000"
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, top_k=50, seed=1)
 
 
-def facts(layers: int | None = None) -> Any:
-    """Qwen3-8B, or its first layers."""
-    config = QWEN3_8B if layers is None else {**QWEN3_8B, "num_hidden_layers": layers}
-    return facts_of(config)
+def facts(layers: int | None = None, model: str = DUMMY) -> Any:
+    """One of ``DUMMIES``, or its first layers."""
+    config = DUMMIES[model]
+    return facts_of(config if layers is None else {**config, "num_hidden_layers": layers})
 
 
 @dataclass
@@ -64,10 +84,10 @@ class Rig:
     @classmethod
     def start(cls, folder: str = DUMMY, *, layers: int | None = None, **flat: Any) -> Rig:
         """An engine that has started; ``flat`` are settings."""
-        kind = "dummy" if folder == DUMMY else "auto"
+        kind = "dummy" if folder in DUMMIES else "auto"
         settings = {"load_format": kind, "enable_prefix_caching": False, **flat}
         if settings["load_format"] == "dummy":
-            settings["facts"] = facts(layers)
+            settings["facts"] = facts(layers, folder if folder in DUMMIES else DUMMY)
         config = EngineConfig.of(folder, device="cuda", revision="bench", **settings)
         executor = UniProcExecutor()
         rig = cls(EngineCore(config, executor, executor.start(config)))

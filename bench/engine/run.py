@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--only", default=",".join(KINDS), help=f"some of {', '.join(KINDS)}")
     parser.add_argument("--layers", type=int)
-    parser.add_argument("--folder", default="qwen3-8b", help="a model's; default: dummy weights")
+    parser.add_argument("--folder", default="qwen3-8b", help="a model's, or one of rig.DUMMIES")
     parser.add_argument("--decodes", help="JSON: [[batch, context], ...]")
     parser.add_argument("--parts", action="store_true", help="time the parts of the host's work")
     parser.add_argument("--settings", default="{}", help="JSON of the engine's settings")

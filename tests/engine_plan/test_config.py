@@ -54,6 +54,7 @@ DEFAULTS = {
     "long_prefill_token_threshold": None,
     "max_num_mixed_tokens": None,
     "mixed_tokens_per_decode": None,
+    "least_mixed_tokens": None,
     "policy": "fcfs",
     "max_num_queued_reqs": None,
     "max_num_queued_tokens": None,
@@ -153,6 +154,16 @@ def test_gpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
     fixed = config_of(tmp_path, device="cuda", max_num_mixed_tokens=8192).scheduler
     assert fixed.mixed_tokens_per_decode is None
     assert {fixed.mixed_tokens(n) for n in (1, 64, 256)} == {8192}
+    least = config_of(tmp_path, device="cuda", least_mixed_tokens=64).scheduler
+    assert [least.mixed_tokens(n) for n in (1, 64, 256)] == [64, 512, 2048]
+
+
+def test_cpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
+    """A step takes as long as it has tokens there: 128 of them, or four for each that decodes."""
+    steps = config_of(tmp_path, device="cpu", max_num_batched_tokens=2048).scheduler
+    assert [steps.mixed_tokens(n) for n in (1, 16, 64, 256)] == [128, 128, 256, 1024]
+    fixed = config_of(tmp_path, device="cpu", max_num_mixed_tokens=2048).scheduler
+    assert fixed.mixed_tokens(1) == fixed.mixed_tokens(256) == 2048
 
 
 @pytest.mark.parametrize(("given", "most"), [(-1, 100), (7, 7), (5000, 100)])
@@ -195,6 +206,7 @@ def test_device_is_detected(monkeypatch):
         ("long_prefill_token_threshold", 0),
         ("max_num_mixed_tokens", 256),
         ("mixed_tokens_per_decode", 1),
+        ("least_mixed_tokens", 0),
         ("policy", "random"),
         ("max_num_queued_reqs", -1),
         ("watermark", 1.5),

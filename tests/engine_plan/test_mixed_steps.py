@@ -24,7 +24,7 @@ def harness_of(decodes: int, **flat) -> Harness:
 )
 def test_the_bound_grows_with_the_decodes(decodes, tokens):
     """Eight tokens for each that decodes and 1,024 at least; without any the whole budget."""
-    harness = harness_of(decodes, mixed_tokens_per_decode=8)
+    harness = harness_of(decodes, mixed_tokens_per_decode=8, least_mixed_tokens=1024)
     harness.add(request_of("prompt", 3000))
 
     assert sum(row.num_tokens for row in next_plan(harness).rows) == tokens
@@ -39,11 +39,18 @@ def test_a_fixed_bound_does_not_grow():
 
 
 def test_without_either_bound_the_budget_decides():
-    """On a CPU, by default, decodes do not shorten a prompt's chunk."""
+    """Decodes do not shorten a prompt's chunk; an engine's config has one of the two."""
+    config = SchedulerConfig(max_num_batched_tokens=4096)
+
+    assert {config.mixed_tokens(n) for n in (1, 256)} == {4096}
+
+
+def test_a_cpu_bounds_them_by_default():
+    """Streams go on beside a long prompt: the step has 128 tokens, not the whole budget."""
     harness = harness_of(1)
     harness.add(request_of("prompt", 3000))
 
-    assert sum(row.num_tokens for row in next_plan(harness).rows) == 3001
+    assert sum(row.num_tokens for row in next_plan(harness).rows) == 128
 
 
 def test_the_last_token_of_a_prompt_is_no_decode():
@@ -56,21 +63,32 @@ def test_the_last_token_of_a_prompt_is_no_decode():
     assert shape_of(next_plan(harness)) == [(0, 2048, 1, (0,)), (1, 0, 2000, (0,))]
 
 
+@pytest.mark.parametrize("least", [None, 128, 1024])
 @pytest.mark.parametrize("ratio", [2, 8, 12])
 @pytest.mark.parametrize("budget", [1025, 2048, 8192])
-def test_a_prompt_gets_on_beside_any_number_of_decodes(ratio, budget):
+def test_a_prompt_gets_on_beside_any_number_of_decodes(ratio, budget, least):
     """Wherever the budget itself has room for more than the decodes, the bound has, too."""
     config = SchedulerConfig(
-        max_num_seqs=budget - 1, max_num_batched_tokens=budget, mixed_tokens_per_decode=ratio
+        max_num_seqs=budget - 1,
+        max_num_batched_tokens=budget,
+        mixed_tokens_per_decode=ratio,
+        least_mixed_tokens=least,
     )
 
     assert all(config.mixed_tokens(n) > n for n in range(1, budget))
     assert max(map(config.mixed_tokens, range(1, budget))) == budget
 
 
-def test_both_bounds_at_once_are_refused():
+@pytest.mark.parametrize("name", ["mixed_tokens_per_decode", "least_mixed_tokens"])
+def test_both_bounds_at_once_are_refused(name):
     """One of them would be ignored."""
     with pytest.raises(InvalidParameter, match="max_num_mixed_tokens") as caught:
-        config_of(max_num_mixed_tokens=1024, mixed_tokens_per_decode=8)
+        config_of(max_num_mixed_tokens=1024, **{name: 512})
 
-    assert caught.value.param == "mixed_tokens_per_decode"
+    assert caught.value.param == name
+
+
+def test_a_floor_of_no_bound_is_refused():
+    """It would be ignored."""
+    with pytest.raises(InvalidParameter, match="none where mixed_tokens_per_decode is none"):
+        SchedulerConfig(least_mixed_tokens=64)

@@ -15,9 +15,13 @@ from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
 from tandem.engine.config.revision import revision_of
 from tandem.engine.config.scheduler import (
+    CPU_LEAST_MIXED_TOKENS,
+    CPU_MIXED_TOKENS_PER_DECODE,
     GPU_BATCHED_TOKENS,
     GPU_IDLE_POLL_MS,
+    GPU_LEAST_MIXED_TOKENS,
     GPU_MIXED_TOKENS_PER_DECODE,
+    GROWING_BOUND,
     SchedulerConfig,
 )
 from tandem.protocol.card import Fingerprint
@@ -40,8 +44,14 @@ GPU_DEFAULTS: dict[str, Any] = {
     "async_scheduling": True,
     "idle_poll_ms": GPU_IDLE_POLL_MS,
     "mixed_tokens_per_decode": GPU_MIXED_TOKENS_PER_DECODE,
+    "least_mixed_tokens": GPU_LEAST_MIXED_TOKENS,
 }
 """What ``EngineConfig.of`` takes on a CUDA device for settings that are not given."""
+CPU_DEFAULTS: dict[str, Any] = {
+    "mixed_tokens_per_decode": CPU_MIXED_TOKENS_PER_DECODE,
+    "least_mixed_tokens": CPU_LEAST_MIXED_TOKENS,
+}
+"""The same on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +82,8 @@ class EngineConfig:
         name or a value that is not allowed.
         """
         device = resolve_device(flat.pop("device", "auto"))
-        if device == "cuda":
-            given = {name: value for name, value in flat.items() if value is not None}
-            flat = {**flat, **_gpu_defaults(given), **given}
+        given = {name: value for name, value in flat.items() if value is not None}
+        flat = {**flat, **_defaults_of(device, given), **given}
         parts = _sort_into_sections({"model": str(model), **flat})
         return cls(
             model=ModelConfig(**parts["model"]),
@@ -168,13 +177,13 @@ def resolve_device(device: str) -> str:
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
 
-def _gpu_defaults(given: dict[str, Any]) -> dict[str, Any]:
-    """``GPU_DEFAULTS`` beside what is given: a fixed bound of mixed steps is the only one."""
+def _defaults_of(device: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The device's defaults beside what is given: a fixed bound of mixed steps is the only one."""
     fixed = "max_num_mixed_tokens" in given
     return {
         name: value
-        for name, value in GPU_DEFAULTS.items()
-        if not (fixed and name == "mixed_tokens_per_decode")
+        for name, value in (GPU_DEFAULTS if device == "cuda" else CPU_DEFAULTS).items()
+        if not (fixed and name in GROWING_BOUND)
     }
 
 

@@ -18,8 +18,14 @@ GPU_IDLE_POLL_MS = 20
 """The same of how long an idle step loop polls."""
 GPU_MIXED_TOKENS_PER_DECODE = 8
 """The same of tokens a decode in steps that mix, where ``max_num_mixed_tokens`` is not given."""
-LEAST_MIXED_TOKENS = 1024
-"""Tokens of a mixed step that ``mixed_tokens_per_decode`` allows, however few decode."""
+GPU_LEAST_MIXED_TOKENS = 1024
+"""The same of tokens of such a step however few decode."""
+CPU_MIXED_TOKENS_PER_DECODE = 4
+"""What ``EngineConfig.of`` takes on a CPU, whose steps take as long as they have tokens."""
+CPU_LEAST_MIXED_TOKENS = 128
+"""The same of tokens of such a step however few decode."""
+GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
+"""Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +53,15 @@ class SchedulerConfig:
     mixed_tokens_per_decode: int | None = setting(
         None,
         "Tokens of a step in which some sequence decodes, for each that does, and "
-        f"{LEAST_MIXED_TOKENS} at least; {GPU_MIXED_TOKENS_PER_DECODE} on GPUs unless this or "
-        "max_num_mixed_tokens is given. None: max_num_batched_tokens alone bounds such a step.",
+        f"least_mixed_tokens at least; {GPU_MIXED_TOKENS_PER_DECODE} on GPUs and "
+        f"{CPU_MIXED_TOKENS_PER_DECODE} on CPUs unless this or max_num_mixed_tokens is given.",
+        unit="tokens",
+    )
+    least_mixed_tokens: int | None = setting(
+        None,
+        "Tokens of a step in which some sequence decodes that mixed_tokens_per_decode allows, "
+        f"however few decode; {GPU_LEAST_MIXED_TOKENS} on GPUs and {CPU_LEAST_MIXED_TOKENS} on "
+        "CPUs unless this or max_num_mixed_tokens is given.",
         unit="tokens",
     )
     long_prefill_token_threshold: int | None = setting(
@@ -95,12 +108,15 @@ class SchedulerConfig:
             "max_num_mixed_tokens", self.max_num_mixed_tokens, self.max_num_seqs + 1
         )
         check_optional_integer("mixed_tokens_per_decode", self.mixed_tokens_per_decode, 2)
-        if self.max_num_mixed_tokens is not None and self.mixed_tokens_per_decode is not None:
-            raise InvalidParameter(
-                "mixed_tokens_per_decode",
-                self.mixed_tokens_per_decode,
-                "none where max_num_mixed_tokens is given",
-            )
+        check_optional_integer("least_mixed_tokens", self.least_mixed_tokens, 1)
+        if self.max_num_mixed_tokens is not None:
+            for name in GROWING_BOUND:
+                if getattr(self, name) is not None:
+                    allowed = "none where max_num_mixed_tokens is given"
+                    raise InvalidParameter(name, getattr(self, name), allowed)
+        if self.mixed_tokens_per_decode is None and self.least_mixed_tokens is not None:
+            allowed = "none where mixed_tokens_per_decode is none"
+            raise InvalidParameter("least_mixed_tokens", self.least_mixed_tokens, allowed)
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)
@@ -116,4 +132,5 @@ class SchedulerConfig:
             return min(budget, self.max_num_mixed_tokens)
         if self.mixed_tokens_per_decode is None:
             return budget
-        return min(budget, max(LEAST_MIXED_TOKENS, self.mixed_tokens_per_decode * decodes))
+        least = self.least_mixed_tokens or 0
+        return min(budget, max(least, self.mixed_tokens_per_decode * decodes))

@@ -11,7 +11,6 @@ import argparse
 import cProfile
 import logging
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -70,10 +69,6 @@ class PacedExecutor:
     def _draw(self) -> int:
         self._token = (self._token * 1103515245 + 12345) % (1 << 31)
         return 300 + self._token % (self._vocabulary - 300)
-
-    def collective(self, method: str, *args: object) -> Sequence[Any]:
-        """There is no rank."""
-        raise NotImplementedError(method)
 
     def stop(self) -> None:
         """Nothing runs."""

@@ -22,7 +22,7 @@ from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.blocks import pack, unpack
 from tandem.kernels.blocks.triton import digest
 from tandem.kernels.measure.timing import replay_us
-from tandem.kernels.norm import add_rms_norm, rms_norm
+from tandem.kernels.norm import rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
 from tandem.kernels.sampling import (
     Filters,
@@ -63,15 +63,8 @@ def layer_ops(tokens: int) -> Iterator[Bench]:
     """What a decoder layer has besides products and attention."""
     sets = min(SETS, max(4, (1 << 30) // (tokens * INTER * 4)))
     weight, row = rand(HIDDEN), tokens * HIDDEN * 2
-    streams = [(rand(tokens, HIDDEN), rand(tokens, HIDDEN), weight, 1e-6) for _ in range(sets)]
-    alone = [(stream[0], weight, 1e-6) for stream in streams]
-    yield Bench(f"add_rms_norm, {tokens}", each(add_rms_norm, streams), sets, 4 * row)
-    yield Bench(
-        f"rms_norm, {tokens}",
-        each(rms_norm, alone),
-        sets,
-        2 * row,
-    )
+    alone = [(rand(tokens, HIDDEN), weight, 1e-6) for _ in range(sets)]
+    yield Bench(f"rms_norm, {tokens}", each(rms_norm, alone), sets, 2 * row)
     gates = [(rand(tokens, 2 * INTER),) for _ in range(sets)]
     yield Bench(f"silu_and_mul, {tokens}", each(silu_and_mul, gates), sets, tokens * INTER * 6)
     page, blocks = 64, -(-tokens // 64) + 8

@@ -24,7 +24,7 @@ from tandem.kernels.gemm import linear as product
 from tandem.kernels.gemm import linear_add, norm_gated, norm_linear
 from tandem.kernels.measure.paged import Case, Shape, make_case
 from tandem.kernels.measure.timing import replay_us
-from tandem.kernels.norm import add_rms_norm, rms_norm
+from tandem.kernels.norm import rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
 from tandem.kernels.sampling import best
 
@@ -105,17 +105,15 @@ def folded(model: Model, step: Step) -> Tensor:
 
 
 def apart(model: Model, step: Step, multiply: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Every op by itself, the norm with the addition before it."""
+    """Every op by itself."""
     case = replace(step.case, batch=replace(step.case.batch, memo={}))
     stream = step.residual.clone()
-    x = rms_norm(stream, model.layers[0].gain, EPS)
     for i, w in enumerate(model.layers):
-        attended = step.attend(model, multiply(x, w.qkv), i, case)
-        x = add_rms_norm(multiply(attended, w.out), stream, w.gain, EPS)
-        x = add_rms_norm(
-            multiply(silu_and_mul(multiply(x, w.gate_up)), w.down), stream, w.gain, EPS
-        )
-    return best(multiply(x, model.head))
+        qkv = multiply(rms_norm(stream, w.gain, EPS), w.qkv)
+        stream += multiply(step.attend(model, qkv, i, case), w.out)
+        gate_up = multiply(rms_norm(stream, w.gain, EPS), w.gate_up)
+        stream += multiply(silu_and_mul(gate_up), w.down)
+    return best(multiply(rms_norm(stream, model.layers[0].gain, EPS), model.head))
 
 
 def make_step(batch: int, context: int) -> Step:

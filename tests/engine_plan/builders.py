@@ -79,9 +79,7 @@ def request_of(
 class Harness:
     """An EngineCore over a verifying SimExecutor, with everything it said."""
 
-    def __init__(
-        self, num_blocks: int = 64, *, connector: Any = None, gates: Any = (), **flat: Any
-    ) -> None:
+    def __init__(self, num_blocks: int = 64, *, connector: Any = None, **flat: Any) -> None:
         self.config = config_of(**flat)
         self.clock = Clock()
         self.executor = SimExecutor(num_blocks, verify=True)
@@ -90,7 +88,6 @@ class Harness:
             self.executor,
             self.executor.start(self.config),
             connector=connector,
-            gates=gates,
             clock=self.clock,
         )
         self.requests: dict[RequestKey, EngineCoreRequest] = {}

@@ -103,32 +103,6 @@ def test_a_hand_off_that_is_not_announced_holds_up_nobody():
     assert [out.request for out in line.harness.outputs] == ["whole"]
 
 
-def test_a_shut_gate_holds_up_no_hand_off():
-    """A request that waits for something else than blocks claims none."""
-
-    class Shut:
-        def ready(self, request):
-            return request.key.request != "gated"
-
-        def can_reserve(self, request, num_tokens):
-            return True
-
-        def reserve(self, request, num_tokens):
-            pass
-
-        def release(self, request):
-            pass
-
-    line = Line(Traffic())
-    harness = Harness(8, connector=line.side, gates=[Shut()])
-    harness.add(request_of("gated", 100))
-    late = consume("late", 60)
-    harness.add(late)
-    line.side.ready[late.key] = 60
-    harness.step()
-    assert late.key in line.side.loads
-
-
 def test_hand_offs_leave_the_watermark():
     """Beside others that run, a hand-off takes no block that is kept for their growth."""
     line = Line(Traffic(num_blocks=10, watermark=0.3))

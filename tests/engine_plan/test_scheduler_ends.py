@@ -1,9 +1,8 @@
-"""Budgets, aborts, gates and limits of the queue."""
+"""Budgets, aborts and limits of the queue."""
 
-from tests.engine_plan.builders import Harness, params_of, request_of
+from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.plans import long_running, next_plan
 
-from tandem.engine.request import Request
 from tandem.protocol.errors import FailCause, RefusalCode
 
 
@@ -59,83 +58,6 @@ def test_forks_aborted_before_their_copy_are_forgotten():
     harness.core.check_integrity()
     assert harness.core.manager.take_copies() == ()
     assert harness.core.manager.num_free == 64
-
-
-class Turnstile:
-    """A gate that lets a few tokens through each step and opens late for some."""
-
-    def __init__(self, late: str) -> None:
-        self.late = late
-        self.open = False
-        self.left = 0
-        self.reserved: list[tuple[str, int]] = []
-        self.released: list[str] = []
-
-    def ready(self, request: Request) -> bool:
-        """Whether it may pass at all."""
-        return self.open or request.request_id != self.late
-
-    def can_reserve(self, request: Request, num_tokens: int) -> bool:
-        """Whether so many tokens may pass now."""
-        return num_tokens <= self.left
-
-    def reserve(self, request: Request, num_tokens: int) -> None:
-        """Take them."""
-        self.left -= num_tokens
-        self.reserved.append((request.request_id, num_tokens))
-
-    def release(self, request: Request) -> None:
-        """It ended."""
-        self.released.append(request.request_id)
-
-
-def test_gates_hold_back_without_blocking():
-    """A request whose gate is shut lets others pass; a reservation is made once per step."""
-    gate = Turnstile("late")
-    harness = Harness(gates=(gate,))
-    harness.add(request_of("late", 10, params=params_of(max_tokens=2, ignore_eos=True)))
-    harness.add(request_of("fast", 10, params=params_of(max_tokens=2, ignore_eos=True)))
-
-    gate.left = 5
-    assert harness.core.scheduler.plan() is None
-    gate.left = 11
-    next_plan(harness)
-    next_plan(harness)
-    assert gate.reserved == [("fast", 10), ("fast", 1)]
-    gate.open, gate.left = True, 100
-    harness.run()
-
-    assert gate.released == ["fast", "late"]
-    for request in harness.requests.values():
-        harness.check(request)
-
-
-def test_a_shut_gate_pauses_a_running_request():
-    """A decode whose gate is shut is left out of the step, and goes on when it opens."""
-    gate = Turnstile("")
-    harness = Harness(gates=(gate,))
-    harness.add(request_of("a", 10))
-    gate.left = 10
-    next_plan(harness)
-
-    assert harness.core.scheduler.plan() is None
-    gate.left = 100
-    harness.run()
-    harness.check(request_of("a", 10))
-
-
-def test_preempted_requests_give_back_what_their_gates_hold():
-    """A preemption releases at the gates, and the new start reserves again."""
-    gate = Turnstile("")
-    gate.left = 10_000
-    harness = Harness(4, gates=(gate,))
-    for name in "ab":
-        harness.add(request_of(name, 16, params=long_running(max_tokens=40)))
-    harness.run()
-
-    assert gate.released == ["b", "a", "b"]
-    for request in harness.requests.values():
-        harness.check(request)
 
 
 def test_queue_limits_refuse():

@@ -75,12 +75,3 @@ def test_seeds_and_choices_matter_only_when_drawing():
 
     assert out(0.0, 1, 0) == out(0.0, 2, 1)
     assert len({tuple(out(1.0, seed, choice)) for seed in (1, 2) for choice in (0, 1)}) == 4
-
-
-def test_there_is_nothing_behind_it():
-    """No worker can be called; stopping is always possible."""
-    executor = started()
-
-    with pytest.raises(NotImplementedError, match="sleep"):
-        executor.collective("sleep")
-    executor.stop()

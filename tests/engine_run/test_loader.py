@@ -13,7 +13,6 @@ from tandem.engine.loader import (
     BadWeightsFile,
     MissingTensor,
     SafetensorsWeights,
-    Shard,
     UnexpectedTensors,
     UnsupportedTensor,
     WeightsNotFound,
@@ -76,23 +75,6 @@ def test_writing_to_a_tensor_leaves_the_file(tmp_path: Path):
         weights.get("embed.weight").zero_()
     with weights_of(tmp_path) as again:
         assert torch.equal(again.get("embed.weight"), TENSORS["embed.weight"])
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_ranks_parts_make_the_whole(tmp_path: Path, dim: int):
-    """The parts of all ranks, put together, are the tensor."""
-    with weights_of(single(tmp_path)) as weights:
-        parts = [weights.get("embed.weight", (8, 6), Shard(rank, 2, dim)) for rank in range(2)]
-    assert torch.equal(torch.cat(parts, dim), TENSORS["embed.weight"])
-
-
-@pytest.mark.parametrize(
-    ("shard", "word"), [(Shard(0, 3), "evenly"), (Shard(0, 2, 2), "dimension")]
-)
-def test_uneven_part_is_refused(tmp_path: Path, shard: Shard, word: str):
-    """A dimension that is not there or does not divide is named."""
-    with weights_of(single(tmp_path)) as weights, pytest.raises(WrongShape, match=word):
-        weights.get("embed.weight", (8, 6), shard)
 
 
 def test_missing_tensor_names_its_neighbours(tmp_path: Path):

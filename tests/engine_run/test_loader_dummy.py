@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tandem.engine.config import EngineConfig, facts_of
-from tandem.engine.loader import DummyWeights, MissingTensor, Shard, open_weights
+from tandem.engine.loader import DummyWeights, MissingTensor, open_weights
 from tandem.engine.loader.dummy import PERIOD
 
 CPU = torch.device("cpu")
@@ -23,13 +23,6 @@ def test_values_depend_on_seed_and_name_alone():
     assert torch.equal(two.get("a", (8, 8)), a)
     assert not torch.equal(a, b)
     assert not torch.equal(a, dummies(1).get("a", (8, 8)))
-
-
-@pytest.mark.parametrize("dim", [0, 1])
-def test_ranks_share_one_model(dim: int):
-    """A rank's part is a part of what a single rank would have."""
-    parts = [dummies().get("a", (4, 6), Shard(rank, 2, dim)) for rank in range(2)]
-    assert torch.equal(torch.cat(parts, dim), dummies().get("a", (4, 6)))
 
 
 def test_spread_follows_the_inputs():

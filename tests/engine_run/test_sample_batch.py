@@ -125,26 +125,6 @@ def one_step(batch: SamplingBatch, logits: torch.Tensor, position: int) -> list[
     return [int(token) for token in out.token_ids]
 
 
-def test_moved_row_is_the_same_row():
-    """Moving rows to close gaps changes nothing for them, and frees where they were."""
-    rows, logits = many_rows(8), random_logits(8, VOCABULARY)
-    drawn = tokens_of(logits, rows)
-    batch = batch_of(rows, spare=8)
-    for at in range(8):
-        batch.move(at, 15 - at)
-        batch.move(15 - at, 15 - at)
-    out = Sampler(VOCABULARY).sample(
-        logits,
-        batch,
-        rows=range(15, 7, -1),
-        positions=[len(row.output) for row in rows],
-        choices=[(0,)] * 8,
-    )
-    assert out.token_ids.tolist() == drawn
-    assert not batch.kinds[:8].any()
-    assert all(at > 7 for at in (*batch.rules, *batch.logprobs))
-
-
 def test_reused_row_forgets():
     """A row that is given to another sequence keeps nothing of the one before."""
     rows, logits = many_rows(8), random_logits(8, VOCABULARY)

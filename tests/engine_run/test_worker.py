@@ -89,13 +89,13 @@ def test_an_executor_starts_once_and_stops_twice():
     held = executor.start(config(num_gpu_blocks_override=4))
     assert held.num_blocks == 4
     assert held.layout == config().layout
-    (blocks,) = executor.collective("slab_blocks")
+    blocks = executor.worker.slab_blocks()
     assert blocks.shape == (4, held.layout.block_bytes)
     assert held.slab_address == blocks.data_ptr()
     executor.stop()
     executor.stop()
     with pytest.raises(AssertionError, match="not started"):
-        executor.collective("slab_blocks")
+        executor.worker.slab_blocks()
 
 
 def test_what_a_step_raises_is_in_its_future():

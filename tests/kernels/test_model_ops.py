@@ -7,7 +7,7 @@ from torch.nn.functional import silu
 from tandem.kernels import BadTensor
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.gemm import linear_add, norm_linear
-from tandem.kernels.norm import add_rms_norm, rms_norm
+from tandem.kernels.norm import rms_norm
 from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv, rotary_q
 
 
@@ -24,26 +24,14 @@ def test_rms_norm_is_its_formula(rows):
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5).float())
 
 
-def test_add_rms_norm_updates_the_stream():
-    """The residual holds the sum afterwards, the result is its norm, x is left alone."""
-    x, residual, weight = torch.randn(5, 48), torch.randn(5, 48), torch.randn(48)
-    kept, total = x.clone(), x + residual
-    out = add_rms_norm(x, residual, weight, 1e-5)
-    assert torch.equal(residual, total)
-    assert torch.equal(x, kept)
-    torch.testing.assert_close(out, normed(total, weight, 1e-5).float())
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_stream_in_float32_keeps_its_sums(dtype):
     """The stream is not rounded, what is normed from it has the type of the weight."""
     x, weight = torch.randn(5, 48).to(dtype), torch.randn(48).to(dtype)
     stream = torch.randn(5, 48)
-    total = stream + x.float()
-    out = add_rms_norm(x, stream, weight, 1e-5)
-    assert torch.equal(stream, total)
+    out = rms_norm(stream, weight, 1e-5)
     assert out.dtype == dtype
-    torch.testing.assert_close(out, normed(total, weight, 1e-5).to(dtype))
+    torch.testing.assert_close(out, normed(stream, weight, 1e-5).to(dtype))
     product = torch.randn(7, 48).to(dtype)
     assert norm_linear(stream, weight, 1e-5, product).dtype == dtype
     wide = torch.randn(5, 7)
@@ -58,8 +46,6 @@ def test_norms_refuse_what_does_not_fit():
         rms_norm(torch.randn(2, 8), torch.ones(4), 1e-5)
     with pytest.raises(BadTensor, match="x is"):
         rms_norm(torch.randn(2, 8).half(), torch.ones(8), 1e-5)
-    with pytest.raises(BadTensor, match="residual has shape"):
-        add_rms_norm(torch.randn(2, 8), torch.randn(3, 8), torch.ones(8), 1e-5)
 
 
 def test_silu_and_mul_takes_the_gate_first():

@@ -71,6 +71,9 @@ def test_it_chooses_the_shape(
     assert answer.headers[HEADER_SHAPE] == shape
     assert len(p.submitted) == submitted
     assert len(d.submitted) == 1
+    counted = 'tandem:router_attempts_total{rung="first"'
+    assert counted not in httpx.get(served.url + "/metrics").text
+    assert counted in httpx.get(served.url + "/debug/canary").text
 
 
 def test_a_shape_that_cannot_be_had_is_no_other(serve: Serve, decode: Make, token: Path) -> None:

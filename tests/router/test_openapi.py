@@ -46,6 +46,7 @@ RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
     ("get", "/ready", None),
     ("get", "/version", None),
     ("get", "/metrics", None),
+    ("get", "/debug/canary", None),
     ("get", "/debug/fleet", None),
     ("post", "/reset_prefix_cache", None),
 ]

@@ -27,7 +27,7 @@ def is_handed_off(producer=None, consumer=None, pace=None, prompt=PROMPT, patien
     )
     placement = PrefixLoadPolicy(16, patience).place(prompt, fleet, 0.0, Exclusions())
     assert placement is not None
-    return placement.prefill is not None, placement.explanation.rule
+    return placement.prefill is not None, placement.rule
 
 
 def test_a_prefill_worker_that_is_seconds_behind_is_spared():

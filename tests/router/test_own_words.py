@@ -68,16 +68,6 @@ def test_a_priority_counts_where_it_is_allowed(serve: Serve, decode: Make) -> No
     assert [request.priority for request in d.submitted] == [-3, 0]
 
 
-def test_only_a_traceparent_travels(serve: Serve, decode: Make) -> None:
-    """A header of that name that is none is dropped, not sent to workers."""
-    d = decode()
-    served = serve(d)
-    right = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    for value in (right, "x" * 60_000, "00-1"):
-        assert served.post(CHAT, json=BODY, headers={"traceparent": value}).is_success
-    assert [request.trace for request in d.submitted] == [right, None, None]
-
-
 @pytest.mark.parametrize(
     "value",
     ["x" * 30_000_000, list(range(3_000_000)), {"a": ["b" * 10_000_000] * 3}, 10**6000],

@@ -33,7 +33,6 @@ from tandem.router.openai.chunks import chat_writer, completion_writer, usage
 from tandem.router.openai.errors import answer_of
 from tandem.router.openai.sse import ClientGone, EventStream
 from tandem.router.placement.base import Placement
-from tandem.router.placement.explain import Explanation
 
 
 def test_every_setting_explains_itself() -> None:
@@ -275,7 +274,7 @@ async def test_a_client_that_leaves_before_the_first_event_is_told_of_by_an_erro
 
 async def test_a_slow_client_is_no_silent_worker() -> None:
     """Events that wait to be read count as said."""
-    attempt = Attempt(0, Placement(inc(1), None, Explanation("", ())), asyncio.get_running_loop())
+    attempt = Attempt(0, Placement(inc(1), None, ""), asyncio.get_running_loop())
     leg = Leg(attempt, None, is_prefill=False)  # type: ignore[arg-type]  # no worker is needed
     attempt.legs.append(leg)
     late = attempt.started_at + 100

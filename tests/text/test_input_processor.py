@@ -28,9 +28,7 @@ def processor(byte_level: Tokenizer, make_card: MakeCard) -> InputProcessor:
 
 def test_a_text_becomes_a_whole_request(processor: InputProcessor, byte_level: Tokenizer) -> None:
     """Ids, end ids, hashes of full blocks, the options, and the text for echo."""
-    options = InputOptions(
-        cache_salt="tenant", adapter="a", priority=3, budget_ms=900, trace="00-x"
-    )
+    options = InputOptions(cache_salt="tenant", adapter="a", priority=3, budget_ms=900)
 
     processed = processor.process("the quick brown fox jumps", SamplingParams(), KEY, options)
     request = processed.request
@@ -40,12 +38,7 @@ def test_a_text_becomes_a_whole_request(processor: InputProcessor, byte_level: T
     assert (request.key, request.prompt_token_ids) == (KEY, ids)
     assert request.eos_token_ids == byte_level.eos_token_ids
     assert (request.cache_salt, request.adapter, request.priority) == ("tenant", "a", 3)
-    assert (request.budget_ms, request.trace, request.kv, request.emitted) == (
-        900,
-        "00-x",
-        None,
-        (),
-    )
+    assert (request.budget_ms, request.kv, request.emitted) == (900, None, ())
     root = root_hash(
         fingerprint=processor.card.fingerprint.digest, block_size=4, adapter="a", salt="tenant"
     )

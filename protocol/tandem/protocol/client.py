@@ -10,8 +10,8 @@ from tandem.protocol.requests import EngineCoreRequest
 
 
 class EngineCoreClient(Protocol):
-    """``InprocClient`` (engine in this process), ``ProcClient`` (one worker over ZMQ) and the
-    router's ``Dispatcher`` (many workers, hand-off, failure ladder)."""
+    """``InprocClient`` (engine in this process) and the router's ``Dispatcher`` (many workers,
+    hand-off, failure ladder)."""
 
     def stream(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
         """Yield the outputs of all choices until each has finished; then stop.

@@ -49,8 +49,6 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     hand-off, whose workers may have other limits each; None is the worker's own."""
     kv: Produce | Consume | None = None
     """None: this worker does both halves."""
-    trace: str | None = None
-    """W3C traceparent of the client's request."""
 
     def emitted_of(self, choice: int) -> tuple[int, ...]:
         """Tokens of ``choice`` that earlier attempts emitted."""

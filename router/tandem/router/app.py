@@ -193,7 +193,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.state.service = Service(
         llm=router.llm,
         metrics=router.metrics,
-        canary_metrics=RouterMetrics(),
+        canary_metrics=router.dispatcher.canary_metrics,
         names=router.names,
         body_seconds=config.body_timeout,
         stream_seconds=config.request_timeout + SLOW_READER,

@@ -81,6 +81,13 @@ async def metrics(request: Request) -> Response:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
+@routes.get("/debug/canary")
+async def debug_canary(request: Request) -> Response:
+    """What the operator's canaries counted, as a Prometheus exposition: not scraped with users'."""
+    text = service_of(request).canary_metrics.text()
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
 @routes.get("/debug/fleet")
 async def debug_fleet(request: Request) -> Response:
     """Links, workers, their load and what is known of their caches."""

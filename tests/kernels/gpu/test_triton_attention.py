@@ -10,7 +10,6 @@ from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, HOPPER, INTERPRETED, NE
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
 from tandem.kernels.attention.decode import decode
-from tandem.kernels.attention.merge import merge
 from tandem.kernels.attention.prefill import prefill
 
 PREFILL_BACKENDS = [Backend.TRITON, pytest.param(Backend.GLUON, marks=pytest.mark.skipif(
@@ -156,28 +155,3 @@ def test_one_graph_serves_any_lengths():
         out.fill_(torch.nan)
         graph.replay()
         assert gap(out, dense(q, kv, batch, 0.1)) < ERROR[torch.bfloat16]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_states_over_two_parts_merge_to_the_whole(dtype):
-    """decode_states over two parts of the keys, merged, is decode over all of them."""
-    from tandem.kernels.attention.decode import triton
-
-    page_tokens = 640 if GPU else 48
-    q, kv, batch = paged([2 * page_tokens, page_tokens], [1, 1], dtype)
-    half = page_tokens // PAGE
-    left = PagedBatch(
-        batch.query_start, batch.seq_lens.clamp(max=page_tokens), batch.block_tables, 1, page_tokens
-    )
-    right = PagedBatch(
-        batch.query_start,
-        batch.seq_lens - page_tokens,
-        batch.block_tables[:, half:].contiguous(),
-        1,
-        page_tokens,
-    )
-    parts = [triton.decode_states(q, kv, part, 0.1) for part in (left, right)]
-    for backend in (Backend.TORCH, Backend.TRITON):
-        got, lse = merge(*parts[0], *parts[1], backend=backend)
-        assert gap(got, dense(q, kv, batch, 0.1)) < 2 * ERROR[dtype]
-        assert torch.isfinite(lse).all()

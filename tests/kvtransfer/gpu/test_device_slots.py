@@ -15,8 +15,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 BLOCK = 96 << 10
-NEAR = Traits(name="nixl", needs_advance=True, fenced=False, moves_gpu_memory=True)
-FAR = Traits(name="tcp", needs_advance=False, fenced=True)
+NEAR = Traits(name="nixl", needs_advance=True, moves_gpu_memory=True)
+FAR = Traits(name="tcp", needs_advance=False)
 
 
 def slab_of(blocks: int) -> torch.Tensor:

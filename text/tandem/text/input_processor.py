@@ -54,8 +54,6 @@ class InputOptions:
     """Lower goes first under the priority policy."""
     budget_ms: int | None = None
     """Deadline of the whole request, from now on; None is none."""
-    trace: str | None = None
-    """W3C traceparent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +139,6 @@ class InputProcessor:
             adapter=options.adapter,
             priority=options.priority,
             budget_ms=options.budget_ms,
-            trace=options.trace,
         )
         return ProcessedInput(request=request, prompt=prompt.text)
 

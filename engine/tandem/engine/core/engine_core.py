@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ from tandem.engine.executor.base import Capacity, Executor, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.admission import Limits
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.seeds import SeedSource
@@ -74,7 +73,6 @@ class EngineCore:
         capacity: Capacity,
         *,
         connector: KVConnector | None = None,
-        gates: Sequence[Gate] = (),
         metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -104,7 +102,6 @@ class EngineCore:
             limits=limits,
             fingerprint=self.fingerprint.digest,
             connector=connector,
-            gates=gates,
             clock=clock,
         )
         self._executor = executor

@@ -40,10 +40,6 @@ class Executor(Protocol):
         """Launch one step. Two may be in flight; they finish in order."""
         ...
 
-    def collective(self, method: str, *args: object) -> list[Any]:
-        """Call ``Worker.<method>`` on every rank; results in rank order."""
-        ...
-
     def stop(self) -> None:
         """End the ranks. May be called twice."""
         ...

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
@@ -165,10 +164,6 @@ class SimExecutor:
         future: Future[ModelRunnerOutput] = Future()
         future.set_result(ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs))
         return future
-
-    def collective(self, method: str, *args: object) -> list[Any]:
-        """There is no worker to call."""
-        raise NotImplementedError(method)
 
     def stop(self) -> None:
         """Nothing runs."""

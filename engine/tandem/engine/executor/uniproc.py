@@ -5,9 +5,8 @@ What a CPU worker and an offline engine use, and every test that wants a real mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
@@ -60,11 +59,6 @@ class UniProcExecutor:
             future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
             return future
-
-    def collective(self, method: str, *args: object) -> list[Any]:
-        """See Executor."""
-        call: Callable[..., Any] = getattr(self.worker, method)
-        return [call(*args)]
 
     def stop(self) -> None:
         """See Executor."""

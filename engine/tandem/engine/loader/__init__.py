@@ -1,9 +1,9 @@
 """Prepared folder → tensors of one rank: safetensors, mapped into memory, or seeded dummies.
 
-Public: ``open_weights(config) -> Weights``; a model calls ``weights.get(name, shape=, shard=)`` for
-every tensor that it needs, merges what it merges, and ends with ``weights.check_all_used()``.
-``Shard(rank, size, dim)`` asks for one rank's slice, read without the rest. Errors are of the tree
-of ``LoadError`` and name the tensor and the file. Called by tandem.engine.worker and models.
+Public: ``open_weights(config) -> Weights``; a model calls ``weights.get(name, shape)`` for every
+tensor that it needs, merges what it merges, and ends with ``weights.check_all_used()``. Errors are
+of the tree of ``LoadError`` and name the tensor and the file. Called by tandem.engine.worker and
+models.
 """
 
 from tandem.engine.loader.dummy import DummyWeights
@@ -18,7 +18,6 @@ from tandem.engine.loader.errors import (
 )
 from tandem.engine.loader.opening import open_weights
 from tandem.engine.loader.safetensors import SafetensorsWeights
-from tandem.engine.loader.shard import Shard
 from tandem.engine.loader.weights import Weights
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "LoadError",
     "MissingTensor",
     "SafetensorsWeights",
-    "Shard",
     "UnexpectedTensors",
     "UnsupportedTensor",
     "Weights",

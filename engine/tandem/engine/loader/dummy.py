@@ -1,8 +1,8 @@
 """Random weights that no file holds: for measuring and for tests of shapes and memory.
 
-A tensor's values depend on (seed, name, shape) alone, not on what was asked before it or on how
-many ranks share it. They keep a forward pass finite: matrices have a standard deviation of one
-over the root of their inputs, gains of norms lie near 1, other vectors near 0.
+A tensor's values depend on (seed, name, shape) alone, not on what was asked before it. They keep a
+forward pass finite: matrices have a standard deviation of one over the root of their inputs, gains
+of norms lie near 1, other vectors near 0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tandem.engine.loader.errors import MissingTensor
 from tandem.engine.loader.progress import Progress
-from tandem.engine.loader.shard import Shard
 from tandem.engine.loader.weights import Weights
 
 PERIOD = 1_048_573
@@ -47,15 +46,14 @@ class DummyWeights(Weights):
     def _where(self, name: str) -> str:
         return "no file"
 
-    def _read(self, name: str, shape: tuple[int, ...] | None, shard: Shard | None) -> Tensor:
+    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         if shape is None:
             raise MissingTensor(f"a dummy for {name} needs its shape")
         scale, mean = _spread(name, shape)
         block = torch.rand(min(PERIOD, math.prod(shape)), generator=_generator(self._seed, name))
         block = block.sub_(0.5).mul_(scale * math.sqrt(12)).add_(mean)
         block = block.to(device=self.device, dtype=self.dtype)
-        whole = _repeat(block, math.prod(shape)).view(shape)
-        return whole if shard is None else whole[shard.slices(name, shape)].contiguous()
+        return _repeat(block, math.prod(shape)).view(shape)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -24,7 +24,6 @@ from tandem.engine.loader.errors import (
 from tandem.engine.loader.header import FLOATS, Place, places_in
 from tandem.engine.loader.index import INDEX, weight_files
 from tandem.engine.loader.progress import Progress
-from tandem.engine.loader.shard import Shard
 from tandem.engine.loader.upload import Uploader
 from tandem.engine.loader.weights import Weights
 
@@ -68,7 +67,7 @@ class SafetensorsWeights(Weights):
     def _where(self, name: str) -> str:
         return str(self._owners[name])
 
-    def _read(self, name: str, shape: tuple[int, ...] | None, shard: Shard | None) -> Tensor:
+    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         path = self._owners.get(name)
         if path is None:
             raise MissingTensor(self._explain_missing(name))
@@ -84,13 +83,9 @@ class SafetensorsWeights(Weights):
             raise UnsupportedTensor(
                 f"{name} in {path} is {view.get_dtype()}; read are {', '.join(sorted(FLOATS))}"
             )
-        tensor: Tensor
-        if shard is not None:
-            tensor = view[shard.slices(name, whole)]
-        elif self._uploader is not None:
-            tensor = self._upload(self._uploader, path, name)
-        else:
-            tensor = self._open[path].get_tensor(name)
+        if self._uploader is not None:
+            return self._upload(self._uploader, path, name)
+        tensor: Tensor = self._open[path].get_tensor(name)
         return tensor
 
     def _upload(self, uploader: Uploader, path: Path, name: str) -> Tensor:

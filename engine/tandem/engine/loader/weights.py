@@ -17,7 +17,6 @@ from torch import Tensor
 
 from tandem.engine.loader.errors import UnexpectedTensors
 from tandem.engine.loader.progress import Progress
-from tandem.engine.loader.shard import Shard
 
 SHOWN = 5
 """Names that an error lists before it only counts."""
@@ -41,28 +40,25 @@ class Weights(ABC):
         """Whether ``get(name)`` would find a tensor; a dummy has every name."""
 
     @abstractmethod
-    def _read(self, name: str, shape: tuple[int, ...] | None, shard: Shard | None) -> Tensor:
-        """The (part of the) tensor as its source holds it, its whole shape checked."""
+    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        """The tensor as its source holds it, its shape checked."""
 
     @abstractmethod
     def _where(self, name: str) -> str:
         """The file that holds a tensor of ``names()``, for errors."""
 
-    def get(
-        self, name: str, shape: Sequence[int] | None = None, shard: Shard | None = None
-    ) -> Tensor:
-        """One tensor, or one rank's part of it, in this engine's dtype and on its device.
+    def get(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
+        """One tensor in this engine's dtype and on its device.
 
         Args:
             name: as checkpoints have it, ``model.layers.0.self_attn.q_proj.weight``.
-            shape: the whole tensor's, before any shard; checked where given. Dummies need it.
-            shard: the part to read; the rest is not read.
+            shape: checked where given. Dummies need it.
 
         Where dtype and device are already right the tensor is a view of the mapped file: nothing
         is copied, pages come in as they are touched, writing to it stays private to the process.
         Raises MissingTensor, WrongShape or UnsupportedTensor.
         """
-        tensor = self._read(name, None if shape is None else tuple(shape), shard)
+        tensor = self._read(name, None if shape is None else tuple(shape))
         self._used.add(name)
         self._progress.advance(tensor.nbytes)
         return tensor.to(device=self.device, dtype=self.dtype)

@@ -61,8 +61,8 @@ class SamplingBatch:
         """Rows whose logits are changed before the choice."""
         self.logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and of how many best tokens."""
-        self._columns = (*self.drawing, self.repetition, self.frequency, self.presence)
-        self._numbers = tuple(each.numpy() for each in self._columns)
+        columns = (*self.drawing, self.repetition, self.frequency, self.presence)
+        self._numbers = tuple(each.numpy() for each in columns)
         """The same memory: a number is put there in a twentieth of the time."""
 
     def add(
@@ -106,21 +106,6 @@ class SamplingBatch:
         self.kinds[row] = Kind.GREEDY
         self.rules.pop(row, None)
         self.logprobs.pop(row, None)
-
-    def move(self, source: int, target: int) -> None:
-        """Put the sequence of ``source`` in the place of ``target``'s, if any; free ``source``."""
-        if source == target:
-            return
-        self.remove(target)
-        for column in self._columns:
-            column[target] = column[source]
-        self._changed = True
-        self.kinds[target] = self.kinds[source]
-        if source in self.rules:
-            self.rules[target] = self.rules[source]
-        if source in self.logprobs:
-            self.logprobs[target] = self.logprobs[source]
-        self.remove(source)
 
     def needs_tokens(self, row: int) -> bool:
         """Whether the row's next draw needs all its earlier tokens given to ``extend`` first.

@@ -55,8 +55,6 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     sample_choices: tuple[int, ...] = ()
     """Choices to draw from the row's last logits: () while the prompt goes on, (choice,)
     usually, all n at the end of a prompt that forks. The first goes on as this very sequence."""
-    draft_token_ids: tuple[int, ...] = ()
-    """Speculative tokens among ``num_tokens``, last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 All blocks that a sequence's known tokens need are taken when it starts, so only decodes ask for
 more; when there is none left, the running sequence that goes last is preempted. A row that was
-drafted is never taken back. Features are seen as ``Gate`` and ``KVConnector`` alone.
+drafted is never taken back. A hand-off is seen as ``KVConnector`` alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Planner:
     ) -> None:
         self._roster = roster
         self._manager = roster.manager
-        self._gates = roster.gates
         self._remote = remote
         self._budget = config.max_num_batched_tokens
         self._mixed = config.mixed_tokens
@@ -78,7 +77,7 @@ class Planner:
     def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
         """One token for each running sequence that has one to compute; who has more, and whether
         anybody was preempted. Decodes behind a prompt leave it a token at least."""
-        running, gates = self._roster.running, self._gates
+        running = self._roster.running
         prompts: list[Request] = []
         preempted = False
         budget = draft.budget
@@ -93,8 +92,6 @@ class Planner:
                 owed = 1
                 continue
             if budget <= owed or known >= request.plan_limit:
-                continue
-            if gates and not self._pass(request, 1):
                 continue
             added: tuple[int, ...] = ()
             if known > request.capacity:
@@ -138,7 +135,7 @@ class Planner:
         """The next chunk of a sequence with several tokens to compute."""
         remaining = request.num_uncomputed
         count = min(remaining, draft.budget, self._chunk)
-        if count == 0 or (self._gates and not self._pass(request, count)):
+        if count == 0:
             return
         if not request.on_rank:
             self._introduce(draft, request)
@@ -163,8 +160,7 @@ class Planner:
             request = roster.waiting.peek()
             if request is None:
                 break
-            unknown = request.num_pending > 0
-            if unknown or not all(gate.ready(request) for gate in self._gates):
+            if request.num_pending > 0:
                 aside.append(roster.waiting.pop())
             elif remote is not None and remote.comes_from_elsewhere(request):
                 remote.park(roster.waiting.pop())
@@ -208,12 +204,3 @@ class Planner:
         draft.new.append(request.as_new())
         request.on_rank = True
         return ()
-
-    def _pass(self, request: Request, num_tokens: int) -> bool:
-        """Whether every gate lets ``num_tokens`` run now; if so, they are reserved."""
-        gates = self._gates
-        if not all(each.ready(request) and each.can_reserve(request, num_tokens) for each in gates):
-            return False
-        for gate in gates:
-            gate.reserve(request, num_tokens)
-        return True

@@ -1,7 +1,7 @@
 """All requests that live in this engine, by what they are doing, and the one way out for each.
 
 The scheduler, the remote half and the settler move requests between these places through the
-methods below, so that blocks, gates, rows on the ranks and the connector's promises are let go
+methods below, so that blocks, rows on the ranks and the connector's promises are let go
 of in one place.
 """
 
@@ -10,12 +10,10 @@ from __future__ import annotations
 import heapq
 import itertools
 from bisect import insort
-from collections.abc import Sequence
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.connector import Hold, KVConnector
-from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.outbox import Outbox
 from tandem.engine.scheduler.output import SeqId
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats
@@ -38,12 +36,10 @@ class Roster:
         outbox: Outbox,
         *,
         connector: KVConnector | None = None,
-        gates: Sequence[Gate] = (),
     ) -> None:
         self.manager = manager
         self.outbox = outbox
         self.connector = connector
-        self.gates = tuple(gates)
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.by_seq: dict[SeqId, Request] = {}
@@ -100,8 +96,6 @@ class Roster:
         request.group.num_preemptions += 1
         self.stats.preemptions += 1
         self._leave_rank(request)
-        for gate in self.gates:
-            gate.release(request)
         self.waiting.push(request)
 
     def let_go(self, request: Request, why: str, now: float, *, keep: bool = False) -> None:
@@ -114,8 +108,6 @@ class Roster:
         self.loading.pop(request.seq, None)
         request.state = RequestState.FINISHED
         self._leave_rank(request)
-        for gate in self.gates:
-            gate.release(request)
         del self.by_seq[request.seq]
         group = request.group
         group.num_generated += request.num_generated

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.outbox import Outbox
 from tandem.engine.scheduler.output import Fence, FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.engine.scheduler.planner import Planner
@@ -44,7 +43,6 @@ class Scheduler:
         limits: Limits,
         fingerprint: str = "",
         connector: KVConnector | None = None,
-        gates: Sequence[Gate] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``fingerprint`` is the root of block hashes; ``clock`` gives seconds, monotonic."""
@@ -52,7 +50,7 @@ class Scheduler:
         self.limits = limits
         self.manager = manager
         self.outbox = Outbox()
-        self.roster = Roster(manager, self.outbox, connector=connector, gates=gates)
+        self.roster = Roster(manager, self.outbox, connector=connector)
         seats = config.max_num_seqs
         self._settler = Settler(self.roster, max_num_seqs=seats)
         self._connector = connector

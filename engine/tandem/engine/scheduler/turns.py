@@ -3,8 +3,8 @@
 A request that waits (new, or preempted) and a hand-off that is ready want the same blocks. What
 came earlier goes first, whichever of the two it is: a later hand-off leaves what those before it
 in the queue need, and whoever is behind a hand-off that found no room waits, too. A hand-off whose
-KV has not been announced and a request whose gate is shut hold up nobody. ``RemoteKV`` makes one
-per step; the planner asks it before it starts anybody.
+KV has not been announced holds up nobody. ``RemoteKV`` makes one per step; the planner asks it
+before it starts anybody.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ class Turns:
 
     def _claim_before(self, order: Order) -> None:
         """Count what the queue needs up to ``order``, no further than it matters."""
-        manager, gates = self._roster.manager, self._roster.gates
+        manager = self._roster.manager
         while self._next is not None and self._next.order < order:
             if self._seats >= self._free_seats or self._blocks > manager.num_free:
                 return
-            if all(gate.ready(self._next) for gate in gates):
-                self._seats += 1
-                self._blocks += blocks_for(len(self._next.token_ids), manager.block_size)
+            self._seats += 1
+            self._blocks += blocks_for(len(self._next.token_ids), manager.block_size)
             self._next = next(self._queue, None)

@@ -1,7 +1,7 @@
 """One rank of a worker: loads its part of the model, takes its slab, runs the steps it is given.
 
 Made and driven by an Executor; ``start`` is called once, then ``launch`` step by step from one
-thread. The methods here are what ``Executor.collective`` can call by name.
+thread.
 """
 
 from __future__ import annotations

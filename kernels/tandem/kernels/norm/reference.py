@@ -11,8 +11,3 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if x.dtype != weight.dtype:
         return torch_rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
     return torch_rms_norm(x, weight.shape, weight, eps)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See the wrapper."""
-    return rms_norm(residual.add_(x), weight, eps)

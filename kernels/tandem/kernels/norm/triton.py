@@ -17,17 +17,12 @@ _norm_rows = Launcher(norm_rows)
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See the wrapper."""
     if x.dim() == 2:
-        return _launch(x, None, weight, eps)
+        return _launch(x, weight, eps)
     rows = x.reshape(-1, x.shape[-1])
-    return _launch(rows, None, weight, eps).view(x.shape)
+    return _launch(rows, weight, eps).view(x.shape)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See the wrapper."""
-    return _launch(x, residual, weight, eps)
-
-
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+def _launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows, dim = x.shape
     out = torch.empty(rows, dim, dtype=weight.dtype, device=x.device)
     width = triton.next_power_of_2(dim)
@@ -35,14 +30,11 @@ def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> T
         _norm_rows(
             (rows,),
             x,
-            x if residual is None else residual,
             weight,
             out,
             x.stride(0),
-            0 if residual is None else residual.stride(0),
             dim,
             eps,
-            ADD=residual is not None,
             WIDTH=width,
             num_warps=max(1, min(16, width // 512)),
             **dependent(x.device),

@@ -31,8 +31,6 @@ class Traits:
     name: str
     needs_advance: bool
     """P's transfer thread must call ``advance`` for D's reads to move, wanted ones or not."""
-    fenced: bool
-    """Closing a link is terminal for its reads."""
     moves_gpu_memory: bool = False
     """Slots may lie in a GPU's memory at both ends."""
 

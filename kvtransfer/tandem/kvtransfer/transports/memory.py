@@ -22,7 +22,7 @@ _cards = itertools.count()
 class MemoryTransport:
     """Both ends."""
 
-    traits = Traits(name="memory", needs_advance=False, fenced=False)
+    traits = Traits(name="memory", needs_advance=False)
 
     def __init__(self) -> None:
         self._tickets = itertools.count()

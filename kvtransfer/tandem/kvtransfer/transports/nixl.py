@@ -70,7 +70,7 @@ class _Remote:
 class NixlTransport:
     """Both ends; one agent a service."""
 
-    traits = Traits(name="nixl", needs_advance=True, fenced=False, moves_gpu_memory=True)
+    traits = Traits(name="nixl", needs_advance=True, moves_gpu_memory=True)
 
     def __init__(
         self, incarnation: Incarnation, role: str, *, on_gpu: bool = False, loopback: bool = False

@@ -54,7 +54,7 @@ class _Link:
 class TcpTransport:
     """Both ends."""
 
-    traits = Traits(name="tcp", needs_advance=False, fenced=True)
+    traits = Traits(name="tcp", needs_advance=False)
 
     def __init__(
         self,

@@ -77,8 +77,8 @@ class Dispatcher:
         self.backlog = Backlog(stream_bytes=limits.stream_backlog, total_bytes=limits.total_backlog)
         self._policy = policy
         self._metrics = metrics
-        self._canary_metrics = RouterMetrics()
-        """Counted and never shown: canaries are no users."""
+        self.canary_metrics = RouterMetrics()
+        """What canaries count, apart: they are no users."""
         self._limits = limits
         self._jobs: dict[str, Job] = {}
         self._next_name = 0
@@ -181,7 +181,7 @@ class Dispatcher:
             name=name,
             deadline=loop.time() + seconds,
             max_attempts=self._limits.max_attempts,
-            metrics=self._metrics if asked is None else self._canary_metrics,
+            metrics=self._metrics if asked is None else self.canary_metrics,
             routing=asked,
         )
         self._jobs[name] = job
@@ -268,7 +268,7 @@ class Dispatcher:
         rung = rung_of(job.placement, placement)
         job.metrics.attempt("whole" if placement.prefill is None else "handoff", rung)
         if job.num_dispatched:
-            logger.info("request %s: %s, %s", job.name, rung, placement.explanation.rule)
+            logger.info("request %s: %s, %s", job.name, rung, placement.rule)
         job.placement, job.attempt = placement, attempt
         return attempt.start(job.legs(self.pool.me, workers, job.remaining_ms(loop)))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation
 from tandem.router.dispatch.failure import (
     HOPELESS,
@@ -135,10 +135,3 @@ def rung_of(before: Placement | None, after: Placement) -> Rung:
     if after.prefill == before.prefill:
         return Rung.SAME
     return Rung.LOCAL_PREFILL if after.prefill is None else Rung.ANOTHER_PREFILL
-
-
-def failed_closed(error: Exception, worker: Incarnation, name: str) -> AttemptFailure:
-    """The failure of an attempt whose outputs contradicted each other."""
-    return AttemptFailure(
-        worker=worker, worker_name=name, message=str(error), cause=FailCause.IDENTITY
-    )

@@ -85,6 +85,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/ready"): Operation(gives=answers.Status, says=(503,), is_open=True),
     ("get", "/version"): Operation(gives=answers.Status, is_open=True),
     ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
+    ("get", "/debug/canary"): Operation(gives="text/plain"),
     ("get", "/debug/fleet"): Operation(gives=answers.Status),
     ("post", "/reset_prefix_cache"): Operation(gives=answers.Status, says=(503,)),
 }

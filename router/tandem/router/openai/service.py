@@ -28,7 +28,6 @@ from tandem.text.input_processor import InputOptions, TruncationSide
 MAX_REQUEST_ID = 256
 MAX_CACHE_SALT = 1024
 MAX_PRIORITY = 2**31 - 1
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}(-[0-9a-f]{2,64}){3}")
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 
@@ -50,7 +49,7 @@ class Service:
     llm: AsyncLLM
     metrics: RouterMetrics
     canary_metrics: RouterMetrics
-    """Counted and never shown."""
+    """What canaries count, apart."""
     names: Callable[[], tuple[str, ...]]
     """Names under which the model may be asked for; empty while none is known."""
     body_seconds: float
@@ -145,7 +144,6 @@ def input_options(body: GenerationBody, request: Request) -> InputOptions:
         truncation_side=side,
         cache_salt=body.cache_salt,
         priority=_priority(body.priority or 0, service_of(request)),
-        trace=_trace(request.headers.get("traceparent")),
     )
 
 
@@ -160,11 +158,6 @@ def _priority(asked: int, service: Service) -> int:
             "priority", asked, f"an integer from {-MAX_PRIORITY - 1} to {MAX_PRIORITY}"
         )
     return asked
-
-
-def _trace(given: str | None) -> str | None:
-    """A traceparent as W3C has it; anything else is none, as the standard wants."""
-    return given if given is not None and _TRACEPARENT.fullmatch(given) else None
 
 
 @contextmanager

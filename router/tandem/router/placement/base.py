@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.protocol.ids import Incarnation
-from tandem.router.placement.explain import Explanation
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 
@@ -22,7 +21,8 @@ class Placement:
     """Runs the request to its end: the decode leg, or all of it."""
     prefill: Incarnation | None
     """Prefills and hands over; None: ``worker`` does both halves."""
-    explanation: Explanation
+    rule: str
+    """Why this shape: hand-off, or which reason kept the request whole."""
 
     @property
     def pair(self) -> tuple[Incarnation, Incarnation] | None:

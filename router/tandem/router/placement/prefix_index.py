@@ -6,7 +6,7 @@ bound simply forgets what was stored longest ago, of the worker that holds most.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
@@ -55,13 +55,6 @@ class PrefixIndex:
             if block not in blocks:
                 return index
         return len(hashes)
-
-    def hit_tokens(
-        self, workers: Iterable[Incarnation], hashes: Sequence[BlockHash], block_size: int
-    ) -> dict[Incarnation, int]:
-        """Cached tokens of a prompt per worker; workers without any are left out."""
-        found = {worker: self.hits(worker, hashes) * block_size for worker in workers}
-        return {worker: tokens for worker, tokens in found.items() if tokens}
 
     def _forget_oldest(self) -> None:
         blocks = max(self._blocks.values(), key=len)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.router.placement.base import Placement
-from tandem.router.placement.explain import Candidate, Explanation
 from tandem.router.placement.load import (
     decode_cost,
     is_full,
@@ -155,8 +154,7 @@ def _roomy(prompt: PromptFacts, decode: list[WorkerView]) -> list[WorkerView]:
 def _alone(prompt: PromptFacts, workers: Sequence[WorkerView], rule: str) -> Placement:
     scored = _score(prompt, workers, whole_cost)
     best = min(scored, key=lambda each: each.rank)
-    candidates = _candidates(prompt, scored, "whole")
-    return Placement(best.worker.incarnation, None, Explanation(rule, candidates))
+    return Placement(best.worker.incarnation, None, rule)
 
 
 def _pair(
@@ -179,14 +177,7 @@ def _pair(
     producer, consumer = min(
         pairs, key=lambda pair: (pair[0].cost + pair[1].cost, pair[0].rank, pair[1].rank)
     )
-    candidates = _candidates(prompt, producers, "prefill") + _candidates(
-        prompt, consumers, "decode"
-    )
-    return Placement(
-        consumer.worker.incarnation,
-        producer.worker.incarnation,
-        Explanation("hand-off", candidates),
-    )
+    return Placement(consumer.worker.incarnation, producer.worker.incarnation, "hand-off")
 
 
 def _may_meet(
@@ -202,17 +193,3 @@ def _may_meet(
 
 def _score(prompt: PromptFacts, workers: Sequence[WorkerView], cost: _Cost) -> list[_Scored]:
     return [_Scored(worker, cost(prompt, worker)) for worker in workers]
-
-
-def _candidates(prompt: PromptFacts, scored: Sequence[_Scored], part: str) -> tuple[Candidate, ...]:
-    return tuple(
-        Candidate(
-            name=each.worker.name,
-            part=part,
-            hit_tokens=prompt.hits.get(each.worker.incarnation, 0),
-            pending_tokens=each.worker.pending_tokens,
-            num_requests=each.worker.num_requests,
-            cost=each.cost,
-        )
-        for each in scored
-    )

@@ -62,16 +62,6 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     return out
 
 
-def decode_states(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> tuple[Tensor, Tensor]:
-    """`decode` and, for merging with other keys, lse float32 [tokens, heads] in natural log."""
-    if not takes(q, kv, batch):
-        return plain.decode_states(q, kv, batch, scale)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    launch(q, kv, batch, scale, out, lse, DEFAULT)
-    return out, lse
-
-
 def takes(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
     """Hopper, 16-bit, head size 64 or 128, pages of whole tiles, few query rows."""
     return (

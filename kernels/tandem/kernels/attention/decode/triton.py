@@ -60,14 +60,6 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     return out
 
 
-def decode_states(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> tuple[Tensor, Tensor]:
-    """`decode` and, for merging with other keys, lse float32 [tokens, heads] in natural log."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    launch(q, kv, batch, scale, out, lse, DEFAULT)
-    return out, lse
-
-
 def fits(q: Tensor, kv: Tensor, batch: PagedBatch) -> bool:
     """Whether the batch's queries fit in the rows of a program, and its heads are powers of two."""
     dim = kv.shape[4]

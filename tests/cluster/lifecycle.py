@@ -94,7 +94,7 @@ def down() -> None:
 
 
 def kill_node(node: str) -> None:
-    """Cut a node's power: kubelet, containers and network end at once; its disk stays."""
+    """Cut a node's power: it falls silent in one moment, then all in it ends; its disk stays."""
     nodes.index_of(node)
     Machines.load().kill(node)
 

@@ -1,7 +1,8 @@
 """A load of streams whose every token is known: greedy answers, held to the reference.
 
 Runs in a thread of its own while a test hurts the cluster. A connection that could not be made is
-tried again and counted apart: no request was in it. What breaks after that is a failure.
+tried again and counted apart: no request was in it. What breaks after that is a failure. Every
+connection leaves an ``Attempt``, so that a test can say which router each was with.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from typing import NamedTuple
 import httpx
 from client import Answer, stream
 from reference import Row, rows
+from tests.e2e_cluster.attempts import Attempt, Recording
 
 STREAMS = 8
 TOKENS = 32
 PROMPTS = 32
 """Only the shorter half: a long prompt takes two cores longer than what is tested."""
-TIMEOUT = httpx.Timeout(180.0, connect=2.0)
+CONNECT_SECONDS, CONNECT_EVERY = 2.0, 2.2
+"""How long a stream tries to connect, and how often at most: also where it is told no sooner."""
+TIMEOUT = httpx.Timeout(180.0, connect=CONNECT_SECONDS)
 CONNECT_TRIES = 30
 
 
@@ -66,6 +70,8 @@ class Load:
 
     def __init__(self, url: str, *, streams: int = STREAMS, model: str = "smollm2") -> None:
         self.tally = Tally()
+        self.attempts: list[Attempt] = []
+        """All connections, in the order in which they began."""
         self._url, self._streams, self._model = url, streams, model
         self._stop = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="load")
@@ -104,24 +110,27 @@ class Load:
         assert self.tally.served, "nothing was served"
 
     async def _run(self) -> None:
-        limits = httpx.Limits(max_keepalive_connections=0)  # each request meets some router anew
-        async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT, limits=limits) as client:
-            await asyncio.gather(*(self._stream(client, each) for each in range(self._streams)))
+        await asyncio.gather(*(self._stream(each) for each in range(self._streams)))
 
-    async def _stream(self, client: httpx.AsyncClient, index: int) -> None:
-        while not self._stop.is_set():
-            await self._one(client, shortened(rows()[index % PROMPTS]))
-            index += self._streams
+    async def _stream(self, index: int) -> None:
+        transport = Recording(self.attempts)
+        async with httpx.AsyncClient(
+            base_url=self._url, timeout=TIMEOUT, transport=transport
+        ) as client:
+            while not self._stop.is_set():
+                await self._one(client, transport, shortened(rows()[index % PROMPTS]))
+                index += self._streams
 
-    async def _one(self, client: httpx.AsyncClient, row: Row) -> None:
+    async def _one(self, client: httpx.AsyncClient, transport: Recording, row: Row) -> None:
         start = time.monotonic()
         try:
-            answer = await self._connected(client, row)
+            answer = await self._connected(client, transport, row)
         except httpx.HTTPError as error:
-            self._fail(f"{type(error).__name__}: {error}", start)
+            self._fail(f"{type(error).__name__}: {error}", start, transport.latest)
             return
+        transport.latest.ended = time.monotonic()
         if answer.status != 200 or answer.error is not None:
-            self._fail(f"{answer.status} {answer.error}", start)
+            self._fail(f"{answer.status} {answer.error}", start, transport.latest)
             return
         verdict = row.verdict(answer.tokens)
         if verdict not in ("equal", "excused"):
@@ -129,18 +138,21 @@ class Load:
         self.tally.served += 1
         self.tally.latencies.append(time.monotonic() - start)
 
-    async def _connected(self, client: httpx.AsyncClient, row: Row) -> Answer:
-        for attempt in range(CONNECT_TRIES):
+    async def _connected(self, client: httpx.AsyncClient, transport: Recording, row: Row) -> Answer:
+        for left in reversed(range(CONNECT_TRIES)):
             try:
                 return await stream(client, row.prompt, model=self._model, max_tokens=TOKENS)
-            except (httpx.ConnectError, httpx.ConnectTimeout):
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                transport.latest.broke(type(error).__name__)
                 self.tally.reconnects += 1
-                if attempt + 1 == CONNECT_TRIES:
+                if not left:
                     raise
-                await asyncio.sleep(0.2)
+                began = transport.latest.began
+                await asyncio.sleep(max(0.0, began + CONNECT_EVERY - time.monotonic()))
         raise AssertionError("unreachable")
 
-    def _fail(self, reason: str, start: float) -> None:
+    def _fail(self, reason: str, start: float, attempt: Attempt) -> None:
+        attempt.broke(reason)
         self.tally.failures.append(Failure(reason, start, time.monotonic() - start))
 
 

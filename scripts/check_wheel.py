@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 PROBE = """
 import importlib.util
-import tandem.router.app, tandem.llm, tandem.text, tandem.protocol
+import tandem.router.app, tandem.link, tandem.llm, tandem.text, tandem.protocol
 for absent in ("torch", "triton", "nixl", "transformers"):
     assert importlib.util.find_spec(absent) is None, f"{absent} is in the router's image"
 """

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import selectors
 import socket
 import time
@@ -22,7 +20,6 @@ from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import LinkUp, SetPeers
 from tandem.kvtransfer.handoff.messages import Hello, Welcome, decode_to_producer, encode
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.mover.mailbox import Mailbox
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.tcp_server import TcpServer
@@ -89,26 +86,6 @@ def test_a_prefill_worker_is_linked_to_four_hundred_decode_workers(server, monke
         for dealer in dealers:
             dealer.socket.close(0)
         context.term()
-
-
-def test_a_wait_takes_descriptors_of_any_number():
-    """Above 1,023, too, where a process with many links has its next ones."""
-    raise_descriptor_limit(2048)
-    read, write = os.pipe()
-    high = fcntl.fcntl(read, fcntl.F_DUPFD, 1500)
-    box: Mailbox[int] = Mailbox()
-    try:
-        os.write(write, b"x")
-        box.wait(30, [high])
-        box.wait(0.0001, [high])
-        assert box.drain() == []
-        box.put(1)
-        box.wait(None)
-        assert box.drain() == [1]
-    finally:
-        box.close()
-        for descriptor in (read, write, high):
-            os.close(descriptor)
 
 
 class Door:

@@ -8,6 +8,7 @@ from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker
 
 from tandem.engine.core.links import LOST_SECONDS
+from tandem.protocol.messages import Cancel, Reset
 
 
 def test_a_router_is_not_silent_while_the_worker_stood_still() -> None:
@@ -28,3 +29,21 @@ def test_a_router_is_not_silent_while_the_worker_stood_still() -> None:
     known.drop_silent()
     assert not known._by_identity
     router.socket.close()
+
+
+def test_a_router_that_says_more_than_the_step_loop_takes_is_reset() -> None:
+    """What it said does not fill the memory; that it is lost is not lost on the step loop."""
+    worker = Worker()
+    worker.inbox._limit = 3
+    worker.thread.start()
+    router = Router(worker.endpoint)
+    try:
+        router.greet()
+        for number in range(3):
+            router.say(Cancel("r", number))
+        assert "too far behind" in router.hear(Reset).reason
+        kinds = [type(worker.next()).__name__ for _ in range(3)]
+        assert kinds == ["FromRouter", "FromRouter", "RouterLost"]
+    finally:
+        router.socket.close()
+        worker.thread.stop()

@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import select
 import threading
 import time
-import weakref
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 
 import zmq
 
@@ -29,6 +25,7 @@ from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.core.links import RouterLinks
 from tandem.engine.naps import nap
+from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
@@ -60,7 +57,7 @@ class IOThread(threading.Thread):
         self._inbox = inbox
         self._beat = beat
         self._metrics = metrics
-        self._outbox: deque[tuple[Incarnation | None, ToRouter]] = deque()
+        self._outbox: WakeQueue[tuple[Incarnation | None, ToRouter]] = WakeQueue()
         self._lock = threading.Lock()
         """Of the socket and the links. Not for signal handlers, which may have interrupted its
         holder."""
@@ -70,8 +67,6 @@ class IOThread(threading.Thread):
         """Whether the step loop has that turn, or wants it."""
         self._left = threading.Event()
         """The step loop no longer attends."""
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._bell)
         self._stopping = threading.Event()
         self._closed = False
         self._next_beat = 0.0
@@ -83,7 +78,7 @@ class IOThread(threading.Thread):
         )
         self._descriptor = int(self._socket.FD)
         self._poller = select.poll()
-        for descriptor in (self._descriptor, self._bell):
+        for descriptor in (self._descriptor, self._outbox.fileno()):
             self._poller.register(descriptor, select.POLLIN)
         self.endpoint = str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
         """As bound: port 0 is the kernel's choice by now."""
@@ -91,7 +86,7 @@ class IOThread(threading.Thread):
     def send(self, router: Incarnation | None, message: ToRouter) -> None:
         """Queue a message for one router, or for all (None); it goes out with the next ``flush``,
         or with the next beat. Any thread."""
-        self._outbox.append((router, message))
+        self._outbox.add((router, message))
 
     def flush(self) -> None:
         """Write what is queued to the socket, in the calling thread. Never waits for a router."""
@@ -106,7 +101,7 @@ class IOThread(threading.Thread):
     def ring(self) -> None:
         """Have whoever waits for the socket look around, and write what is queued. From anywhere,
         signal handlers too; never blocks."""
-        os.eventfd_write(self._bell, 1)
+        self._outbox.wake()
 
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
         """Wait for the socket in this thread's place until the inbox has something, or for so long.
@@ -149,9 +144,8 @@ class IOThread(threading.Thread):
     def _one_turn(self, until: float, awake_until: float = 0.0) -> None:
         """Wait for the socket, a wake or the next beat, and do what is to be done."""
         ready = self._wait(0.0 if self._more else min(until, self._next_beat), awake_until)
-        if self._bell in ready:
-            with suppress(BlockingIOError):
-                os.eventfd_read(self._bell)
+        if self._outbox.fileno() in ready:
+            self._outbox.hush()
             with self._lock:
                 self._send_queued()
         if self._more or ready:
@@ -200,8 +194,8 @@ class IOThread(threading.Thread):
             self._links.receive(identity, header, message)
 
     def _send_queued(self) -> None:
-        while self._outbox:
-            self._links.say(*self._outbox.popleft())
+        for router, message in self._outbox.take():
+            self._links.say(router, message)
 
     def _write(self, parts: list[bytes]) -> bool:
         try:

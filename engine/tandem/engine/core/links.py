@@ -116,7 +116,8 @@ class RouterLinks:
             self._forget(peer, message.reason)
         elif not isinstance(message, Beat):
             assert isinstance(message, Submit | Cancel | Call | PeerSet)
-            self._inbox.put(FromRouter(peer.link.peer, message))
+            if not self._inbox.offer(FromRouter(peer.link.peer, message)):
+                self._reset(peer, "the step loop is too far behind")
 
     def _greet(self, peer: _Peer, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:

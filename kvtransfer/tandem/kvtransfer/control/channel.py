@@ -19,8 +19,8 @@ from tandem.kvtransfer.control.session import Liveness
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import Beat
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.mover.mailbox import Mailbox
 from tandem.kvtransfer.progress import ProgressBoard
+from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Channel:
         self._board = board
         self._deliver = deliver
         self._context = roomy_context() if guard is None else guard.context
-        self._inbox: Mailbox[ToControl] = Mailbox()
+        self._inbox: WakeQueue[ToControl] = WakeQueue()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.fileno(), zmq.POLLIN)
         self._next_beat = Millis(0)
@@ -174,11 +174,11 @@ class Channel:
     def _turn(self) -> bool:
         now = now_ms()
         wait = max(0, self.next_wake(now) - now)
-        ready = dict(self._poller.poll(wait))
+        with self._inbox.listening() as bell:
+            ready = dict(self._poller.poll(wait if self._inbox.empty else 0))
+        ready.pop(bell, None)
         now = now_ms()
-        if ready.pop(self._inbox.fileno(), None):
-            self._inbox.wait(0)
-        for item in self._inbox.drain():
+        for item in self._inbox.take():
             if isinstance(item, Stop):
                 return False
             self.on_item(item, now)

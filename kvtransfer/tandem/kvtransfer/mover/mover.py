@@ -24,9 +24,9 @@ from tandem.kvtransfer.control.mail import LinkNumber, Say
 from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.mover.mailbox import Mailbox
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Transport
+from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout
 
@@ -67,7 +67,7 @@ class Mover(Generic[Item, Event]):
         self.parts = parts
         self.config = parts.config
         self.metrics = parts.metrics
-        self.inbox: Mailbox[Item | None] = Mailbox()
+        self.inbox: WakeQueue[Item | None] = WakeQueue()
         self.problem: str | None = None
         self.control: Channel | None = None
         """Set before ``start``."""
@@ -179,7 +179,7 @@ class Mover(Generic[Item, Event]):
 
     def _turn(self) -> bool:
         now = now_ms()
-        items = self.inbox.drain()
+        items = self.inbox.take()
         for item in items:
             if item is None:
                 return False

@@ -95,7 +95,7 @@ class Face:
     def admit(self, key: RequestKey, num_tokens: int, budget_ms: int | None = None) -> None:
         """P's engine takes the request."""
         up = D_INC in self.exports.links
-        self.p(p.Admit(key, D_INC, num_tokens, budget_ms, generation=0, link_up=up))
+        self.p(p.Admit(key, D_INC, num_tokens, budget_ms, link_up=up))
 
     def compute(self, key: RequestKey, upto: int) -> None:
         """A chunk is launched and its fence is seen."""

@@ -116,30 +116,14 @@ def test_hole_04_a_gap_ends_the_session():
     assert not p_end.accept(read_header(d_end.seal()))
 
 
-def test_hole_05_a_revoked_attempt_is_never_leased_again():
-    """A forced revoke is final: later DONEs and admissions of the key get nothing."""
+def test_hole_05_an_attempt_that_ended_is_never_leased_again():
+    """An end is final: later DONEs and admissions of the key get nothing."""
     face = Face()
     face.admit(A, 4)
     face.compute(A, 4)
-    face.p(p.Revoke(A))
+    face.p(p.Cancel(A))
     face.p(p.Finished(A, cancelled=False))
     face.admit(A, 4)
     assert face.exports.exports[A].state is PState.GONE
     face.deliver_p(Done(A, ok=True))
-    assert face.to_d[-1] == Gone(A, GoneReason.REVOKED)
-
-
-def test_hole_06_new_weights_end_every_lease_first(pair):
-    """After a revoke no consumer gets a commit, and the engine hears of it."""
-    producer, consumer = pair
-    key = make_key("hole6")
-    assert producer.admit(key, 4, consumer.incarnation) is None
-    consumer.open(key, producer.incarnation)
-    producer.compute(key, 4, [0])
-    consumer.wait_for(events.Ready, key)
-    producer.service.revoke_all()
-    assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.GONE
-    assert producer.wait_for(events.Revoked, key).cause is FailCause.REVOKED
-    producer.service.finished(key)
-    producer.wait_for(events.Released, key)
-    assert not producer.service.has_pending()
+    assert face.to_d[-1] == Gone(A, GoneReason.CANCELLED)

@@ -40,7 +40,7 @@ def test_hole_08_a_late_consumer_gets_everything_announced_so_far():
     face.end(A)
     face.after(LEASE_MS - 1)
     face.deliver_p(Open(A, None))
-    assert face.to_d == [Ready(A, 8, 8, 0), Final(A, TOKEN)]
+    assert face.to_d == [Ready(A, 8, 8), Final(A, TOKEN)]
 
 
 def test_hole_08_the_lease_ends_at_the_smaller_of_cap_and_budget():
@@ -129,7 +129,7 @@ def test_hole_15_a_cancel_that_comes_first_is_remembered(pair):
 def test_hole_15_unknown_keys_are_answered_so_that_both_ends_can_free():
     """READY, FINAL and PART of an unknown key: DONE(abandon). DONE of one: GONE."""
     face = Face()
-    for message in (Ready(A, 4, 4, 0), Final(A, TOKEN), Part(A, 0, 0, 4, 0, 110)):
+    for message in (Ready(A, 4, 4), Final(A, TOKEN), Part(A, 0, 0, 4, 0, 110)):
         face.deliver_d(message)
     assert face.to_p == [Done(A, ok=False)] * 3
     for message in face.to_p:

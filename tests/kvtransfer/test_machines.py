@@ -160,7 +160,7 @@ def test_another_producer_is_not_believed():
     """COMMITTED from somebody else is counted."""
     face = Face()
     face.open(A)
-    face.d(d.Told(A, D_INC, Ready(A, 4, 4, 0)))
+    face.d(d.Told(A, D_INC, Ready(A, 4, 4)))
     assert face.counted == ["d:wrong producer"]
 
 

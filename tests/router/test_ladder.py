@@ -51,7 +51,6 @@ def place(ladder: Ladder):
         FailCause.GONE,
         FailCause.DIGEST,
         FailCause.IDENTITY,
-        FailCause.REVOKED,
     ],
 )
 def test_between_p_and_d(cause: FailCause) -> None:

@@ -49,7 +49,6 @@ class FailCause(StrEnum):
     IDENTITY = "identity"
     DIGEST = "digest"
     CAPACITY = "capacity"
-    REVOKED = "revoked"
     DRAINING = "draining"
     WORKER_LOST = "worker_lost"
     INTERNAL = "internal"

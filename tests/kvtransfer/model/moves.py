@@ -38,7 +38,6 @@ ALL_FAULTS = (
     "p forgets",
     "d forgets",
     "read fails",
-    "revoke",
 )
 
 
@@ -112,7 +111,6 @@ def _faults(world: World) -> Iterator[Fault]:
         yield "p counts d as lost", "p counts d as lost", World.p_loses_link
     if world.d_session is not None:
         yield "d counts p as lost", "d counts p as lost", World.d_loses_link
-    yield "revoke", "revoke", _revoke
     for n, read in enumerate(world.reads):
         if read.peer == world.p:
             yield "read fails", f"read fails {n}", partial(_read_fails, n=n)
@@ -155,7 +153,7 @@ def _work(world: World, index: int, **changes: Any) -> None:
 def _admit(world: World, index: int) -> None:
     _work(world, index, step=1)
     up = world.d in world.exports.links
-    _p(world, p_events.Admit(KEYS[index], world.d, world.setup.num_blocks, 40, 0, up))
+    _p(world, p_events.Admit(KEYS[index], world.d, world.setup.num_blocks, 40, up))
 
 
 def _refuse(world: World, index: int) -> None:
@@ -187,11 +185,6 @@ def _first(world: World, index: int) -> None:
 def _finish(world: World, index: int, *, cancelled: bool) -> None:
     _work(world, index, done=True)
     _p(world, p_events.Finished(KEYS[index], cancelled))
-
-
-def _revoke(world: World) -> None:
-    world.own_p()
-    world.p_does(world.exports.revoke_all(NOW))
 
 
 def _compute(world: World, index: int) -> None:

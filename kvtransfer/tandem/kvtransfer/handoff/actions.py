@@ -37,7 +37,6 @@ class Pack(msgspec.Struct, frozen=True):
     stop: int
     slot: int
     block_ids: tuple[int, ...]
-    generation: int
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -61,7 +60,6 @@ class Unpack(msgspec.Struct, frozen=True):
     stop: int
     slot: int
     block_ids: tuple[int, ...]
-    generation: int
     nbytes: int
 
 

@@ -170,18 +170,13 @@ def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
     if pull.state is DState.COMMITTING:
         return pull, []
     first = pull.num_tokens is None
-    same = first or (ready.num_tokens, ready.generation) == (pull.num_tokens, pull.generation)
+    same = first or ready.num_tokens == pull.num_tokens
     if not same or not 0 < ready.upto <= ready.num_tokens:
         return _fail(pull, FailCause.IDENTITY, "READY contradicts itself", now, policy)
     actions: list[Action] = []
     if first:
         actions.append(Tell(ReadyEvent(pull.key, ready.num_tokens)))
-    pull = _replace(
-        pull,
-        num_tokens=ready.num_tokens,
-        generation=ready.generation,
-        upto=max(pull.upto, ready.upto),
-    )
+    pull = _replace(pull, num_tokens=ready.num_tokens, upto=max(pull.upto, ready.upto))
     return _armed(pull, now, policy), actions
 
 
@@ -278,7 +273,6 @@ def _on_read_done(pull: Pull, event: ReadDone, now: Millis, policy: ConsumerPoli
         stop=flight.stop,
         slot=flight.slot,
         block_ids=pull.block_ids[first : blocks_for(flight.stop, policy.block_size)],
-        generation=pull.generation,
         nbytes=flight.nbytes,
     )
     taken = Send(pull.producer, Taken(pull.key, flight.index))

@@ -56,7 +56,6 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     budget: Millis | None = None
     consumer: Incarnation = NOBODY
     num_tokens: int = 0
-    generation: int = 0
     block_ids: tuple[int, ...] = ()
     launched: int = 0
     """Tokens whose chunks are launched."""
@@ -83,7 +82,6 @@ class Admit(msgspec.Struct, frozen=True):
     consumer: Incarnation
     num_tokens: int
     budget_ms: int | None
-    generation: int
     link_up: bool
     kind = PEvent.ADMIT
 
@@ -175,13 +173,6 @@ class LinkLost(msgspec.Struct, frozen=True):
     kind = PEvent.LINK_LOST
 
 
-class Revoke(msgspec.Struct, frozen=True):
-    """Other weights, or the cache is reset."""
-
-    key: RequestKey
-    kind = PEvent.REVOKE
-
-
 class Timeout(msgspec.Struct, frozen=True):
     """``deadline`` has passed."""
 
@@ -201,6 +192,5 @@ Event = (
     | Granted
     | Packed
     | LinkLost
-    | Revoke
     | Timeout
 )

@@ -71,10 +71,6 @@ class ExportTable:
         keys = [key for key, each in self.exports.items() if each.consumer == peer]
         return self._apply_all([events.LinkLost(key) for key in keys], now)
 
-    def revoke_all(self, now: Millis) -> list[Action]:
-        """Every lease ends: other weights, or a cache reset."""
-        return self._apply_all([events.Revoke(key) for key in list(self.exports)], now)
-
     def expire(self, now: Millis) -> list[Action]:
         """Run the deadlines that have passed."""
         return self._apply_all(

@@ -17,7 +17,6 @@ Result = tuple[Export | None, list[Action]]
 ENDED = (PState.GONE, PState.CLOSED)
 _CAUSE = {
     GoneReason.EXPIRED: FailCause.TIMEOUT,
-    GoneReason.REVOKED: FailCause.REVOKED,
     GoneReason.PEER_LOST: FailCause.PEER,
     GoneReason.INTERNAL: FailCause.INTERNAL,
 }
@@ -107,7 +106,7 @@ def announce(
 
 def say_ready(export: Export) -> Ready:
     """All that is announced so far."""
-    return Ready(export.key, export.ready, export.num_tokens, export.generation)
+    return Ready(export.key, export.ready, export.num_tokens)
 
 
 def why(export: Export) -> GoneReason:

@@ -16,7 +16,7 @@ from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import TokenLogprobs
 
-HANDOFF_VERSION = 1
+HANDOFF_VERSION = 2
 """Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""
@@ -37,8 +37,6 @@ class GoneReason(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     """The hard cap of the lease or the request's budget."""
-    REVOKED = "revoked"
-    """Weights changed, or the cache was reset."""
     REFUSED = "refused"
     """P did not admit the request."""
     PEER_LOST = "peer_lost"
@@ -121,8 +119,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     key: RequestKey
     upto: Count
     num_tokens: Count
-    generation: Count
-    """Weight generation that computed it."""
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):

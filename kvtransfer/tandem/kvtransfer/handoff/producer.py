@@ -89,7 +89,6 @@ def _on_admit(export: Export | None, event: Admit, now: Millis, policy: Producer
         budget=budget,
         consumer=event.consumer,
         num_tokens=event.num_tokens,
-        generation=event.generation,
         opened=opened,
         engine_holds=True,
     )
@@ -214,7 +213,6 @@ def _on_slot(export: Export, event: Granted, _now: Millis, policy: ProducerPolic
         stop=stop,
         slot=event.slot,
         block_ids=export.block_ids[first : blocks_for(stop, policy.block_size)],
-        generation=export.generation,
     )
     out = Out(export.next_index, event.slot, start, stop)
     export = _replace(export, packed=stop, next_index=export.next_index + 1, out=(*export.out, out))
@@ -302,12 +300,6 @@ def _on_link_lost(export: Export, _event: Event, now: Millis, policy: ProducerPo
     return end(export, GoneReason.PEER_LOST, now, policy, answered=True)
 
 
-def _on_revoke(export: Export, _event: Event, now: Millis, policy: ProducerPolicy) -> Result:
-    if export.state in (PState.EXPECTED, *ENDED):
-        return export, []
-    return end(export, GoneReason.REVOKED, now, policy, answered=False)
-
-
 def _on_timeout(export: Export, _event: Event, now: Millis, policy: ProducerPolicy) -> Result:
     if export.state is PState.EXPECTED:
         return answered_tombstone(export, GoneReason.UNKNOWN, now, policy)
@@ -335,6 +327,5 @@ _HANDLERS: dict[PEvent, Callable[..., Result]] = {
     PEvent.DONE_OK: _on_done_ok,
     PEvent.DONE_ABANDON: _on_done_abandon,
     PEvent.LINK_LOST: _on_link_lost,
-    PEvent.REVOKE: _on_revoke,
     PEvent.TIMEOUT: _on_timeout,
 }

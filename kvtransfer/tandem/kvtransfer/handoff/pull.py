@@ -60,7 +60,6 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int | None = None
     """Known from the first READY."""
     upto: int = 0
-    generation: int = 0
     final: Final | None = None
     block_ids: tuple[int, ...] = ()
     start: int | None = None

@@ -44,7 +44,6 @@ class PEvent(StrEnum):
     DONE_OK = "DONE(ok)"
     DONE_ABANDON = "DONE(abandon)"
     LINK_LOST = "link lost"
-    REVOKE = "revoke"
     TIMEOUT = "deadline"
 
 
@@ -106,7 +105,6 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.EXPECTED, _E.CANCEL): Rule((_P.GONE,), "GONE(cancelled)"),
     (_P.EXPECTED, _E.DONE_ABANDON): Rule((_P.GONE,), "GONE(abandoned)"),
     (_P.EXPECTED, _E.LINK_LOST): Rule((None,), "–"),
-    (_P.EXPECTED, _E.REVOKE): Rule((_P.EXPECTED,), "–"),
     (_P.EXPECTED, _E.TIMEOUT): Rule((_P.GONE,), "GONE(unknown)"),
     (_P.COMPUTING, _E.LAUNCHED): Rule((_P.COMPUTING,), "remember the blocks; say nothing"),
     (_P.COMPUTING, _E.FENCED): Rule(
@@ -125,7 +123,6 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.COMPUTING, _E.DONE_ABANDON): Rule((_P.GONE,), _END + "; sent slots too"),
     (_P.COMPUTING, _E.CANCEL): Rule((_P.GONE,), _END),
     (_P.COMPUTING, _E.LINK_LOST): Rule((_P.GONE,), "all slots free; no message"),
-    (_P.COMPUTING, _E.REVOKE): Rule((_P.GONE,), _END),
     (_P.COMPUTING, _E.TIMEOUT): Rule((_P.GONE,), _END),
     (_P.LEASED, _E.FINISHED): Rule((_P.LEASED, _P.GONE), "cancelled: " + _END),
     (_P.LEASED, _E.OPEN): Rule((_P.LEASED,), "say all again: READY, FINAL"),
@@ -139,7 +136,6 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.LEASED, _E.DONE_ABANDON): Rule((_P.GONE,), _END + "; sent slots too"),
     (_P.LEASED, _E.CANCEL): Rule((_P.GONE,), _END),
     (_P.LEASED, _E.LINK_LOST): Rule((_P.GONE,), "all slots free; no message"),
-    (_P.LEASED, _E.REVOKE): Rule((_P.GONE,), _END),
     (_P.LEASED, _E.TIMEOUT): Rule((_P.GONE,), "hard cap: " + _END),
     (_P.GONE, _E.ADMIT): Rule((_P.GONE,), "never leased again; the engine is told"),
     (_P.GONE, _E.LAUNCHED): Rule((_P.GONE,), "–"),
@@ -154,7 +150,6 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.GONE, _E.DONE_OK): Rule((_P.GONE,), "GONE(reason); sent slots are free"),
     (_P.GONE, _E.DONE_ABANDON): Rule((_P.GONE,), "GONE(reason); sent slots are free"),
     (_P.GONE, _E.LINK_LOST): Rule((_P.GONE,), "sent slots are free"),
-    (_P.GONE, _E.REVOKE): Rule((_P.GONE,), "–"),
     (_P.GONE, _E.TIMEOUT): Rule(
         (_P.GONE, None), "forget it, unless the engine or a sent slot still hangs on it"
     ),
@@ -168,7 +163,6 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.CLOSED, _E.DONE_OK): Rule((_P.CLOSED,), "COMMITTED again"),
     (_P.CLOSED, _E.DONE_ABANDON): Rule((_P.CLOSED,), "–"),
     (_P.CLOSED, _E.LINK_LOST): Rule((_P.CLOSED,), "–"),
-    (_P.CLOSED, _E.REVOKE): Rule((_P.CLOSED,), "–"),
     (_P.CLOSED, _E.TIMEOUT): Rule((_P.CLOSED, None), "forget it, unless the engine holds on"),
 }
 
@@ -191,7 +185,7 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
     (_D.WAITING, _V.CANCEL): Rule((_D.CLOSED,), "DONE(abandon) → P"),
     (_D.WAITING, _V.LINK_LOST): Rule((_D.CLOSED,), "fail"),
     (_D.WAITING, _V.TIMEOUT): Rule((_D.CLOSED,), _FAIL),
-    (_D.PULLING, _V.READY): Rule((_D.PULLING, _D.FAILING, _D.CLOSED), "another weight: fail"),
+    (_D.PULLING, _V.READY): Rule((_D.PULLING, _D.FAILING, _D.CLOSED), "another length: fail"),
     (_D.PULLING, _V.FINAL): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
         "all unpacked: DONE(ok); nothing was wanted: DONE(abandon), loaded; "

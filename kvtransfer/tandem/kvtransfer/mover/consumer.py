@@ -247,7 +247,6 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             part=item.index,
             start=item.start,
             stop=item.stop,
-            generation=item.generation,
             nbytes=item.nbytes,
             digest=header.digest,
         )

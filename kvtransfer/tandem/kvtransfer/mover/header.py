@@ -15,7 +15,7 @@ from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 
 HEADER_BYTES = 256
-_FIELDS = struct.Struct("<8sI16s16s16sQQQQQQ")
+_FIELDS = struct.Struct("<8sI16s16s16sQQQQQ")
 _MAGIC = b"TDMSLOT1"
 _SUM_BYTES = 16
 
@@ -33,7 +33,6 @@ class Header(NamedTuple):
     start: int
     stop: int
     """Tokens [start, stop)."""
-    generation: int
     nbytes: int
     """Header and payload."""
     digest: int

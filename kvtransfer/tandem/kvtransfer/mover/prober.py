@@ -6,17 +6,19 @@ import itertools
 import logging
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.config import KVTransferConfig, millis
+from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Action, Millis, Read
-from tandem.kvtransfer.handoff.messages import Probe, ProbeDone, ProbeReady, Welcome
+from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, Welcome
+from tandem.kvtransfer.metrics import HandoffMetrics
+from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.mover.pattern import pattern
+from tandem.kvtransfer.transports.base import Transport
 from tandem.protocol.ids import Incarnation, RequestKey
-
-if TYPE_CHECKING:
-    from tandem.kvtransfer.mover.consumer import ConsumerMover
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +41,44 @@ class _Probing:
     started: float = 0.0
 
 
+class Links(Protocol):
+    """What a prober asks of the mover whose links it probes."""
+
+    config: KVTransferConfig
+    metrics: HandoffMetrics
+    memory: SlotMemory
+    table: ImportTable
+    book: PeerBook
+
+    def transport_to(self, peer: Incarnation) -> Transport:
+        """By which the peer is read."""
+        ...
+
+    def welcome_of(self, peer: Incarnation) -> Welcome | None:
+        """What the peer said, while its link stands."""
+        ...
+
+    def say(self, peer: Incarnation, message: Message) -> None:
+        """Send on the link as it stands."""
+        ...
+
+    def start_read(self, item: Read, now: Millis) -> None:
+        """Post a read; its end comes back as ``Prober.read_ended``."""
+        ...
+
+    def usable(self, peer: Incarnation) -> None:
+        """The probe passed."""
+        ...
+
+    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
+        """The probe failed: close the link."""
+        ...
+
+
 class Prober:
     """Probes of all links; runs in the transfer thread, on its slots."""
 
-    def __init__(self, mover: ConsumerMover) -> None:
+    def __init__(self, mover: Links) -> None:
         self._mover = mover
         self._numbers = itertools.count(1)
         self._probing: dict[Incarnation, _Probing] = {}

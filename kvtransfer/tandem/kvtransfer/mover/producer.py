@@ -38,19 +38,8 @@ class Computed:
     fence: Fence
 
 
-@dataclass(frozen=True, slots=True)
-class RevokeAll:
-    """Other weights, or the cache is reset."""
-
-
 FromEngine = (
-    events.Admit
-    | events.Refuse
-    | events.First
-    | events.Finished
-    | events.Cancel
-    | Computed
-    | RevokeAll
+    events.Admit | events.Refuse | events.First | events.Finished | events.Cancel | Computed
 )
 ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
@@ -125,13 +114,9 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if isinstance(item, Computed):
             self._fences.append(item)
             return self.table.apply(events.Launched(item.key, item.block_ids, item.upto), now)
-        if isinstance(item, RevokeAll):
-            return self.table.revoke_all(now)
         if isinstance(item, events.Admit):
             up = item.consumer in self.table.links
-            item = events.Admit(
-                item.key, item.consumer, item.num_tokens, item.budget_ms, item.generation, up
-            )
+            item = events.Admit(item.key, item.consumer, item.num_tokens, item.budget_ms, up)
         return self.table.apply(item, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
@@ -205,7 +190,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             part=item.index,
             start=item.start,
             stop=item.stop,
-            generation=item.generation,
             nbytes=nbytes,
             digest=self.memory.pack(self.parts.slab, item.block_ids, item.slot),
         )

@@ -19,7 +19,7 @@ from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import Fence, ProducerEvent, Released
 from tandem.kvtransfer.handoff import export as events
 from tandem.kvtransfer.handoff.messages import FirstToken
-from tandem.kvtransfer.mover.producer import Computed, ProducerMover, RevokeAll
+from tandem.kvtransfer.mover.producer import Computed, ProducerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.service.quota import Quota
 from tandem.kvtransfer.transports.base import Transport
@@ -80,7 +80,6 @@ class HandoffProducer:
         self._quota = Quota(num_blocks, config.kv_lease_quota, config.kv_lease_backlog)
         self._finished: set[RequestKey] = set()
         self._past: OrderedDict[RequestKey, str] = OrderedDict()
-        self._generation = 0
 
     @property
     def control(self) -> str:
@@ -122,9 +121,7 @@ class HandoffProducer:
             if refusal.code is not RefusalCode.DUPLICATE:
                 self._mover.inbox.put(events.Refuse(key))
             return refusal
-        self._mover.inbox.put(
-            events.Admit(key, consumer, num_tokens, budget_ms, self._generation, link_up=True)
-        )
+        self._mover.inbox.put(events.Admit(key, consumer, num_tokens, budget_ms, link_up=True))
         return None
 
     def _why_not(self, key: RequestKey, consumer: Incarnation) -> Refusal | None:
@@ -186,12 +183,6 @@ class HandoffProducer:
             happened.append(event)
         self._metrics.leased_blocks.set(self._quota.num_started)
         return happened
-
-    def revoke_all(self) -> None:
-        """End every lease: weights change, or the cache is reset. Wait until nothing is pending
-        before the first block is written."""
-        self._generation += 1
-        self._mover.inbox.put(RevokeAll())
 
     # State
 

@@ -27,7 +27,6 @@ LINK_CAUSES = frozenset(
         FailCause.GONE,
         FailCause.IDENTITY,
         FailCause.DIGEST,
-        FailCause.REVOKED,
     }
 )
 """Causes that lie between the two workers of a hand-off."""

@@ -13,13 +13,26 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tandem.cli.__main__ import main
+from tandem.cli.child_flags import check_worker
 from tandem.cli.children import Child
+from tandem.cli.command import parse
+from tandem.cli.flags import Section
+from tandem.cli.overrides import (
+    FILLED,
+    ROLES,
+    Overrides,
+    environment_of,
+    sections_for,
+    take_roles,
+)
 from tandem.cli.ports import LOOPBACK, free_ports
 from tandem.cli.stack import plan
 from tandem.cli.up import Supervisor
 from tandem.cli.up_config import UpConfig
+from tandem.cli.worker_settings import worker_sections
 from tandem.engine.core.server_config import ServerConfig
 from tandem.protocol.child import HEADER_CHILD_TOKEN
+from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig
 
 NOWHERE = "/nonexistent/model"
@@ -56,7 +69,16 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--log-level loud", "one of debug, info, warning, error"),
         ("--ready-seconds nan", "ready_seconds: nan"),
         ("--modle x", "--modle is no flag of `tandem up`; --model is"),
-        ("surplus", "'surplus' is not allowed here"),
+        ("surplus", f"'surplus' is not allowed here; the model is '{NOWHERE}'"),
+        ("--max-num-seqs x", "--max-num-seqs: 'x' is not allowed; an integer"),
+        ("--max-num-seqs 0", "prefill workers: max_num_seqs: 0 is not allowed"),
+        ("--max-num-sek 3", "--max-num-sek is no flag of `tandem up`; --max-num-seqs is"),
+        ("--kv-control-port 3", "--kv-control-port is no flag of `tandem up`"),
+        ("--decode.max-num-sek 3", "decode workers: --max-num-sek is no flag of `tandem decode`"),
+        ("--prefill.max-num-seqs 0", "prefill workers: max_num_seqs: 0 is not allowed"),
+        ("--router.max-attempts=0", "flags of the router: max_attempts: 0"),
+        ("--decode.enforce-eager --decode.max-num-seqs 0", "decode workers: max_num_seqs: 0"),
+        ("--oven.heat 3", "--oven.heat is no flag of `tandem up`"),
         ("--worker-flags --enforce-eagr", "--enforce-eagr is no flag of `tandem prefill`"),
         ("--worker-flags '--max-num-seqs x'", "--max-num-seqs: 'x' is not allowed; an integer"),
         ("--decode-flags '--max-num-seqs -4'", "decode workers: max_num_seqs: -4"),
@@ -78,12 +100,48 @@ def test_a_wrong_word_is_named_before_the_model_is_looked_at(
 
 def test_flags_for_processes_may_be_given_as_a_word_of_their_own():
     """``--worker-flags "--x"`` means what ``--worker-flags=--x`` means."""
-    from tandem.cli.command import parse
-    from tandem.cli.flags import Section
-
     for words in (["--worker-flags", "--enforce-eager"], ["--worker-flags=--enforce-eager"]):
         given = parse("up", "", [Section("Stack", UpConfig)], [*words, "--prefill", "2"])
         assert given[UpConfig] == {"worker_flags": "--enforce-eager", "prefill": 2}
+
+
+def test_the_model_may_stand_without_its_flag(capsys: pytest.CaptureFixture[str]):
+    """Before, between and after flags, as with other servers; one that is not there is named."""
+    for words in (
+        f"up {NOWHERE} --prefill 0",
+        f"serve --max-num-seqs 4 {NOWHERE} --log-level info",
+    ):
+        (port,) = free_ports(1)
+        main([*words.split(), "--port", str(port)])
+        assert NOWHERE in capsys.readouterr().err
+
+
+def test_flags_of_workers_reach_every_worker_and_those_of_a_role_it_alone():
+    """By the environment, where a secret of a file stays unseen; a role's own flag wins."""
+    words = ["--max-num-seqs", "8", "--no-enable-prefix-caching", "--prefill.max-num-seqs", "4"]
+    words += ["--router.bogus", "--decode.enforce-eager", "--decode.device=cpu", "--prefill", "1"]
+    rest, roles = take_roles(words, ROLES)
+    given = parse("up", "", [Section("Stack", UpConfig), *sections_for(ROLES)], rest)
+    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
+    children = plan(UpConfig(), "model", "name", range(1, 9), [], overrides)
+
+    told = {child.name: child for child in children}
+    shared = {"TANDEM_MAX_NUM_SEQS": "8", "TANDEM_ENABLE_PREFIX_CACHING": "false"}
+    assert told["prefill-0"].environment == told["decode-0"].environment == shared
+    assert told["prefill-0"].arguments[-2:] == ["--max-num-seqs", "4"]
+    assert told["decode-0"].arguments[-2:] == ["--enforce-eager", "--device=cpu"]
+    assert not shared.keys() & told["router"].environment.keys()
+    flags = told["prefill-0"].arguments[1:]
+    _, engine = check_worker("prefill", flags, told["prefill-0"].environment)
+    assert (engine["max_num_seqs"], engine["enable_prefix_caching"]) == (4, False)
+
+
+def test_every_flag_of_a_worker_is_a_flag_of_the_stack():
+    """But for what the stack fills in by itself, and says so."""
+    taken = {each.name for section in sections_for(ROLES) for each in section.flags()}
+    wanted = {each.name for section in worker_sections() for each in section.flags()}
+    assert wanted - taken == FILLED
+    assert not taken & {each.name for each in settings_of(UpConfig)}
 
 
 def test_the_end_waits_as_long_as_router_and_workers_drain():

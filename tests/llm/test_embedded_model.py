@@ -1,12 +1,13 @@
 """The embedded model answers in this process."""
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.llm.offline import LLM
+from tandem.llm import LLM, SamplingParams
 
 
 @pytest.mark.slow
@@ -40,3 +41,24 @@ def test_the_embedded_model_knows_the_capital_of_france(smollm2: Path) -> None:
     assert "Paris" in first.outputs[0].text
     assert {output.outputs[0].text for output in again} == {first.outputs[0].text}
     assert all(output.num_cached_tokens for output in again)
+
+
+@pytest.mark.slow
+def test_options_that_users_of_vllm_give(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Prompt and text stand where they stand there; a permission that nothing needs is told of."""
+    settings: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 64}
+    settings |= {"tensor_parallel_size": 1, "dtype": "float32", "enforce_eager": True}
+    settings |= {"block_size": 16, "enable_prefix_caching": False}
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=4)
+    prompts = ["Hello, my name is", "The capital of France is"]
+    with (
+        caplog.at_level(logging.WARNING, "tandem.llm"),
+        LLM(model=str(smollm2), trust_remote_code=True, device="cpu", **settings) as llm,
+    ):
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+
+    assert [output.prompt for output in outputs] == prompts
+    assert all(isinstance(output.outputs[0].text, str) for output in outputs)
+    assert [each.message for each in caplog.records if "trust_remote_code" in each.message] == [
+        "trust_remote_code is not needed: no model's own code is ever run"
+    ]

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tandem.engine.executor.sim import SimExecutor
-from tandem.llm import progress
-from tandem.llm.offline import LLM
+from tandem.llm import LLM, progress
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.sampling import SamplingParams

@@ -47,15 +47,22 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{flag}: {what}", self.prog)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of ``argv``. Raises UsageError for the first word that nobody knows."""
+        """Parse all of ``argv``; where --model is a flag, a word that is none is the model.
+
+        Raises UsageError for the first word that nobody knows.
+        """
         parsed, unknown = self.parse_known_args(argv)
-        if unknown:
-            raise UsageError(self._unknown(unknown[0]), self.prog)
+        for word in unknown:  # argparse takes an optional word only before the first flag
+            if word.startswith("-") or getattr(parsed, "model", "") is not None:
+                raise UsageError(self._unknown(word, parsed), self.prog)
+            parsed.model = word
         return parsed
 
-    def _unknown(self, word: str) -> str:
+    def _unknown(self, word: str, parsed: argparse.Namespace) -> str:
         if not word.startswith("-"):
-            return f"{word!r} is not allowed here; only flags are"
+            model = getattr(parsed, "model", None)
+            why = "only flags are" if model is None else f"the model is {model!r}"
+            return f"{word!r} is not allowed here; {why}"
         flag = word.partition("=")[0]
         near = difflib.get_close_matches(flag, self._option_string_actions, n=1, cutoff=0.75)
         return f"{flag} is no flag of `{self.prog}`" + (f"; {near[0]} is" if near else "")
@@ -79,8 +86,10 @@ def read_command_line(
     environ: Mapping[str, str],
 ) -> dict[type, dict[str, Any]]:
     """``parse`` over an environment that is given."""
+    takes_model = any(each.name == "model" for section in sections for each in section.flags())
     parser = Parser(
         prog=f"tandem {command}",
+        usage=f"tandem {command} {'[MODEL] ' if takes_model else ''}[options]",
         description=description,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=100),
     )

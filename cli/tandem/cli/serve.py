@@ -6,12 +6,17 @@ from dataclasses import replace
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.overrides import Overrides, described, environment_of, sections_for, take_roles
 from tandem.cli.up import Supervisor
 from tandem.cli.up_config import UpConfig
 
 
 def run(argv: list[str]) -> int:
     """Serve until a signal."""
-    section = Section("Server", UpConfig, frozenset({"prefill", "decode", "prefill_flags"}))
-    given = parse("serve", __doc__.splitlines()[0], [section], argv)
-    return Supervisor(replace(UpConfig(**given[UpConfig]), prefill=0, decode=1)).run()
+    words, roles = take_roles(argv, ("router",))
+    server = Section("Server", UpConfig, frozenset({"prefill", "decode", "prefill_flags"}))
+    sections = [server, *sections_for(("decode",))]
+    given = parse("serve", described(__doc__, ("router",)), sections, words)
+    config = replace(UpConfig(**given[UpConfig]), prefill=0, decode=1)
+    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
+    return Supervisor(config, overrides).run()

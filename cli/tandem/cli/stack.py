@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tandem.cli.child_flags import words
 from tandem.cli.children import Child
 from tandem.cli.gpus import environment_of
+from tandem.cli.overrides import Overrides
 from tandem.cli.ports import LOOPBACK
 from tandem.cli.up_config import UpConfig
 
@@ -28,7 +29,12 @@ class Ports:
 
 
 def plan(
-    config: UpConfig, model: str, name: str, ports: Sequence[int], gpus: list[str]
+    config: UpConfig,
+    model: str,
+    name: str,
+    ports: Sequence[int],
+    gpus: list[str],
+    overrides: Overrides = Overrides(),  # noqa: B008 - frozen, and holds nothing
 ) -> list[Child]:
     """All processes of a stack, the router last. Raises InvalidParameter for an open quote."""
     numbers = iter(ports)
@@ -37,13 +43,15 @@ def plan(
     workers: list[int] = []
     for role, index, flags in _roles(config):
         own = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-        child = worker_child(role, index, model, own, [*shared, *flags])
-        child.environment = environment_of(len(children), gpus)
+        further = [*shared, *flags, *overrides.flags.get(role, ())]
+        child = worker_child(role, index, model, own, further)
+        child.environment = {**overrides.environment, **environment_of(len(children), gpus)}
         workers.append(own.worker)
         children.append(child)
     flags_of_router = [*shared, "--ready-prefill", str(config.prefill)]
     flags_of_router += ["--ready-decode", str(config.decode)]
     flags_of_router += words("router_flags", config.router_flags)
+    flags_of_router += overrides.flags.get("router", ())
     return [*children, router_child(model, config.host, config.port, workers, flags_of_router)]
 
 

@@ -20,6 +20,14 @@ from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.gpus import visible_gpus
 from tandem.cli.listening import check_address
+from tandem.cli.overrides import (
+    ROLES,
+    Overrides,
+    described,
+    environment_of,
+    sections_for,
+    take_roles,
+)
 from tandem.cli.ports import free_ports
 from tandem.cli.stack import PORTS_PER_WORKER, plan, router_url
 from tandem.cli.stopping import Graces, stop
@@ -33,15 +41,19 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def run(argv: list[str]) -> int:
     """Run until a signal; 1 if the stack could not serve or a part died too often."""
-    given = parse("up", __doc__.splitlines()[0], [Section("Stack", UpConfig)], argv)
-    return Supervisor(UpConfig(**given[UpConfig])).run()
+    words, roles = take_roles(argv, ROLES)
+    sections = [Section("Stack", UpConfig), *sections_for(ROLES)]
+    given = parse("up", described(__doc__, ROLES), sections, words)
+    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
+    return Supervisor(UpConfig(**given[UpConfig]), overrides).run()
 
 
 class Supervisor:
     """The children of one stack and the loop that watches them."""
 
-    def __init__(self, config: UpConfig) -> None:
+    def __init__(self, config: UpConfig, overrides: Overrides | None = None) -> None:
         self.config = config
+        self.overrides = overrides if overrides is not None else Overrides()
         self.children: list[Child] = []
         self._stop = threading.Event()
         self._hurried = threading.Event()
@@ -80,12 +92,12 @@ class Supervisor:
         environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
         drains, dummy, router = [0.0], False, 0.0
-        for child in plan(config, config.model, "model", [1] * count, []):
+        for child in plan(config, config.model, "model", [1] * count, [], self.overrides):
             role, *flags = child.arguments
             if role == "router":
                 router = check_router(flags, environ).drain_timeout
             else:
-                server, engine = check_worker(role, flags, environ)
+                server, engine = check_worker(role, flags, {**environ, **child.environment})
                 drains.append(server.drain_seconds)
                 dummy = dummy or engine.get("load_format") == "dummy"
         return Graces(router, max(drains)), dummy
@@ -101,10 +113,10 @@ class Supervisor:
     def _plan(self, path: str, name: str) -> list[Child]:
         config = self.config
         ports = free_ports(PORTS_PER_WORKER * (config.prefill + config.decode))
-        children = plan(config, path, name, ports, visible_gpus())
+        children = plan(config, path, name, ports, visible_gpus(), self.overrides)
         secret = os.environ.get(ENV_SECRET) or secrets.token_hex(32)
         for child in children:  # by the environment: everybody may read command lines
-            child.environment = {**child.environment, ENV_SECRET: secret}
+            child.environment = {ENV_SECRET: secret, **child.environment}
         return children
 
     def _on_signal(self, number: int, _frame: object) -> None:

@@ -1,5 +1,31 @@
 """Text in, text out over any engine: ``AsyncLLM``, ``LLMEngine``, and ``LLM`` for offline batches.
 
 The router serves through ``AsyncLLM`` over its dispatcher, so no module here imports an engine but
-``offline``, and that one lazily. Import from the modules; ``LLM`` is in ``tandem.llm.offline``.
+``offline``, and that one lazily. What users write is
+``from tandem.llm import LLM, SamplingParams``; these names are loaded when they are asked for.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tandem.llm.offline import LLM
+    from tandem.llm.outputs import RequestOutput
+    from tandem.protocol.sampling import SamplingParams
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+
+_HOMES = {
+    "LLM": "tandem.llm.offline",
+    "RequestOutput": "tandem.llm.outputs",
+    "SamplingParams": "tandem.protocol.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """One of ``__all__`` from its module: the router must be able to import this package."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

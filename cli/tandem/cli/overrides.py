@@ -1,0 +1,105 @@
+"""Workers' and router's own flags on the command line of `tandem up` and `tandem serve`.
+
+``--max-num-seqs 64`` is for every worker, ``--prefill.max-num-seqs 64`` for one role. The former
+reach the workers by their environment: what a config file holds, such as a secret, does not belong
+on a command line that everybody may read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.cli.flags import Section, flag_of, plain_type
+from tandem.cli.worker_settings import worker_sections
+from tandem.prefill.config import PrefillConfig
+from tandem.protocol.names import ENV_PREFIX
+from tandem.protocol.settings import settings_of
+from tandem.router.config import RouterConfig
+
+ROLES = ("prefill", "decode", "router")
+FILLED = frozenset({
+    "model", "revision", "served_model_name", "host", "port", "probe_port", "log_level",
+    "kv_control_host", "kv_control_port", "kv_data_port",
+})  # fmt: skip
+"""Settings that the stack gives each of its workers, or has under the same name itself."""
+_TITLES = {"Server": "Workers"}
+_DOTTED = re.compile(r"--(?P<role>[a-z]+)\.(?P<rest>.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """What the processes of a stack are told beyond what the stack itself needs."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every worker."""
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Further words, by role."""
+
+
+def sections_for(roles: Iterable[str]) -> list[Section]:
+    """Flags that a command takes for every worker, where workers of these roles run."""
+    own = frozenset(each for section in worker_sections() for each in section.leave_out)
+    sections = [
+        Section(_TITLES.get(each.title, each.title), each.settings, own | FILLED)
+        for each in worker_sections()
+    ]
+    return [*sections, Section("Prefill", PrefillConfig)] if "prefill" in roles else sections
+
+
+def described(doc: str | None, roles: Sequence[str]) -> str:
+    """First line of a command's docstring, and which flags it takes beyond those that it lists."""
+    dotted = ", ".join(f"--{role}.FLAG" for role in roles)
+    text = f"Flags from Workers on are for every worker; {dotted} is for that role alone."
+    return f"{(doc or '').splitlines()[0]} {text}"
+
+
+def take_roles(argv: Sequence[str], roles: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
+    """``argv`` without flags of one role, and these with the words that follow them, by role."""
+    rest: list[str] = []
+    taken: dict[str, list[str]] = {role: [] for role in roles}
+    last: list[str] | None = None
+    """Where the next word belongs if it is a value."""
+    for word in argv:
+        found = _DOTTED.fullmatch(word)
+        if last is not None and not word.startswith("--"):
+            last.append(word)
+            last = None
+        elif found is not None and found["role"] in taken:
+            last, flag = taken[found["role"]], "--" + found["rest"]
+            last.append(flag)
+            if "=" in flag or flag in _switches(found["role"]):
+                last = None
+        else:
+            rest.append(word)
+            last = None
+    return rest, taken
+
+
+def environment_of(given: Mapping[type, Mapping[str, Any]], own: type) -> dict[str, str]:
+    """Variables that say what was given, but for the settings of the command's ``own`` class."""
+    return {
+        ENV_PREFIX + name.upper(): _text(value)
+        for settings, values in given.items()
+        if settings is not own
+        for name, value in values.items()
+    }
+
+
+def _switches(role: str) -> set[str]:
+    """Flags of a role that no value follows."""
+    settings = [RouterConfig] if role == "router" else [each.settings for each in worker_sections()]
+    names = {each.name for kind in settings for each in settings_of(kind) if _is_switch(each.type)}
+    return {flag_of(name) for name in names} | {"--no-" + flag_of(name)[2:] for name in names}
+
+
+def _is_switch(hint: Any) -> bool:
+    return plain_type(hint) is bool
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(value) if isinstance(value, tuple) else str(value)

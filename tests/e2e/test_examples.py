@@ -1,0 +1,70 @@
+"""What examples/ shows is what happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.ports import free_ports
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+READY_SECONDS = 120.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(*words: str) -> str:
+    """What an example prints."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Until the line serves."""
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"{url}/ready", timeout=2).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(f"not ready; exit status {process.poll()}")
+
+
+def test_offline(smollm2: Path) -> None:
+    """Each prompt has its answer."""
+    lines = run(str(EXAMPLES / "offline.py"), str(smollm2)).splitlines()
+    answers = [line for line in lines if " -> " in line]
+    assert [line.partition(" -> ")[0] for line in answers] == [
+        "'Hello, my name is'",
+        "'The capital of France is'",
+        "'The future of AI is'",
+    ]
+
+
+def test_by_hand_and_online(smollm2: Path) -> None:
+    """Three processes become a line, a client is answered by it, and a signal ends all three."""
+    (port,) = free_ports(1)
+    script = str(EXAMPLES / "by_hand.sh")
+    environ = {**os.environ, "TANDEM_KV_SECRET": "s" * 32}
+    process = subprocess.Popen(
+        [script, str(smollm2), str(port)], env=environ, start_new_session=True
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_ready(url, process)
+        assert "Paris" in run(str(EXAMPLES / "online.py"), url, "What is the capital of France?")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)

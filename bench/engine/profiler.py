@@ -40,7 +40,7 @@ def decode(rig: Rig, batch: int, context: int, steps: int = 8) -> dict[str, Any]
     """Decode steps of one batch."""
     for _ in range(batch):
         rig.add(context, 200)
-    while len(rig.core.scheduler.roster.running) < batch or any(
+    while rig.core.scheduler.make_stats().running < batch or any(
         each.num_generated < 2 for each in rig.core.scheduler.roster.running
     ):
         rig.step()
@@ -59,7 +59,7 @@ def mixed(rig: Rig, batch: int, chunk: int) -> dict[str, Any]:
     """A prompt that comes to a batch of decodes: one mixed step, and a decode step after it."""
     for _ in range(batch):
         rig.add(1024, 200)
-    while len(rig.core.scheduler.roster.running) < batch or any(
+    while rig.core.scheduler.make_stats().running < batch or any(
         each.num_generated < 2 for each in rig.core.scheduler.roster.running
     ):
         rig.step()

@@ -23,7 +23,7 @@ def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict
     made = 0
     while made < batch:  # every prompt is computed and has its first token
         made += sum(len(each) for each in rig.step().outputs.values())
-    while len(rig.core.scheduler.roster.running) < batch:
+    while rig.core.scheduler.make_stats().running < batch:
         rig.step()
     for _ in range(settle):
         rig.step()

@@ -19,7 +19,7 @@ from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
 from tandem.engine.core.role import Standalone
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
-from tandem.engine.scheduler.output import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
+from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
 from tandem.protocol.card import WorkerRole
 
 FLOOR, ROW, PROMPT_TOKEN = 4.1e-3, 5.2e-5, 2.4e-5

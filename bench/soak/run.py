@@ -136,7 +136,7 @@ def load(args: argparse.Namespace, engine: Engine, traffic: Traffic) -> dict[str
         if traffic.live and draw.random() < 0.15:
             traffic.cancel()
         traffic.step()
-        running = len(engine.core.scheduler.roster.running)
+        running = engine.core.scheduler.make_stats().running
         rows_seen, steps, full = rows_seen + running, steps + 1, full + (running >= args.streams)
         now = time.monotonic()
         if now >= next_look:

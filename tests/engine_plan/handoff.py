@@ -20,7 +20,7 @@ from tandem.engine.scheduler.connector import (
     Released,
     Remote,
 )
-from tandem.engine.scheduler.output import Fence
+from tandem.engine.step import Fence
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import Produce

@@ -2,7 +2,7 @@
 
 from tests.engine_plan.builders import Harness, params_of
 
-from tandem.engine.scheduler.output import SchedulerOutput
+from tandem.engine.step import SchedulerOutput
 
 
 def next_plan(harness: Harness) -> SchedulerOutput:

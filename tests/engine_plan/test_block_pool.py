@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tandem.engine.cache.block_pool import BlockPool, IntegrityError
-from tandem.engine.cache.events import BlockEventLog
+from tandem.engine.cache.block_pool import BlockEventLog, BlockPool, IntegrityError
 from tandem.protocol.ids import BlockHash
 
 

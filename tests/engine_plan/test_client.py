@@ -12,7 +12,7 @@ from tests.workers.proc_worker import PacedExecutor
 from tandem.engine.core.client import InprocClient
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.sim import SimExecutor
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import (
     FailCause,

@@ -8,7 +8,7 @@ from tests.engine_plan.handoff import Connector, ConsumerSide
 from tests.engine_plan.pair import D, P, Pair, consume, merged, produce
 
 from tandem.engine.scheduler.connector import FirstToken, Loaded
-from tandem.engine.scheduler.output import ModelRunnerOutput
+from tandem.engine.step import ModelRunnerOutput
 from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.requests import Consume, Produce
 

@@ -7,7 +7,7 @@ from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import Pair, produce
 
-from tandem.engine.scheduler.output import Fence
+from tandem.engine.step import Fence
 from tandem.protocol.errors import RefusalCode
 
 

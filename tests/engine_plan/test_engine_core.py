@@ -9,9 +9,9 @@ from tests.engine_plan.pair import consume, produce
 
 from tandem.engine.cache.block_pool import IntegrityError
 from tandem.engine.core.engine_core import QUIET_S, EngineCore
-from tandem.engine.core.prefill_rate import PrefillRate
 from tandem.engine.executor.sim import SimExecutor
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.scheduler.stats import PrefillRate
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import RefusalCode

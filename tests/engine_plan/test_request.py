@@ -1,11 +1,15 @@
 """What a request knows of itself: counts, limits, hashes; and the queue that orders them."""
 
+import ast
+from pathlib import Path
+
 from tests.engine_plan.builders import EOS, params_of, request_of
 
+from tandem.engine import request as requests
 from tandem.engine.request import Request, RequestGroup
-from tandem.engine.scheduler.output import SeqId
-from tandem.engine.scheduler.preemption import choose_victim
+from tandem.engine.scheduler.planner import choose_victim
 from tandem.engine.scheduler.waiting import WaitingQueue
+from tandem.engine.step import SeqId
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import NOBODY
 from tandem.protocol.outputs import TokenLogprobs
@@ -126,3 +130,42 @@ def test_the_last_preemptible_goes():
     assert choose_victim([first, second, producer], 0) == 1
     assert choose_victim([first, producer], 0) == 0
     assert choose_victim([first, second], 1) == 1
+
+
+OWNERS = {
+    "block_ids": {"cache/manager.py"},
+    "capacity": {"cache/manager.py"},
+    "cache_due": {"cache/manager.py"},
+    "num_cached_blocks": {"cache/manager.py"},
+    "num_computed": {
+        "scheduler/planner.py",
+        "scheduler/remote.py",
+        "scheduler/roster.py",
+        "scheduler/settle.py",
+    },
+    "num_generated": {"scheduler/settle.py"},
+    "state": {"scheduler/roster.py", "scheduler/remote.py"},
+}
+
+
+def written_in(file: Path) -> set[str]:
+    """Names of the attributes that a file assigns to, its own objects' apart."""
+    return {
+        node.attr
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+        and ast.unparse(node.value).split(".")[-1] not in ("group", "stats")
+    }
+
+
+def test_fields_are_written_by_their_owners_alone():
+    """As the docstring of the module has it, over the whole plan."""
+    plan = Path(requests.__file__).parent
+    found: dict[str, set[str]] = {name: set() for name in OWNERS}
+    for folder in ("cache", "core", "scheduler"):
+        for file in (plan / folder).glob("*.py"):
+            for name in written_in(file) & found.keys():
+                found[name].add(f"{folder}/{file.name}")
+    assert found == OWNERS

@@ -217,7 +217,7 @@ def test_the_watermark_holds_back_new_requests_only():
     """Spare blocks are not given to a newcomer while others run, and never block the only one."""
     harness = Harness(10, watermark=0.3)
     harness.add(request_of("a", 16 * 9, params=long_running(max_tokens=4)))
-    while harness.core.scheduler.num_waiting:
+    while harness.core.scheduler.make_stats().waiting:
         next_plan(harness)
     assert harness.core.manager.num_free == 1
 

@@ -4,7 +4,7 @@ import pytest
 from tests.engine_plan.builders import EOS, config_of, params_of
 
 from tandem.engine.executor.sim import SimExecutor
-from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId, StepRow
+from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 
 
 def started() -> SimExecutor:

@@ -11,7 +11,7 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.sample import Sampler
-from tandem.engine.scheduler.output import (
+from tandem.engine.step import (
     ModelRunnerOutput,
     NewSequence,
     SchedulerOutput,

@@ -6,7 +6,7 @@ from tests.engine_run.run_driver import GREEDY, Driver
 from tests.engine_run.tiny_models import folder_of, judged
 
 from tandem.engine.sample import Kind
-from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId, StepRow
+from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
 from tandem.engine.worker.inputs import StepStager

@@ -5,7 +5,7 @@ import torch
 from tests.engine_run.run_driver import GREEDY, Driver
 from tests.engine_run.tiny_models import folder_of, judge_of, judged
 
-from tandem.engine.scheduler.output import SchedulerOutput, SeqId
+from tandem.engine.step import SchedulerOutput, SeqId
 from tandem.protocol.sampling import SamplingParams
 
 PROMPT = list(range(20, 61))

@@ -15,7 +15,7 @@ from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.quant import select_method
 from tandem.engine.quant.dense import DenseMethod
 from tandem.engine.quant.packed import PackedMethod
-from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
+from tandem.engine.step import SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import capacity
 from tandem.engine.worker.block_table import BlockTable
 from tandem.engine.worker.slab import Slab

@@ -20,7 +20,7 @@ from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.metrics import EngineMetrics
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (

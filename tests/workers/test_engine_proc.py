@@ -10,7 +10,7 @@ from tests.engine_plan.builders import params_of
 from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, frames, started, submit
 
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import new_incarnation

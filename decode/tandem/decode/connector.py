@@ -20,7 +20,7 @@ from tandem.engine.scheduler.connector import (
     Released,
     Remote,
 )
-from tandem.engine.scheduler.output import Fence
+from tandem.engine.step import Fence
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.service.consumer import HandoffConsumer

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tandem.engine.config import CacheConfig
 from tandem.engine.histogram import WeightedHistogram
-from tandem.engine.scheduler.stats import FinishedRecord, StepStats
-
-if TYPE_CHECKING:
-    from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.stats import FinishedRecord, SchedulerStats, StepStats
 
 _TTFT = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -89,9 +85,9 @@ class EngineMetrics:
         )
         info.labels(**labels).set(1)
 
-    def observe(self, stats: StepStats, scheduler: Scheduler) -> None:
-        """Add what happened since the last call."""
-        self._observe_gauges(scheduler)
+    def observe(self, stats: StepStats, now: SchedulerStats) -> None:
+        """Add what happened since the last call; show what lives here ``now``."""
+        self._observe_gauges(now)
         self._observe_tokens(stats)
         for seconds in stats.first_token_times:
             self._ttft.observe(seconds)
@@ -100,16 +96,15 @@ class EngineMetrics:
         for record in stats.finished:
             self._observe_finished(record)
 
-    def _observe_gauges(self, scheduler: Scheduler) -> None:
-        roster = scheduler.roster
-        deferred = len(roster.parked) + len(roster.loading)
-        self._running.set(len(roster.running))
-        self._waiting.set(len(roster.waiting) + deferred)
-        self._by_reason["capacity"].set(len(roster.waiting))
+    def _observe_gauges(self, now: SchedulerStats) -> None:
+        deferred = now.parked + now.loading
+        self._running.set(now.running)
+        self._waiting.set(now.waiting + deferred)
+        self._by_reason["capacity"].set(now.waiting)
         self._by_reason["deferred"].set(deferred)
-        self._usage.set(scheduler.manager.usage)
-        self._free.set(scheduler.manager.num_free)
-        self._held.set(sum(map(len, roster.held.values())))
+        self._usage.set(now.cache_usage)
+        self._free.set(now.free_blocks)
+        self._held.set(now.held_blocks)
 
     def _observe_tokens(self, stats: StepStats) -> None:
         if stats.queried_tokens:

@@ -2,7 +2,9 @@
 
 A prompt with n choices starts as one Request that draws n first tokens and is then forked; a
 resumed one starts as a Request for each choice that has not ended. Fields are written by their
-owners only: blocks by ``KVCacheManager``, progress by ``Scheduler`` and ``Settler``.
+owners only: those of blocks by ``KVCacheManager``; ``num_computed`` by ``Planner`` as it drafts, by
+``RemoteKV`` as KV comes, by ``Settler`` for a fork, by ``Roster`` where a preemption takes it back;
+tokens by ``Settler``; state and place by ``Roster`` and ``RemoteKV``.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from enum import Enum
 
 import msgspec
 
-from tandem.engine.scheduler.output import NewSequence, SeqId
+from tandem.engine.step import NewSequence, SeqId
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs

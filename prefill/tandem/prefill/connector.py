@@ -19,8 +19,8 @@ from tandem.engine.scheduler.connector import (
     Released,
     Remote,
 )
-from tandem.engine.scheduler.output import Fence
 from tandem.engine.scheduler.roster import ABORT, FAILED
+from tandem.engine.step import Fence
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.service.producer import HandoffProducer

@@ -10,14 +10,11 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-from tandem.engine.cache.block_pool import BlockPool, IntegrityError
-from tandem.engine.cache.events import BlockEventLog
-from tandem.protocol.layout import blocks_for
-
-if TYPE_CHECKING:
-    from tandem.engine.request import Request
+from tandem.engine.cache.block_pool import BlockEventLog, BlockPool, IntegrityError
+from tandem.engine.request import Request
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
 
 NEVER = sys.maxsize
 """``Request.cache_due`` of a sequence whose blocks are not cached."""
@@ -133,7 +130,6 @@ class KVCacheManager:
             self.pool.hold([source])
             self._copies[copy] = source
             child.block_ids.append(copy)
-        child.num_computed = parent.num_computed
         self._note_table(child, num_cached=min(parent.num_cached_blocks, full))
         return True
 
@@ -189,3 +185,11 @@ class KVCacheManager:
         request.num_cached_blocks = num_cached
         due = (num_cached + 1) * self.block_size
         request.cache_due = due if self.enable_caching else NEVER
+
+
+def only_group(layout: KVLayout) -> KVGroup:
+    """The layers that share a block shape, of which a pool serves one kind; InvalidParameter when
+    there is not exactly one."""
+    if len(layout.groups) != 1:
+        raise InvalidParameter("layout.groups", len(layout.groups), "exactly one group of layers")
+    return layout.groups[0]

@@ -15,24 +15,22 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from tandem.engine.cache.groups import only_group
-from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.prefill_rate import PrefillRate
 from tandem.engine.executor.base import Capacity, Executor, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
-from tandem.engine.scheduler.admission import Limits
+from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.scheduler.scheduler import Scheduler
-from tandem.engine.scheduler.seeds import SeedSource
+from tandem.engine.scheduler.stats import PrefillRate
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents, EngineCoreOutput, Failed
-from tandem.protocol.requests import EngineCoreRequest, Produce
+from tandem.protocol.requests import EngineCoreRequest
 
 logger = logging.getLogger(__name__)
 
@@ -137,29 +135,21 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether anything lives here, is in flight, unsaid, or promised by the connector."""
-        scheduler = self.scheduler
-        if self._in_flight or scheduler.roster.groups or scheduler.roster.held:
-            return True
-        if scheduler.outbox.outputs or scheduler.outbox.failed:
+        if self._in_flight or self.scheduler.has_work:
             return True
         return self._connector is not None and self._connector.has_pending()
 
     def keys(self) -> list[RequestKey]:
         """Requests that live here, the oldest first."""
-        return list(self.scheduler.roster.groups)
+        return self.scheduler.keys()
 
     def waiting_keys(self) -> list[RequestKey]:
         """Requests that have computed nothing and hold no block yet."""
-        waiting = self.scheduler.roster.waiting
-        return [
-            key
-            for key, group in self.scheduler.roster.groups.items()
-            if group.live and all(request in waiting for request in group.live.values())
-        ]
+        return self.scheduler.waiting_keys()
 
     def holds(self, key: RequestKey) -> bool:
         """Whether the request lives here."""
-        return key in self.scheduler.roster.groups
+        return self.scheduler.holds(key)
 
     def add(self, request: EngineCoreRequest) -> Refusal | None:
         """Take a request, or say why not; then nothing is held."""
@@ -174,8 +164,8 @@ class EngineCore:
     def abort_router(self, router: bytes) -> int:
         """Drop all requests of a router that is gone, and what was handed over for it; how many
         requests they were."""
-        held = list(self.scheduler.roster.held)
-        return sum(self.abort(key) for key in (*self.keys(), *held) if key.router == router)
+        known = (*self.keys(), *self.scheduler.held_keys())
+        return sum(self.abort(key) for key in known if key.router == router)
 
     def drain(self) -> None:
         """Take nothing new from now on; what runs is finished."""
@@ -211,7 +201,7 @@ class EngineCore:
         """
         stats = self.scheduler.take_stats()
         if self._metrics is not None:
-            self._metrics.observe(stats, self.scheduler)
+            self._metrics.observe(stats, self.scheduler.make_stats())
         self._check_when_idle()
 
     def call(self, command: Command) -> Reply:
@@ -225,15 +215,15 @@ class EngineCore:
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, for tests and ``/debug``."""
-        roster = self.scheduler.roster
+        now = self.scheduler.make_stats()
         return {
-            "running": len(roster.running),
-            "waiting": len(roster.waiting),
-            "parked": len(roster.parked),
-            "loading": len(roster.loading),
-            "held_requests": len(roster.held),
-            "held_blocks": sum(map(len, roster.held.values())),
-            "free_blocks": self.manager.num_free,
+            "running": now.running,
+            "waiting": now.waiting,
+            "parked": now.parked,
+            "loading": now.loading,
+            "held_requests": now.held_requests,
+            "held_blocks": now.held_blocks,
+            "free_blocks": now.free_blocks,
             "total_blocks": self.manager.pool.num_blocks,
             "cached_blocks": self.manager.pool.num_cached,
             "steps": self._steps,
@@ -246,15 +236,15 @@ class EngineCore:
 
     def load_report(self) -> LoadReport:
         """Load, for placement."""
-        roster = self.scheduler.roster
+        now = self.scheduler.make_stats()
         return LoadReport(
-            num_running=len(roster.running),
-            num_waiting=self.scheduler.num_waiting,
+            num_running=now.running,
+            num_waiting=now.waiting + now.parked + now.loading,
             waiting_tokens=self.scheduler.waiting_tokens,
             loading_tokens=self.scheduler.loading_tokens,
-            free_blocks=self.manager.num_free,
+            free_blocks=now.free_blocks,
             total_blocks=self.manager.pool.num_blocks,
-            leased_blocks=sum(map(len, roster.held.values())),
+            leased_blocks=now.held_blocks,
             prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
             draining=self.draining,
         )
@@ -310,7 +300,7 @@ class EngineCore:
     def _check_when_idle(self) -> None:
         """At each end of work count the blocks: whatever leaked would never come back. Look at
         every one of them when it has been quiet for a while: it would hold the next request up."""
-        busy = bool(self._in_flight or self.scheduler.roster.groups)
+        busy = bool(self._in_flight or self.scheduler.has_requests)
         if busy:
             self._unchecked_since = None
         elif self._was_busy:
@@ -322,9 +312,7 @@ class EngineCore:
         self._was_busy = busy
 
     def _reset_prefix_cache(self, command: Command) -> Reply:
-        roster = self.scheduler.roster
-        exporting = any(isinstance(each.source.kv, Produce) for each in roster.groups.values())
-        if roster.held or roster.loading or exporting:
+        if self.scheduler.has_promises:
             message = "KV is promised to a peer or on its way from one; try again later"
             return Reply(id=command.id, ok=False, message=message)
         dropped = self.manager.reset_prefix_cache()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from tandem.engine.config import EngineConfig
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.layout import KVLayout
-
-if TYPE_CHECKING:
-    from tandem.engine.config import EngineConfig
-    from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True)

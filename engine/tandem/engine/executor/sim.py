@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
-from tandem.engine.scheduler.output import (
+from tandem.engine.step import (
     Fence,
     FenceDone,
     ModelRunnerOutput,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.executor.threads import spin_briefly
-from tandem.engine.scheduler.output import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
     from tandem.engine.worker import LaunchedStep, Worker

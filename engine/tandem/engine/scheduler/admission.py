@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from tandem.engine.request import Order, Request, RequestGroup
-from tandem.engine.scheduler.output import SeqId
+from tandem.engine.step import SeqId
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.requests import EngineCoreRequest, Produce
+from tandem.protocol.sampling import SEED_BITS, seeded
+
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""An odd number near 2**64 over the golden ratio: multiples of it spread over all seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +154,19 @@ def ended_before(request: Request) -> Finish | None:
         num_prompt=request.num_prompt,
         max_model_len=request.group.max_model_len,
     )
+
+
+class SeedSource:
+    """Seeds for requests that bring none, all different and the same in each run: the router always
+    gives one, an offline caller may not."""
+
+    def __init__(self, seed: int) -> None:
+        self._next = seed * _SEED_STEP
+
+    def seeded(self, request: EngineCoreRequest) -> EngineCoreRequest:
+        """The request with a seed."""
+        if request.params.seed is not None:
+            return request
+        self._next += _SEED_STEP
+        params = seeded(request.params, self._next % 2**SEED_BITS)
+        return msgspec.structs.replace(request, params=params)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tandem.engine.request import Request
+from tandem.engine.step import Fence
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import TokenLogprobs
-
-if TYPE_CHECKING:
-    from tandem.engine.request import Request
-    from tandem.engine.scheduler.output import Fence
 
 
 class Lookup(Enum):

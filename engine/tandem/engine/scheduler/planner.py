@@ -7,13 +7,14 @@ drafted is never taken back. A hand-off is seen as ``KVConnector`` alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
-from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, StepRow
-from tandem.engine.scheduler.preemption import choose_victim
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.settle import Chunk
+from tandem.engine.step import NewSequence, SchedulerOutput, StepRow
 
 
 class Draft:
@@ -204,3 +205,16 @@ class Planner:
         draft.new.append(request.as_new())
         request.on_rank = True
         return ()
+
+
+def choose_victim(running: Sequence[Request], first: int) -> int:
+    """Index of the request to preempt so that ``running[first]`` may grow, or ``first`` itself.
+
+    ``running`` is sorted, best first: the victim is the last one (lowest priority, then latest
+    arrival) whose blocks are not promised to a peer. Nobody before ``first`` is touched, so the
+    first of all always gets on.
+    """
+    for index in range(len(running) - 1, first, -1):
+        if running[index].preemptible:
+            return index
+    return first

@@ -18,10 +18,10 @@ from tandem.engine.scheduler.connector import (
     Released,
     Remote,
 )
-from tandem.engine.scheduler.output import Fence
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.settle import Settler
 from tandem.engine.scheduler.turns import Turns
+from tandem.engine.step import Fence
 from tandem.protocol.errors import FailCause
 from tandem.protocol.layout import blocks_for
 

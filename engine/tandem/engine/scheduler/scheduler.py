@@ -19,17 +19,16 @@ from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
 from tandem.engine.scheduler.connector import KVConnector
-from tandem.engine.scheduler.outbox import Outbox
-from tandem.engine.scheduler.output import Fence, FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
-from tandem.engine.scheduler.roster import ABORT, Roster
+from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
 from tandem.engine.scheduler.settle import Chunk, Settler
-from tandem.engine.scheduler.stats import StepStats
+from tandem.engine.scheduler.stats import SchedulerStats, StepStats
+from tandem.engine.step import Fence, FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.requests import Consume, EngineCoreRequest
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
 
 class Scheduler:
@@ -67,10 +66,58 @@ class Scheduler:
         self._in_flight: deque[tuple[int, list[Chunk]]] = deque()
 
     @property
-    def num_waiting(self) -> int:
-        """Sequences that no step has begun, or that were preempted, or whose KV is to come."""
+    def has_requests(self) -> bool:
+        """Whether a request lives here."""
+        return bool(self.roster.groups)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request lives here, blocks are held for one that is gone, or something is
+        unsaid."""
+        roster, outbox = self.roster, self.outbox
+        return bool(roster.groups or roster.held or outbox.outputs or outbox.failed)
+
+    @property
+    def has_promises(self) -> bool:
+        """Whether KV is promised to somebody, or on its way from somebody."""
         roster = self.roster
-        return len(roster.waiting) + len(roster.parked) + len(roster.loading)
+        exporting = any(isinstance(each.source.kv, Produce) for each in roster.groups.values())
+        return bool(roster.held or roster.loading or exporting)
+
+    def keys(self) -> list[RequestKey]:
+        """Requests that live here, the oldest first."""
+        return list(self.roster.groups)
+
+    def held_keys(self) -> list[RequestKey]:
+        """Requests that are gone, and whose blocks the connector keeps."""
+        return list(self.roster.held)
+
+    def waiting_keys(self) -> list[RequestKey]:
+        """Requests that have computed nothing and hold no block yet."""
+        waiting = self.roster.waiting
+        return [
+            key
+            for key, group in self.roster.groups.items()
+            if group.live and all(request in waiting for request in group.live.values())
+        ]
+
+    def holds(self, key: RequestKey) -> bool:
+        """Whether the request lives here."""
+        return key in self.roster.groups
+
+    def make_stats(self) -> SchedulerStats:
+        """What lives here now."""
+        roster, manager = self.roster, self.manager
+        return SchedulerStats(
+            running=len(roster.running),
+            waiting=len(roster.waiting),
+            parked=len(roster.parked),
+            loading=len(roster.loading),
+            held_requests=len(roster.held),
+            held_blocks=sum(map(len, roster.held.values())),
+            free_blocks=manager.num_free,
+            cache_usage=manager.usage,
+        )
 
     @property
     def waiting_tokens(self) -> int:

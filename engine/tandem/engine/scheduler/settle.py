@@ -13,8 +13,8 @@ from operator import sub
 
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.connector import FirstToken
-from tandem.engine.scheduler.output import Fence, ModelRunnerOutput, Sampled
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
+from tandem.engine.step import Fence, ModelRunnerOutput, Sampled
 from tandem.protocol.errors import FailCause
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.outputs import EngineCoreOutput
@@ -224,6 +224,7 @@ class Settler:
             seats = self._max_num_seqs - len(roster.running) - len(roster.loading)
             there = parent.state is RequestState.RUNNING
             if there and seats > 0 and roster.manager.fork(parent, child):
+                child.num_computed = parent.num_computed
                 roster.join(child)
             else:
                 roster.preempt(child)

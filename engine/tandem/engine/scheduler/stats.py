@@ -1,7 +1,10 @@
 """Counters of one step and records of requests that ended, for metrics and reports."""
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
+
+RATE_STEPS = 32
+"""How many of the last steps count for the rate of prefill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,25 @@ class FinishedRecord:
     decode: float | None
     time_to_first: float | None
     end_to_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """What lives in a scheduler at one moment: sequences by what they do, and blocks."""
+
+    running: int
+    waiting: int
+    """In the queue: new or preempted."""
+    parked: int
+    """Whose KV is to come, without a block yet."""
+    loading: int
+    """Whose KV is coming into their blocks."""
+    held_requests: int
+    """Gone, but for blocks that the connector keeps."""
+    held_blocks: int
+    free_blocks: int
+    cache_usage: float
+    """Share of the blocks that somebody holds, 0 to 1."""
 
 
 @dataclass(slots=True)
@@ -51,3 +73,30 @@ class StepStats:
     token_gaps: Counter[float] = field(default_factory=Counter)
     """Seconds between a sequence's tokens, to how many sequences."""
     finished: list[FinishedRecord] = field(default_factory=list)
+
+
+class PrefillRate:
+    """Prompt tokens a second, as placement wants to know it: the rate at which half of those of the
+    last steps were computed, or faster.
+
+    A median over tokens: a step of few tokens, which takes nearly as long as one of a thousand,
+    says little about what a long prompt would take, and a step that had to build its kernels says
+    nothing.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[float, int]] = deque(maxlen=RATE_STEPS)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """0 before the first step."""
+        half = sum(tokens for _, tokens in self._steps) / 2
+        for rate, tokens in sorted(self._steps, reverse=True):
+            half -= tokens
+            if half <= 0:
+                return rate
+        return 0.0
+
+    def note(self, tokens: int, seconds: float) -> None:
+        """One step of ``tokens`` prompt tokens took ``seconds``, above 0."""
+        self._steps.append((tokens / seconds, tokens))

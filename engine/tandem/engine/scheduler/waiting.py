@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tandem.engine.request import Order, Request
-    from tandem.engine.scheduler.output import SeqId
+from tandem.engine.request import Order, Request
+from tandem.engine.step import SeqId
 
 
 class WaitingQueue:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from tandem.engine.naps import nap
-from tandem.engine.scheduler.output import FenceDone
+from tandem.engine.step import FenceDone
 
 WAIT_SECONDS = 600.0
 """A device that has not got there by then hangs."""

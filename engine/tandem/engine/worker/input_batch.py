@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.engine.sample import SamplingBatch
-from tandem.engine.scheduler.output import NewSequence, SchedulerOutput, SeqId
+from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.block_table import BlockTable
 
 

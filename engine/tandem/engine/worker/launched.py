@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.sample import LogprobTensors
-from tandem.engine.scheduler.output import ModelRunnerOutput, Sampled, SeqId, StepRow
+from tandem.engine.step import ModelRunnerOutput, Sampled, SeqId, StepRow
 from tandem.engine.worker.events import PAST, WAIT_SECONDS, Moment
 from tandem.protocol.outputs import TokenLogprobs
 

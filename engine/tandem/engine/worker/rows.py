@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from tandem.engine.scheduler.output import StepRow
+from tandem.engine.step import StepRow
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.staging import StepShape
 

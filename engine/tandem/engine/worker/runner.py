@@ -21,7 +21,7 @@ from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import CausalModel, StepContext
 from tandem.engine.sample import Kind, LogprobTensors, Sampler, score_prompt
 from tandem.engine.sample.transfer import index_on
-from tandem.engine.scheduler.output import SchedulerOutput, SeqId, StepRow
+from tandem.engine.step import SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.events import moment
 from tandem.engine.worker.graphs import StepGraphs

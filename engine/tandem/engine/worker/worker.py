@@ -17,7 +17,7 @@ from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler
-from tandem.engine.scheduler.output import SchedulerOutput
+from tandem.engine.step import SchedulerOutput
 from tandem.engine.worker import capacity, gpu
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager

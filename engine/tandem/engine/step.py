@@ -1,4 +1,4 @@
-"""The message from plan to run: what one step computes, and what came out of it.
+"""What plan and run tell each other: what one step computes, and what came out of it.
 
 Incremental: a rank keeps a row per sequence (``InputBatch``) and appends the tokens that it
 sampled itself, so that a later step may be planned before the host knows them.

@@ -61,6 +61,10 @@ reference: setup  ## Make the reference tokens anew, with transformers as the ju
 manifests: setup  ## Make the CRD manifests anew from the operator's types
 	$(BIN)/python -m tandem.operator.api.crd
 
+.PHONY: reference-pages
+reference-pages: setup  ## Make docs/reference anew from flags, metrics, CRD and errors
+	$(BIN)/python -m scripts.reference
+
 CLUSTER := $(BIN)/python -m tests.cluster
 NODES ?= 2
 

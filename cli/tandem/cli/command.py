@@ -46,21 +46,21 @@ class Parser(argparse.ArgumentParser):
             what = f"{wrong['value']} is not allowed; {word}"
         raise UsageError(f"{flag}: {what}", self.prog)
 
-    def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse all of ``argv``; where --model is a flag, a word that is none is the model.
+    def read(self, argv: Sequence[str], *, takes_model: bool = False) -> argparse.Namespace:
+        """Parse all of ``argv``; a word without a flag is the model, where a command takes one so.
 
         Raises UsageError for the first word that nobody knows.
         """
         parsed, unknown = self.parse_known_args(argv)
         for word in unknown:  # argparse takes an optional word only before the first flag
-            if word.startswith("-") or getattr(parsed, "model", "") is not None:
-                raise UsageError(self._unknown(word, parsed), self.prog)
+            if word.startswith("-") or not takes_model or parsed.model is not None:
+                model = parsed.model if takes_model else None
+                raise UsageError(self._unknown(word, model), self.prog)
             parsed.model = word
         return parsed
 
-    def _unknown(self, word: str, parsed: argparse.Namespace) -> str:
+    def _unknown(self, word: str, model: str | None) -> str:
         if not word.startswith("-"):
-            model = getattr(parsed, "model", None)
             why = "only flags are" if model is None else f"the model is {model!r}"
             return f"{word!r} is not allowed here; {why}"
         flag = word.partition("=")[0]
@@ -94,7 +94,8 @@ def read_command_line(
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=38, width=100),
     )
     add_flags(parser, sections)
-    return read_settings(parser.read(_joined(argv, sections)), sections, environ)
+    parsed = parser.read(_joined(argv, sections), takes_model=takes_model)
+    return read_settings(parsed, sections, environ)
 
 
 def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:

@@ -16,6 +16,8 @@ from prometheus_client.registry import Collector
 class WeightedHistogram(Collector):
     """One series of one histogram with fixed labels."""
 
+    kind = "histogram"
+
     def __init__(
         self,
         name: str,
@@ -26,9 +28,9 @@ class WeightedHistogram(Collector):
         registry: CollectorRegistry,
     ) -> None:
         """``buckets`` are upper bounds, growing; the infinite one is added."""
-        self._name = name
-        self._documentation = documentation
-        self._labels = dict(labels)
+        self.name = name
+        self.documentation = documentation
+        self.labels = dict(labels)
         self._bounds = tuple(buckets)
         self._counts = [0] * (len(buckets) + 1)
         self._sum = 0.0
@@ -46,8 +48,8 @@ class WeightedHistogram(Collector):
         for bound, count in zip((*self._bounds, float("inf")), tuple(self._counts), strict=True):
             total += count
             buckets.append((_bound_text(bound), total))
-        family = HistogramMetricFamily(self._name, self._documentation, labels=tuple(self._labels))
-        family.add_metric(tuple(self._labels.values()), buckets, self._sum)
+        family = HistogramMetricFamily(self.name, self.documentation, labels=tuple(self.labels))
+        family.add_metric(tuple(self.labels.values()), buckets, self._sum)
         yield family
 
 

@@ -44,14 +44,23 @@ class FailCause(StrEnum):
     """Why an attempt ended without finishing."""
 
     PEER = "peer"
+    """The hand-off's other side or the way to it was lost."""
     TIMEOUT = "timeout"
+    """No progress, or no answer, within the time that was allowed."""
     GONE = "gone"
+    """The prefill worker had let go of the KV before it was fetched."""
     IDENTITY = "identity"
+    """Something was not what it should be: another block, position, token or prompt."""
     DIGEST = "digest"
+    """KV arrived with other bytes than were sent."""
     CAPACITY = "capacity"
+    """There was no room to go on."""
     DRAINING = "draining"
+    """The worker left before the end."""
     WORKER_LOST = "worker_lost"
+    """The worker, or the link to it, is gone; or no worker is there at all."""
     INTERNAL = "internal"
+    """A fault of the worker's own; its log says which."""
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,9 +14,13 @@ class FinishReason(StrEnum):
     """OpenAI's words where they exist."""
 
     STOP = "stop"
+    """The end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"
+    """max_tokens, or the longest context that the model can hold."""
     ABORT = "abort"
+    """Whoever asked went away."""
     ERROR = "error"
+    """Nobody could bring the request to its end; an error says why."""
 
 
 class Finish(NamedTuple):

@@ -33,6 +33,7 @@ _TOKENS = tuple(
     for step in (1, 2, 5)
     if step * 10**power <= 200000
 )
+_CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
 
@@ -142,14 +143,34 @@ class RouterMetrics:
         self._contradictions.inc()
 
     def _requests(self) -> None:
-        self._h_ttft = self._histogram("vllm:time_to_first_token_seconds", _TTFT)
-        self._h_itl = self._histogram("vllm:inter_token_latency_seconds", _ITL)
-        self._h_tpot = self._histogram("vllm:request_time_per_output_token_seconds", _ITL)
-        self._h_e2e = self._histogram("vllm:e2e_request_latency_seconds", _LONG)
-        self._h_prompt = self._histogram("vllm:request_prompt_tokens", _TOKENS)
-        self._h_generation = self._histogram("vllm:request_generation_tokens", _TOKENS)
-        self._h_max_tokens = self._histogram("vllm:request_params_max_tokens", _TOKENS)
-        self._h_n = self._histogram("vllm:request_params_n", (1.0, 2.0, 5.0, 10.0, 20.0))
+        self._h_ttft = self._histogram(
+            "vllm:time_to_first_token_seconds",
+            "From arrival to the first token.",
+            _TTFT,
+        )
+        self._h_itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two outputs of one choice.", _ITL
+        )
+        self._h_tpot = self._histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between a request's tokens after the first.",
+            _ITL,
+        )
+        self._h_e2e = self._histogram(
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to its end.", _LONG
+        )
+        self._h_prompt = self._histogram(
+            "vllm:request_prompt_tokens", "Tokens of a request's prompt.", _TOKENS
+        )
+        self._h_generation = self._histogram(
+            "vllm:request_generation_tokens", "Tokens of a request's answers.", _TOKENS
+        )
+        self._h_max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "max_tokens, where a request says it.", _TOKENS
+        )
+        self._h_n = self._histogram(
+            "vllm:request_params_n", "Choices that a request asks for.", _CHOICES
+        )
         self._c_prompt = self._counter("vllm:prompt_tokens", "Prompt tokens.", _MODEL)
         self._c_cached = self._counter(
             "vllm:prompt_tokens_cached", "Prompt tokens that were not computed.", _MODEL
@@ -161,7 +182,9 @@ class RouterMetrics:
         self._rejections = self._counter(
             "vllm:admission_rejections", "Requests that found no room.", (*_MODEL, "reason")
         )
-        self._http = self._counter("http_requests", "Answers.", ("handler", "status"))
+        self._http = self._counter(
+            "http_requests", "Answers by path and status.", ("handler", "status")
+        )
 
     def _dispatch(self) -> None:
         self._dropped = self._counter(
@@ -204,8 +227,7 @@ class RouterMetrics:
         self._prompt_cached = self._c_cached.labels(name)
         self._generation_tokens = self._c_generation.labels(name)
 
-    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        text = f"As vLLM's {name.removeprefix('vllm:')}, seen by the router."
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, _MODEL, buckets=buckets, registry=self.registry)
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
@@ -215,14 +237,16 @@ class RouterMetrics:
 class _ReadGauge(Collector):
     """Reads its values when it is scraped, so that what is gone leaves no series behind."""
 
+    kind = "gauge"
+
     def __init__(self, name: str, text: str, labels: tuple[str, ...], read: GaugeReader) -> None:
-        self._name = name
-        self._text = text
-        self._labels = labels
+        self.name = name
+        self.documentation = text
+        self.labels = labels
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        family = GaugeMetricFamily(self._name, self._text, labels=self._labels)
+        family = GaugeMetricFamily(self.name, self.documentation, labels=self.labels)
         for labels, value in self._read().items():
             family.add_metric(labels, value)
         yield family

@@ -1,0 +1,1 @@
+"""Reference pages of docs/reference, made from the code that they describe."""

@@ -1,0 +1,49 @@
+"""docs/reference says what the code says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from scripts.reference.__main__ import FOLDER, pages
+from scripts.reference.flags import groups
+
+from tandem.cli.__main__ import COMMANDS
+from tandem.protocol.settings import settings_of
+from tandem.router.config import RouterConfig
+
+PAGES = pages()
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_is_what_the_code_makes_of_it(name: str) -> None:
+    """`make reference-pages` was run after the last change."""
+    assert (FOLDER / name).read_text() == PAGES[name]
+
+
+def test_no_page_is_left_over() -> None:
+    """All pages there are made."""
+    assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
+
+
+def rows() -> Iterator[tuple[str, list[str]]]:
+    """Cells of every row below a head, with the page."""
+    for name, text in PAGES.items():
+        for line in re.sub(r"\\\|", "", text).splitlines():
+            if line.startswith("| `"):
+                yield name, [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_every_row_has_a_meaning() -> None:
+    """A flag, series, field or word that nobody explains is of no use to a reader."""
+    empty = [f"{name}: {cells[0]}" for name, cells in rows() if not cells[-1]]
+    assert empty == []
+
+
+def test_every_command_with_settings_is_there() -> None:
+    """Under its own name, with all flags of its classes."""
+    titles = " ".join(title for title, _ in groups())
+    assert [name for name in COMMANDS if name not in titles] == ["chat"]  # has no settings
+    flags = {cells[0].strip("`") for name, cells in rows() if name == "flags.md"}
+    assert {f"--{each.name.replace('_', '-')}" for each in settings_of(RouterConfig)} <= flags

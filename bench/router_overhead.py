@@ -21,6 +21,7 @@ import zmq
 
 from tandem.cli.ports import free_ports
 from tandem.hub import DEFAULT_MODEL, prepare
+from tandem.link.frames import decode_to_worker
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
@@ -35,7 +36,6 @@ from tandem.protocol.messages import (
     Submit,
     Welcome,
     WorkerBeat,
-    decode_to_worker,
     encode,
 )
 from tandem.protocol.outputs import Accepted, EngineCoreOutput

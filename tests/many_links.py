@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import zmq
 
-from tandem.protocol.descriptors import raise_descriptor_limit
+from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.link import Link, read_header
 

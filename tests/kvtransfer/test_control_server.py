@@ -13,12 +13,11 @@ from tests.kvtransfer.builders import make_config, make_key
 
 from tandem.kvtransfer.control.channel import mac
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Say, SetPeers
-from tandem.kvtransfer.control.server import MAX_LINKS, ControlServer
+from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
     HANDOFF_VERSION,
-    Beat,
     Gone,
     GoneReason,
     Hello,
@@ -32,8 +31,10 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.progress import ProgressBoard
+from tandem.link.sockets import MAX_LINKS
 from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
 from tandem.protocol.link import Link, read_header
+from tandem.protocol.messages import Beat
 
 NOW = Millis(1000)
 WELCOME = Welcome("tcp", b"", 1, 1, 1)

@@ -4,10 +4,7 @@ from tests.kvtransfer import builders
 from tests.kvtransfer.machines import LEASE_MS, TOKEN, A, Face, make_key
 
 from tandem.kvtransfer import events
-from tandem.kvtransfer.control.session import Liveness
-from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
-    Beat,
     Done,
     Final,
     Gone,
@@ -17,7 +14,9 @@ from tandem.kvtransfer.handoff.messages import (
     Ready,
 )
 from tandem.kvtransfer.service.quota import Quota
+from tandem.link.liveness import LinkTimes, Liveness
 from tandem.protocol.errors import FailCause, RefusalCode
+from tandem.protocol.messages import Beat
 
 
 def test_hole_07_done_is_answered_while_the_engine_is_in_a_step(pair):
@@ -95,23 +94,23 @@ def test_a_large_lease_is_not_passed_by_small_ones_for_ever():
 
 def test_hole_10_a_peer_that_beats_but_stands_still_with_work_is_lost():
     """Beats of a thread beside a dead engine keep nothing alive."""
-    life = Liveness(Millis(0), silent_ms=1000, stalled_ms=5000)
-    for at in range(0, 20_000, 500):
-        life.heard(Millis(at))
-        life.beat(Beat(7, 3, has_work=at > 10_000), Millis(at))
-        if at <= 15_000:
-            assert life.fault(Millis(at)) is None
-    assert "stands still" in (life.fault(Millis(19_500)) or "")
-    assert "silent" in (life.fault(Millis(30_000)) or "")
+    life = Liveness(LinkTimes(beat_timeout=1.0, stall_timeout=5.0))
+    for at in range(0, 40, 1):
+        life.heard(at / 2)
+        life.progress(at / 2, Beat(7, 3, has_work=at > 20))
+        if at <= 30:
+            assert life.overdue(at / 2) is None
+    assert "no progress" in (life.overdue(19.5) or "")
+    assert "silent" in (life.overdue(30.0) or "")
 
 
 def test_hole_10_an_idle_peer_need_not_move():
     """No work, no progress, no fault."""
-    life = Liveness(Millis(0), silent_ms=1000, stalled_ms=5000)
-    for at in range(0, 60_000, 500):
-        life.heard(Millis(at))
-        life.beat(Beat(7, 3, has_work=False), Millis(at))
-        assert life.fault(Millis(at)) is None
+    life = Liveness(LinkTimes(beat_timeout=1.0, stall_timeout=5.0))
+    for at in range(120):
+        life.heard(at / 2)
+        life.progress(at / 2, Beat(7, 3, has_work=False))
+        assert life.overdue(at / 2) is None
 
 
 def test_hole_15_a_cancel_that_comes_first_is_remembered(pair):

@@ -23,7 +23,7 @@ from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.tcp_server import TcpServer
-from tandem.protocol.descriptors import raise_descriptor_limit
+from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
 
 

@@ -16,6 +16,7 @@ from tandem.kvtransfer.mover.header import (
 )
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.messages import Beat
 from tandem.protocol.outputs import TokenLogprobs
 
 _COUNT = st.integers(0, 1 << 40)
@@ -42,7 +43,7 @@ _TO_P = st.one_of(
     st.builds(m.Want, _KEY, _COUNT, st.integers(1, 1 << 16), st.integers(1, 1 << 24)),
     st.builds(m.Taken, _KEY, _COUNT),
     st.builds(m.Done, _KEY, st.booleans()),
-    st.builds(m.Beat, _COUNT, _COUNT, st.booleans()),
+    st.builds(Beat, _COUNT, _COUNT, st.booleans()),
     st.builds(m.Reset, st.text(max_size=500)),
 )
 _TO_D = st.one_of(

@@ -13,8 +13,8 @@ from types import FrameType
 
 import pytest
 
+from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.wake_queue import WakeQueue
-from tandem.protocol.descriptors import raise_descriptor_limit
 
 SECONDS = 30.0
 

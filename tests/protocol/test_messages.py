@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.link.frames import decode_to_router, decode_to_worker
 from tandem.protocol import messages
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode, WireError
 from tandem.protocol.finish import FinishReason
@@ -45,7 +46,7 @@ def test_a_request_arrives_as_it_was_sent(request: EngineCoreRequest) -> None:
     """Every field survives, defaults included."""
     sent = messages.Submit(request)
 
-    assert messages.decode_to_worker(messages.encode(sent)) == sent
+    assert decode_to_worker(messages.encode(sent)) == sent
 
 
 def test_a_frame_arrives_as_it_was_sent() -> None:
@@ -61,7 +62,7 @@ def test_a_frame_arrives_as_it_was_sent() -> None:
         blocks=BlockEvents(stored=(BlockHash(bytes(16)),), cleared=True),
     )
 
-    assert messages.decode_to_router(messages.encode(frame)) == frame
+    assert decode_to_router(messages.encode(frame)) == frame
 
 
 def test_one_token_is_a_small_frame() -> None:
@@ -75,7 +76,7 @@ def test_one_token_is_a_small_frame() -> None:
 @given(st.binary(max_size=200))
 def test_random_bytes_are_wire_errors(data: bytes) -> None:
     """Garbage raises the one error that receivers count, whatever it holds."""
-    for decode in (messages.decode_to_worker, messages.decode_to_router):
+    for decode in (decode_to_worker, decode_to_router):
         try:
             decode(data)
         except WireError:
@@ -89,15 +90,15 @@ def test_a_truncated_frame_is_a_wire_error(request: EngineCoreRequest, cut: int)
     data = messages.encode(messages.Submit(request))
 
     with pytest.raises(WireError):
-        messages.decode_to_worker(data[: min(cut, len(data) - 1)])
+        decode_to_worker(data[: min(cut, len(data) - 1)])
 
 
 def test_an_oversized_frame_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size is checked before the content."""
-    monkeypatch.setattr(messages, "MAX_FRAME_BYTES", 8)
+    monkeypatch.setattr(decode_to_worker, "max_bytes", 8)
 
     with pytest.raises(WireError, match="at most 8"):
-        messages.decode_to_worker(messages.encode(messages.Hello(1)) * 2)
+        decode_to_worker(messages.encode(messages.Hello(1)) * 2)
 
 
 def test_a_key_prints_short() -> None:

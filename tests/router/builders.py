@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.router.fake_worker import FakeWorker
 
+from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.keys import KeyRing
@@ -23,7 +24,6 @@ from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import WorkerView
-from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 
 BUSY = LoadReport(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from tandem.link.frames import decode_to_worker
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, Refusal
@@ -37,7 +38,6 @@ from tandem.protocol.messages import (
     ToRouter,
     Welcome,
     WorkerBeat,
-    decode_to_worker,
     encode,
 )
 from tandem.protocol.outputs import (

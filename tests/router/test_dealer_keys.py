@@ -9,7 +9,7 @@ import pytest
 import zmq
 from tests.curve_keys import write_keys
 
-from tandem.engine.core.guard import CurveGuard
+from tandem.link.curve import CurveGuard
 from tandem.protocol.keys import KeyRing
 from tandem.router.workers.dealer import Dealer
 

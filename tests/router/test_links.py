@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import zmq
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.curve_keys import write_keys
 from tests.router.builders import Stack, beats, make_request, tokens_of, until
 from tests.router.fake_worker import FakeWorker, Turn
@@ -20,10 +17,9 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed
 from tandem.protocol.link import Link
-from tandem.protocol.messages import Beat, Draining, ReplyTo, Reset, Welcome, encode
+from tandem.protocol.messages import Draining, ReplyTo, Reset, Welcome, encode
 from tandem.protocol.outputs import Accepted
 from tandem.router.discovery.static import StaticDiscovery
-from tandem.router.workers.liveness import LinkTimes, Liveness
 from tandem.router.workers.seams import LinkState
 
 Make = Callable[..., FakeWorker]
@@ -286,55 +282,6 @@ async def test_curve_needs_a_worker_with_the_key(make_worker: Make, tmp_path: Pa
     assert not stack.pool.workers
     await stack.close()
     await stack.close()
-
-
-TIMES = LinkTimes(beat_interval=1.0, beat_timeout=5.0, stall_timeout=20.0)
-
-
-def test_silence() -> None:
-    """Up to the timeout and not a moment longer; any frame starts over."""
-    alive = Liveness(TIMES)
-    alive.restart(100.0)
-    assert alive.overdue(105.0) is None
-    assert "silent" in str(alive.overdue(105.1))
-    assert "HELLO" in str(alive.overdue(105.1, greeting=True))
-    alive.heard(105.0)
-    assert alive.overdue(110.0) is None
-
-
-def test_own_beats() -> None:
-    """One per interval."""
-    alive = Liveness(TIMES)
-    alive.restart(0.0)
-    assert [alive.beat_due(t) for t in (0.5, 1.0, 1.5, 2.0)] == [False, True, False, True]
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=60))
-def test_stall_needs_pending_work(history) -> None:
-    """Lost exactly when no counter moved for the timeout while every beat had work."""
-    alive = Liveness(TIMES)
-    alive.restart(0.0)
-    step, since = 0, 0.0
-    last_work = False
-    for second, (progress, work) in enumerate(history, start=1):
-        step += progress
-        alive.heard(float(second))
-        alive.progress(float(second), Beat(engine_step=step, has_work=work))
-        if progress or not work:
-            since = float(second)
-        last_work = work
-        stalled = last_work and second - since > TIMES.stall_timeout
-        assert (alive.overdue(float(second)) is not None) == stalled
-        if stalled:
-            return
-
-
-def test_idle_is_no_stall() -> None:
-    """Counters may stand still for ever without work."""
-    alive = Liveness(replace(TIMES, beat_timeout=1e9))
-    alive.restart(0.0)
-    alive.progress(1.0, Beat())
-    assert alive.overdue(1000.0) is None
 
 
 async def test_a_tick_that_comes_late_says_so(stack: Stack, decode: Make) -> None:

@@ -9,11 +9,12 @@ import pytest
 from tests.many_links import NUM_LINKS, Crowd, resident_kib
 from tests.router.fake_worker import fake_card
 
+from tandem.link.frames import decode_to_worker
+from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
-from tandem.protocol.messages import Hello, Welcome, decode_to_worker, encode
+from tandem.protocol.messages import Hello, Welcome, encode
 from tandem.router.metrics import RouterMetrics
-from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 
 

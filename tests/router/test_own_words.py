@@ -16,7 +16,6 @@ from tests.router.http_server import ANSWER, Served, wait_for
 
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
 from tandem.router.naps import Naps
-from tandem.router.workers.liveness import LinkTimes, Liveness
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -84,15 +83,6 @@ def test_short_values_are_shown_as_they_are() -> None:
     """Nothing is lost of what fits."""
     for value in ("hot", ["a", 1.5, None, {"b": (1,)}], -7, {"k": "v"}, b"x", True):
         assert f"field: {value!r} is not" in str(InvalidParameter("field", value, "less"))
-
-
-def test_who_overslept_judges_nobody_for_it() -> None:
-    """Silence while the router itself stood still is not the worker's; later silence is."""
-    alive = Liveness(LinkTimes(beat_interval=1.0, beat_timeout=5.0, stall_timeout=20.0))
-    alive.restart(100.0)
-    alive.overslept(30.0)
-    assert alive.overdue(135.0) is None
-    assert "silent" in str(alive.overdue(135.1))
 
 
 async def test_a_nap_says_how_much_too_long_it_was() -> None:

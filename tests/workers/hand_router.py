@@ -6,10 +6,11 @@ from typing import Any
 
 import zmq
 
+from tandem.link.frames import decode_to_router
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.link import Link, read_header
-from tandem.protocol.messages import Hello, ToWorker, Welcome, decode_to_router, encode
+from tandem.protocol.messages import Hello, ToWorker, Welcome, encode
 
 WAIT_MS = 5000
 

@@ -8,10 +8,10 @@ from collections import deque
 from prometheus_client import CollectorRegistry
 from tests.workers.hand_router import WAIT_MS
 
-from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.inbox import FromRouter, Inbox, Item, RouterFound, RouterLost
 from tandem.engine.core.io import IOThread
 from tandem.engine.core.link_metrics import LinkMetrics
+from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout

@@ -17,13 +17,13 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker
 
-from tandem.engine.core.guard import CurveGuard
+from tandem.link.curve import CurveGuard
+from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import Hello
 from tandem.router.metrics import RouterMetrics
-from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 
 WAIT = 10.0

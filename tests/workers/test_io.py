@@ -14,6 +14,8 @@ from tests.workers.io_worker import Worker
 
 from tandem.engine.core import links
 from tandem.engine.core.inbox import FromRouter, RouterFound, RouterLost
+from tandem.link.frames import decode_to_router
+from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.link import Link
@@ -24,7 +26,6 @@ from tandem.protocol.messages import (
     Hello,
     Reset,
     WorkerBeat,
-    decode_to_router,
     encode,
 )
 
@@ -109,7 +110,7 @@ def test_a_silent_router_is_lost(
     worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without beats its requests are dropped after the limit."""
-    monkeypatch.setattr(links, "LOST_SECONDS", 0.5)
+    monkeypatch.setattr(links, "TIMES", LinkTimes(beat_timeout=0.5))
     router.greet()
 
     lost = worker.next()

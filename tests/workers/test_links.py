@@ -7,7 +7,7 @@ import time
 from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker
 
-from tandem.engine.core.links import LOST_SECONDS
+from tandem.engine.core.links import TIMES
 from tandem.protocol.messages import Cancel, Reset
 
 
@@ -21,10 +21,10 @@ def test_a_router_is_not_silent_while_the_worker_stood_still() -> None:
     known = worker.thread._links
     (peer,) = known._by_identity.values()
 
-    peer.heard = time.monotonic() - 2 * LOST_SECONDS
-    known.drop_silent(2 * LOST_SECONDS)
+    peer.alive._heard = time.monotonic() - 2 * TIMES.beat_timeout
+    known.drop_silent(2 * TIMES.beat_timeout)
     assert known._by_identity
-    peer.heard = time.monotonic() - 2 * LOST_SECONDS
+    peer.alive._heard = time.monotonic() - 2 * TIMES.beat_timeout
     known._write_parts = lambda parts: True
     known.drop_silent()
     assert not known._by_identity

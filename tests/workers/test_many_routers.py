@@ -6,8 +6,8 @@ from tests.many_links import NUM_LINKS
 from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker
 
+from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.card import PROTOCOL_VERSION
-from tandem.protocol.descriptors import raise_descriptor_limit
 from tandem.protocol.messages import Hello, Welcome
 
 

@@ -1,23 +1,22 @@
 """Frames between a router and a worker, in msgpack with a tag per kind.
 
 The router connects a DEALER to the worker's ROUTER socket. A ZMQ message is two parts: the
-``link`` header and one of these. Decoding is strict: what does not fit raises WireError, is
-counted by the receiver and dropped.
+``link`` header and one of these. Whoever reads them (``tandem.link.frames``) bounds and counts what
+does not fit.
 """
 
-from typing import Any
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
-from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 
-MAX_FRAME_BYTES = 64 << 20
-"""A frame above this is dropped unread; a 1 M token prompt is about 5 MB."""
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -46,10 +45,10 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Proof of life with progress: standing still with work pending is no life."""
+    """Both ways: alive, and how far. Standing still with work is not alive."""
 
-    engine_step: int = 0
-    transfer_progress: int = 0
+    engine_step: Count = 0
+    transfers: Count = 0
     has_work: bool = False
 
 
@@ -137,31 +136,8 @@ ToWorker = Hello | Submit | Cancel | Call | Beat | PeerSet | Reset
 ToRouter = Welcome | Frame | WorkerBeat | ReplyTo | Draining | Reset
 
 _encoder = msgspec.msgpack.Encoder()
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_to_router = msgspec.msgpack.Decoder(ToRouter)
 
 
 def encode(message: ToWorker | ToRouter) -> bytes:
     """Bytes of one message."""
     return _encoder.encode(message)
-
-
-def decode_to_worker(payload: bytes) -> ToWorker:
-    """Message from a router, or WireError."""
-    message: ToWorker = _decode(_to_worker, payload)
-    return message
-
-
-def decode_to_router(payload: bytes) -> ToRouter:
-    """Message from a worker, or WireError."""
-    message: ToRouter = _decode(_to_router, payload)
-    return message
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Any], payload: bytes) -> Any:
-    if len(payload) > MAX_FRAME_BYTES:
-        raise WireError(f"frame of {len(payload)} bytes; at most {MAX_FRAME_BYTES} are read")
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a frame: {error}") from error

@@ -16,9 +16,10 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.liveness import LinkTimes
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.descriptors import raise_descriptor_limit
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
@@ -48,7 +49,6 @@ from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.server import make_server
-from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.tokenizer import Tokenizer

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import resource
 import socket
 from types import FrameType
 from typing import Any
 
 import uvicorn
 
+from tandem.link.descriptors import raise_descriptor_limit
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import ConnectionLimits, guarded
 from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending
@@ -77,14 +77,6 @@ def limits_of(config: RouterConfig) -> ConnectionLimits:
         body_seconds=config.body_timeout + BODY_GRACE,
         unwanted_seconds=BODY_GRACE,
         write_seconds=config.write_timeout,
-        connections=min(config.max_connections, _descriptors() - DESCRIPTORS_KEPT),
+        connections=min(config.max_connections, raise_descriptor_limit() - DESCRIPTORS_KEPT),
         connections_per_client=config.max_connections_per_client,
     )
-
-
-def _descriptors() -> int:
-    """As many as the system lets the process take."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(hard, 2 * DESCRIPTORS_KEPT) if hard != resource.RLIM_INFINITY else 1 << 20

@@ -20,22 +20,26 @@ from collections.abc import Callable
 
 import zmq
 
-from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.core.links import RouterLinks
 from tandem.engine.naps import nap
+from tandem.link.curve import CurveGuard
+from tandem.link.frames import MAX_FRAME_BYTES, decode_to_worker
+from tandem.link.liveness import Pulse
+from tandem.link.sockets import Context, Socket, open_socket
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.link import read_header
-from tandem.protocol.messages import MAX_FRAME_BYTES, ToRouter, WorkerBeat, decode_to_worker
+from tandem.protocol.messages import ToRouter, WorkerBeat
 
 logger = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 _BATCH = 256
+_SEND_QUEUE = 100_000
 
 
 class IOThread(threading.Thread):
@@ -69,7 +73,7 @@ class IOThread(threading.Thread):
         """The step loop no longer attends."""
         self._stopping = threading.Event()
         self._closed = False
-        self._next_beat = 0.0
+        self._pulse = Pulse(BEAT_SECONDS)
         self._more = False
         """More frames may be there than were read in one go: the socket will not say so again."""
         self._socket = _bound(endpoint, guard)
@@ -143,16 +147,15 @@ class IOThread(threading.Thread):
 
     def _one_turn(self, until: float, awake_until: float = 0.0) -> None:
         """Wait for the socket, a wake or the next beat, and do what is to be done."""
-        ready = self._wait(0.0 if self._more else min(until, self._next_beat), awake_until)
+        ready = self._wait(0.0 if self._more else min(until, self._pulse.next), awake_until)
         if self._outbox.fileno() in ready:
             self._outbox.hush()
             with self._lock:
                 self._send_queued()
         if self._more or ready:
             self._receive()
-        late = time.monotonic() - self._next_beat
-        if late >= 0.0:
-            self._next_beat = time.monotonic() + BEAT_SECONDS
+        late = self._pulse.late(time.monotonic())
+        if late is not None:
             beat = self._beat()
             with self._lock:
                 self._send_queued()
@@ -205,12 +208,11 @@ class IOThread(threading.Thread):
         return True
 
 
-def _bound(endpoint: str, guard: CurveGuard | None) -> zmq.Socket[bytes]:
-    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
+def _bound(endpoint: str, guard: CurveGuard | None) -> Socket:
+    context: Context = zmq.Context.instance()
+    socket = open_socket(context, zmq.ROUTER, max_bytes=MAX_FRAME_BYTES, unsent=_SEND_QUEUE)
     socket.setsockopt(zmq.LINGER, 200)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-    socket.setsockopt(zmq.SNDHWM, 100_000)
     if guard is not None:
         guard.serve(socket, "router")
     try:

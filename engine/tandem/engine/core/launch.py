@@ -17,7 +17,6 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.engine_proc import EngineCoreProc
-from tandem.engine.core.guard import CurveGuard
 from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
@@ -25,8 +24,10 @@ from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.executor.base import Capacity, Executor
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
+from tandem.link.curve import CurveGuard
+from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.sockets import roomy
 from tandem.protocol.card import Fingerprint, WorkerRole
-from tandem.protocol.descriptors import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.keys import KeyRing
 
@@ -75,8 +76,7 @@ def run_worker(
     """Serve until a signal; the exit status. Raises TooFewDescriptors."""
     raise_descriptor_limit()
     # One context for guard and sockets, set before the first: links take three sockets each.
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
+    roomy(zmq.Context.instance())
     registry = CollectorRegistry()
     for collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
         registry.register(collector)

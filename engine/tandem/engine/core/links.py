@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.engine.core.link_metrics import LinkMetrics
+from tandem.link.liveness import LinkTimes, Liveness
+from tandem.link.sockets import MAX_LINKS
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
@@ -32,9 +34,8 @@ from tandem.protocol.messages import (
 
 logger = logging.getLogger(__name__)
 
-LOST_SECONDS = 5.0
+TIMES = LinkTimes(beat_timeout=5.0)
 """A router that is silent this long is gone; so are its requests."""
-MAX_LINKS = 4096
 
 Write = Callable[[list[bytes]], bool]
 """Identity, header and payload to the socket; False if its queue is full. Never blocks."""
@@ -46,7 +47,7 @@ class _Peer:
     def __init__(self, identity: bytes, me: Incarnation, now: float) -> None:
         self.identity = identity
         self.link = Link(me)
-        self.heard = now
+        self.alive = Liveness(TIMES, now)
         self.greeted = False
 
 
@@ -98,18 +99,19 @@ class RouterLinks:
         """Forget routers that have not been heard for too long. ``late``: seconds that the caller
         itself stood still since it last asked; what came meanwhile is unread, so that this time is
         nobody's silence."""
-        limit = time.monotonic() - LOST_SECONDS
+        now = time.monotonic()
         for peer in list(self._by_identity.values()):
-            peer.heard += late
-            if peer.heard < limit:
-                self._reset(peer, f"silent for {LOST_SECONDS:g} s")
+            peer.alive.overslept(late)
+            fault = peer.alive.overdue(now)
+            if fault is not None:
+                self._reset(peer, fault)
 
     def _on_message(self, peer: _Peer, header: Header, message: ToWorker) -> None:
         verdict = peer.link.accept(header)
         if verdict is Verdict.RESET or not (peer.greeted or isinstance(message, Hello)):
             self._reset(peer, "lost or misdirected frame")
             return
-        peer.heard = time.monotonic()
+        peer.alive.heard(time.monotonic())
         if isinstance(message, Hello):
             self._greet(peer, message)
         elif isinstance(message, Reset):

@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import hmac
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Protocol
 
 import zmq
 
-from tandem.kvtransfer.config import KVTransferConfig, millis
+from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.mail import Drop, Say, SetPeers, Stop, ToControl, ToMover
-from tandem.kvtransfer.control.session import Liveness
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.handoff.messages import Beat
+from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
+from tandem.link.curve import CurveGuard
+from tandem.link.liveness import LinkTimes, Pulse
+from tandem.link.sockets import Context, Socket, open_socket, roomy
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.messages import Beat
 
 logger = logging.getLogger(__name__)
 
@@ -47,21 +50,6 @@ def same_mac(one: bytes, other: bytes) -> bool:
     return hmac.compare_digest(one, other)
 
 
-class SocketGuard(Protocol):
-    """CURVE for the control sockets: a worker's shell brings it."""
-
-    context: zmq.Context[zmq.Socket[bytes]]
-    """Where it answers questions about callers: the sockets must be opened in it."""
-
-    def serve(self, socket: zmq.Socket[bytes], role: str) -> None:
-        """Before ``bind``: let in only callers of this role."""
-        ...
-
-    def call(self, socket: zmq.Socket[bytes], role: str, attempt: int) -> None:
-        """Before ``connect``: expect a server of this role; ``attempt`` goes through its keys."""
-        ...
-
-
 class Channel:
     """A control thread: sockets in, sockets out, beats in between."""
 
@@ -76,7 +64,7 @@ class Channel:
         board: ProgressBoard,
         metrics: HandoffMetrics,
         deliver: Callable[[ToMover], None],
-        guard: SocketGuard | None = None,
+        guard: CurveGuard | None = None,
     ) -> None:
         self.guard = guard
         self.config = config
@@ -86,11 +74,17 @@ class Channel:
         self.problem: str | None = None
         self._board = board
         self._deliver = deliver
-        self._context = roomy_context() if guard is None else guard.context
+        self._context = roomy() if guard is None else guard.context
         self._inbox: WakeQueue[ToControl] = WakeQueue()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.fileno(), zmq.POLLIN)
-        self._next_beat = Millis(0)
+        self.times = LinkTimes(
+            beat_interval=config.kv_beat_seconds,
+            beat_timeout=config.kv_beat_timeout,
+            stall_timeout=config.kv_stall_seconds,
+            greet_timeout=config.kv_connect_seconds,
+        )
+        self._pulse = Pulse(config.kv_beat_seconds)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
@@ -122,17 +116,18 @@ class Channel:
     def on_due(self, now: Millis) -> None:
         """Every turn: what a wake is for that no frame caused."""
 
-    def on_tick(self, now: Millis) -> None:
-        """A beat is due: send it, and judge those that did not come."""
+    def on_tick(self, now: Millis, late: float = 0.0) -> None:
+        """A beat is due: send it, and judge those that did not come. ``late``: seconds that this
+        thread stood still since the last one."""
         raise NotImplementedError
 
     def close_sockets(self) -> None:
         """The thread ends."""
         raise NotImplementedError
 
-    def next_wake(self, now: Millis) -> Millis:
-        """When the thread must wake though nothing came."""
-        return self._next_beat
+    def next_wake(self) -> float:
+        """When (in milliseconds) the thread must wake though nothing came."""
+        return self._pulse.next * 1000
 
     # What is the same
 
@@ -140,14 +135,6 @@ class Channel:
         """This process's beat."""
         board = self._board
         return Beat(board.engine_turns, board.transfers, board.has_work)
-
-    def liveness(self, now: Millis) -> Liveness:
-        """For a new link."""
-        return Liveness(
-            now,
-            silent_ms=millis(self.config.kv_beat_timeout),
-            stalled_ms=millis(self.config.kv_stall_seconds),
-        )
 
     def garbage(self, what: str) -> None:
         """Something came that is no frame: counted, and that is all."""
@@ -173,7 +160,7 @@ class Channel:
 
     def _turn(self) -> bool:
         now = now_ms()
-        wait = max(0, self.next_wake(now) - now)
+        wait = math.ceil(max(0.0, self.next_wake() - now))
         with self._inbox.listening() as bell:
             ready = dict(self._poller.poll(wait if self._inbox.empty else 0))
         ready.pop(bell, None)
@@ -185,27 +172,16 @@ class Channel:
         if ready:
             self.on_ready(ready, now)
         self.on_due(now)
-        if now >= self._next_beat:
-            self._next_beat = Millis(now + millis(self.config.kv_beat_seconds))
-            self.on_tick(now)
+        late = self._pulse.late(now / 1000)
+        if late is not None:
+            self.on_tick(now, late)
         return True
 
 
-def roomy_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """For any number of links: each takes three sockets, and ZMQ allows 1,023 by default."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
-    return context
-
-
-def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
-    """A socket that never lingers, never reads oversized frames, never blocks for long."""
-    from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES
-
-    socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
-    socket.setsockopt(zmq.RCVHWM, HIGH_WATER)
+def control_socket(context: Context, kind: int) -> Socket:
+    """A socket whose connections are looked after by the kernel, too."""
+    socket = open_socket(
+        context, kind, max_bytes=MAX_MESSAGE_BYTES, unsent=HIGH_WATER, unread=HIGH_WATER
+    )
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     return socket

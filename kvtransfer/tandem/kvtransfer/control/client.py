@@ -15,8 +15,7 @@ from socket import AddressFamily
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.channel import Channel, mac, open_socket
+from tandem.kvtransfer.control.channel import Channel, control_socket, mac
 from tandem.kvtransfer.control.mail import (
     Drop,
     FromPeer,
@@ -26,12 +25,11 @@ from tandem.kvtransfer.control.mail import (
     Say,
     SetPeers,
 )
-from tandem.kvtransfer.control.session import Liveness, Session
+from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
     HANDOFF_VERSION,
-    Beat,
     Hello,
     Message,
     Reset,
@@ -42,8 +40,11 @@ from tandem.kvtransfer.handoff.messages import (
     encode,
 )
 from tandem.kvtransfer.resolver import Lookup, Resolver
+from tandem.link.liveness import Liveness
+from tandem.link.sockets import HANDSHAKE_FAILED
 from tandem.protocol.errors import WireError
 from tandem.protocol.link import read_header
+from tandem.protocol.messages import Beat
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +55,7 @@ LOOKUP_MS = 20
 _BATCH = 512
 
 
-_ENDS = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
+_ENDS = zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
 
 
 @dataclass(slots=True)
@@ -71,8 +67,8 @@ class _Link:
     monitor: zmq.Socket[bytes]
     session: Session
     liveness: Liveness
-    welcome_by: Millis | None
-    """Until when WELCOME must have come; None once it has."""
+    stands: bool = False
+    """Whether WELCOME has come."""
 
 
 @dataclass(slots=True)
@@ -104,10 +100,10 @@ class ControlClient(Channel):
         self._producers: dict[str, _Producer] = {}
         self._by_number: dict[LinkNumber, _Producer] = {}
 
-    def next_wake(self, now: Millis) -> Millis:
+    def next_wake(self) -> float:
         """The next beat, or a link that is due."""
         due = [each.retry_at for each in self._producers.values() if each.link is None]
-        return min([self._next_beat, *due])
+        return min([super().next_wake(), *due])
 
     def on_item(self, item: Say | Drop | SetPeers, now: Millis) -> None:
         """New peers, something to say, or a link to drop."""
@@ -142,24 +138,24 @@ class ControlClient(Channel):
                 if address is not None:
                     self._try_to_connect(producer, address, now)
 
-    def on_tick(self, now: Millis) -> None:
+    def on_tick(self, now: Millis, late: float = 0.0) -> None:
         """Beat every producer; lose those that are silent, stand still or never welcomed us."""
         beat = self.beat()
         for producer in list(self._producers.values()):
             link = producer.link
             if link is None:
                 continue
-            late = link.welcome_by is not None and now > link.welcome_by
-            fault = "no answer to HELLO" if late else link.liveness.fault(now)
+            link.liveness.overslept(late)
+            fault = link.liveness.overdue(now / 1000, greeting=not link.stands)
             if fault is not None:
                 self._lose(producer, fault, now)
-            elif link.welcome_by is None:
+            elif link.stands:
                 self._send(producer, beat, now)
 
     def close_sockets(self) -> None:
         """Tell the producers, so that they need not wait for beats."""
         for producer in self._producers.values():
-            if producer.link is not None and producer.link.welcome_by is None:
+            if producer.link is not None and producer.link.stands:
                 link = producer.link
                 frames = [link.session.seal(), encode(Reset("the worker ends"))]
                 with contextlib.suppress(zmq.ZMQError):
@@ -202,7 +198,7 @@ class ControlClient(Channel):
             self._pause(producer, now)
 
     def _connect(self, producer: _Producer, address: str, now: Millis) -> None:
-        socket = open_socket(self._context, zmq.DEALER)
+        socket = control_socket(self._context, zmq.DEALER)
         if address.startswith("["):
             socket.setsockopt(zmq.IPV6, 1)
         try:
@@ -213,10 +209,8 @@ class ControlClient(Channel):
             socket.close(0)
             raise
         number = LinkNumber(next(self._numbers))
-        welcome_by = Millis(now + millis(self.config.kv_connect_seconds))
-        producer.link = _Link(
-            number, socket, monitor, Session(self.me), self.liveness(now), welcome_by
-        )
+        liveness = Liveness(self.times, now / 1000)
+        producer.link = _Link(number, socket, monitor, Session(self.me), liveness)
         try:
             socket.connect(f"tcp://{address}")
         except zmq.ZMQError as error:
@@ -255,24 +249,24 @@ class ControlClient(Channel):
         elif not link.session.accept(header):
             self._lose(producer, "a frame is missing or misdirected", now)
         else:
-            link.liveness.heard(now)
+            link.liveness.heard(now / 1000)
             self._on_message(producer, link, message, now)
 
     def _on_message(
         self, producer: _Producer, link: _Link, message: ToConsumer, now: Millis
     ) -> None:
         if isinstance(message, Beat):
-            link.liveness.beat(message, now)
+            link.liveness.progress(now / 1000, message)
         elif isinstance(message, TurnedAway):
             logger.warning("%s turned this worker away: %s", producer.endpoint, message.reason)
             self._lose(producer, message.reason, now, rest_ms=LONGEST_PAUSE_MS)
         elif isinstance(message, Welcome):
-            link.welcome_by = None
+            link.stands = True
             producer.pause_ms = FIRST_PAUSE_MS
             host = producer.endpoint.rpartition(":")[0].strip("[]")
             peer = link.session.peer
             self._deliver(LinkUp(peer, link.number, message.connector, host, message))
-        elif link.welcome_by is None and not isinstance(message, Reset):
+        elif link.stands and not isinstance(message, Reset):
             self._deliver(FromPeer(link.session.peer, link.number, message))
 
     def _on_monitor(self, producer: _Producer, link: _Link, now: Millis) -> None:
@@ -292,7 +286,7 @@ class ControlClient(Channel):
         link = producer.link
         if link is None:
             return
-        stood = link.welcome_by is None
+        stood = link.stands
         self._close(producer)
         self._pause(producer, now, rest_ms)
         producer.failures += not stood

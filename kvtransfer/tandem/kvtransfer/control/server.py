@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import zmq
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.channel import Channel, SocketGuard, mac, open_socket, same_mac
+from tandem.kvtransfer.control.channel import Channel, control_socket, mac, same_mac
 from tandem.kvtransfer.control.mail import (
     Drop,
     FromPeer,
@@ -27,12 +27,11 @@ from tandem.kvtransfer.control.mail import (
     SetPeers,
     ToMover,
 )
-from tandem.kvtransfer.control.session import Liveness, Session
+from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
     HANDOFF_VERSION,
-    Beat,
     Hello,
     Message,
     Reset,
@@ -44,13 +43,16 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
+from tandem.link.curve import CurveGuard
+from tandem.link.liveness import Liveness
+from tandem.link.sockets import MAX_LINKS
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import NOBODY, Incarnation
 from tandem.protocol.link import Header, Link, read_header
+from tandem.protocol.messages import Beat
 
 logger = logging.getLogger(__name__)
 
-MAX_LINKS = 4096
 _BATCH = 512
 
 
@@ -79,7 +81,7 @@ class ControlServer(Channel):
         metrics: HandoffMetrics,
         deliver: Callable[[ToMover], None],
         welcome: Callable[[tuple[str, ...]], Welcome | None],
-        guard: SocketGuard | None = None,
+        guard: CurveGuard | None = None,
     ) -> None:
         super().__init__(
             config,
@@ -94,7 +96,7 @@ class ControlServer(Channel):
         self._numbers = itertools.count(1)
         self._by_identity: dict[bytes, _Consumer] = {}
         self._by_number: dict[LinkNumber, _Consumer] = {}
-        self._socket = open_socket(self._context, zmq.ROUTER)
+        self._socket = control_socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if guard is not None:
             guard.serve(self._socket, "decode")
@@ -139,11 +141,12 @@ class ControlServer(Channel):
             self._send(consumer, Reset(item.reason[:500]))
             self._drop(consumer, item.reason)
 
-    def on_tick(self, now: Millis) -> None:
+    def on_tick(self, now: Millis, late: float = 0.0) -> None:
         """Beat every consumer; drop those that are silent or stand still."""
         beat = self.beat()
         for consumer in list(self._by_number.values()):
-            fault = consumer.liveness.fault(now)
+            consumer.liveness.overslept(late)
+            fault = consumer.liveness.overdue(now / 1000)
             if fault is not None:
                 self._send(consumer, Reset(fault))
                 self._drop(consumer, fault)
@@ -175,12 +178,12 @@ class ControlServer(Channel):
             self._drop(consumer, "a frame is missing or misdirected")
             self._say_reset(identity, header.source, "a frame is missing or misdirected")
         else:
-            consumer.liveness.heard(now)
+            consumer.liveness.heard(now / 1000)
             self._on_message(consumer, message, now)
 
     def _on_message(self, consumer: _Consumer, message: ToProducer, now: Millis) -> None:
         if isinstance(message, Beat):
-            consumer.liveness.beat(message, now)
+            consumer.liveness.progress(now / 1000, message)
         elif isinstance(message, Reset):
             self._drop(consumer, f"the consumer reset it: {message.reason}")
         elif not isinstance(message, Hello):
@@ -197,7 +200,7 @@ class ControlServer(Channel):
             self._say_reset(identity, header.source, "HELLO for another process")
             return
         number = LinkNumber(next(self._numbers))
-        consumer = _Consumer(identity, number, session, self.liveness(now))
+        consumer = _Consumer(identity, number, session, Liveness(self.times, now / 1000))
         if welcome is None:
             self.metrics.turned_away.inc()
             self._send_raw(identity, session.seal(), TurnedAway((refusal or "")[:500]))

@@ -7,13 +7,14 @@ remaining milliseconds; slots and ranges, never addresses or block ids.
 """
 
 from enum import StrEnum
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from tandem.protocol.errors import WireError
+from tandem.link.frames import Decoder
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.messages import Beat, Count
 from tandem.protocol.outputs import TokenLogprobs
 
 HANDOFF_VERSION = 2
@@ -21,7 +22,6 @@ HANDOFF_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""
 
-Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Words = Annotated[str, Meta(max_length=500)]
@@ -180,14 +180,6 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     reason: GoneReason
 
 
-class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """Both ways: alive, and how far. Standing still with work is not alive."""
-
-    engine_step: Count
-    transfers: Count
-    has_work: bool
-
-
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
     """Both ways: a frame was lost or misdirected; the link's keys have failed."""
 
@@ -202,10 +194,7 @@ Message = ToProducer | ToConsumer
 KeyedToProducer = Open | Want | Taken | Done
 KeyedToConsumer = Ready | Part | Final | Committed | Gone
 
-_Kind = TypeVar("_Kind")
 _encoder = msgspec.msgpack.Encoder()
-_to_producer = msgspec.msgpack.Decoder(ToProducer)
-_to_consumer = msgspec.msgpack.Decoder(ToConsumer)
 
 
 def encode(message: Message) -> bytes:
@@ -213,22 +202,7 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_to_producer(payload: bytes) -> ToProducer:
-    """Message from a consumer, or WireError."""
-    message: ToProducer = _decode(_to_producer, payload)
-    return message
-
-
-def decode_to_consumer(payload: bytes) -> ToConsumer:
-    """Message from a producer, or WireError."""
-    message: ToConsumer = _decode(_to_consumer, payload)
-    return message
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_Kind], payload: bytes) -> _Kind:
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise WireError(f"message of {len(payload)} bytes; at most {MAX_MESSAGE_BYTES} are read")
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"not a message: {error}") from error
+decode_to_producer: Decoder[ToProducer] = Decoder(ToProducer, MAX_MESSAGE_BYTES)
+"""Of what a consumer says."""
+decode_to_consumer: Decoder[ToConsumer] = Decoder(ToConsumer, MAX_MESSAGE_BYTES)
+"""Of what a producer says."""

@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.channel import SocketGuard
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, LoadFailed, Ready
@@ -21,6 +20,7 @@ from tandem.kvtransfer.handoff import pull as events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.base import Transport
+from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -43,7 +43,7 @@ class HandoffConsumer:
         registry: CollectorRegistry,
         notify: Callable[[], None],
         transports: dict[str, Transport] | None = None,
-        guard: SocketGuard | None = None,
+        guard: CurveGuard | None = None,
     ) -> None:
         """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
         another thread whenever ``poll`` has something. Raises TransportError."""

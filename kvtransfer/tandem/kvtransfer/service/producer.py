@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.channel import SocketGuard
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import Fence, ProducerEvent, Released
 from tandem.kvtransfer.handoff import export as events
@@ -23,6 +22,7 @@ from tandem.kvtransfer.mover.producer import Computed, ProducerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.service.quota import Quota
 from tandem.kvtransfer.transports.base import Transport
+from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -47,7 +47,7 @@ class HandoffProducer:
         registry: CollectorRegistry,
         notify: Callable[[], None],
         transports: dict[str, Transport] | None = None,
-        guard: SocketGuard | None = None,
+        guard: CurveGuard | None = None,
     ) -> None:
         """``slab``: dense memory of ``num_blocks`` blocks, any dtype. ``notify`` is called on
         another thread whenever ``poll`` has something; ``guard`` keeps strangers out.

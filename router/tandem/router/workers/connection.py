@@ -11,6 +11,8 @@ import asyncio
 import logging
 from typing import Protocol
 
+from tandem.link.frames import decode_to_router
+from tandem.link.liveness import Liveness, Pulse
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, RequestFailed, WireError
@@ -31,13 +33,11 @@ from tandem.protocol.messages import (
     ToWorker,
     Welcome,
     WorkerBeat,
-    decode_to_router,
     encode,
 )
 from tandem.protocol.outputs import Accepted, BlockEvents, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.workers.dealer import Dealer
-from tandem.router.workers.liveness import Liveness
 from tandem.router.workers.seams import LinkContext, LinkState, Sink
 
 logger = logging.getLogger(__name__)
@@ -84,6 +84,7 @@ class WorkerConnection:
         self._listener = listener
         self._link = Link(context.me)
         self._alive = Liveness(context.times)
+        self._pulse = Pulse(context.times.beat_interval)
         self._sinks: dict[tuple[str, int], Sink] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._next_call = 0
@@ -161,7 +162,7 @@ class WorkerConnection:
         if overdue is not None:
             self._down(overdue)
             self._dealer.reopen()
-        elif self.state is LinkState.UP and self._alive.beat_due(now):
+        elif self.state is LinkState.UP and self._pulse.late(now) is not None:
             self._write(_BEAT)
 
     def reconnect(self) -> None:

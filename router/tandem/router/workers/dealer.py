@@ -14,8 +14,10 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from tandem.link.curve import call_with
+from tandem.link.frames import MAX_FRAME_BYTES
+from tandem.link.sockets import HANDSHAKE_FAILED, Context, open_socket
 from tandem.protocol.keys import CallKeys, KeyRing
-from tandem.protocol.messages import MAX_FRAME_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +31,6 @@ _RETRY_MAX_MS = 2_000
 _CONNECT_AGAIN_MAX_MS = 500
 """A worker that comes up is seen after half of this in the mean; a refused call costs little."""
 _WORKERS = ("decode", "prefill")
-_HANDSHAKE_FAILED = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
 
 
 class Dealer:
@@ -41,7 +38,7 @@ class Dealer:
 
     def __init__(
         self,
-        context: zmq.Context[zmq.Socket[bytes]],
+        context: Context,
         address: str,
         *,
         received: Callable[[list[bytes]], None],
@@ -65,12 +62,10 @@ class Dealer:
         self._open()
 
     def _open(self) -> None:
-        socket = self._context.socket(zmq.DEALER)
-        socket.linger = 0
+        socket = open_socket(
+            self._context, zmq.DEALER, max_bytes=MAX_FRAME_BYTES, unsent=_SEND_QUEUE, unread=0
+        )
         socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a process that is not there
-        socket.setsockopt(zmq.SNDHWM, _SEND_QUEUE)
-        socket.setsockopt(zmq.RCVHWM, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
@@ -80,7 +75,7 @@ class Dealer:
             self._authenticate(socket, self._curve)
         self._socket = socket
         self._monitor = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         )
         self._loop.add_reader(socket.FD, self._on_readable)
         self._loop.add_reader(self._monitor.FD, self._on_monitor)
@@ -92,9 +87,7 @@ class Dealer:
         if keys is None:
             logger.error("no public key of a worker is known; %s cannot be reached", self._address)
             keys = CallKeys(ring.public, ring.public, ring.secret)
-        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        call_with(keys, socket)
 
     @property
     def is_refused(self) -> bool:
@@ -184,7 +177,7 @@ class Dealer:
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
                 self._connected()
-            elif event["event"] & _HANDSHAKE_FAILED:
+            elif event["event"] & HANDSHAKE_FAILED:
                 self._try_next_key_soon()
             elif event["event"] == zmq.EVENT_DISCONNECTED:
                 while self._drain(_BATCH):

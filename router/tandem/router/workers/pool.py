@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import zmq
-
+from tandem.link.liveness import LinkTimes
+from tandem.link.sockets import roomy
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.ids import Incarnation
@@ -22,7 +22,6 @@ from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.naps import Naps
 from tandem.router.workers.connection import WorkerConnection
-from tandem.router.workers.liveness import LinkTimes
 from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
 from tandem.router.workers.seams import LinkContext, LinkState
 
@@ -120,7 +119,7 @@ class WorkerPool:
         """Begin to tick; ``listener`` hears of every worker from now on."""
         self._listener = listener
         self._context = LinkContext(
-            zmq=_roomy_context(),
+            zmq=roomy(),
             me=self.me,
             times=self._times,
             dropped=self._counter.dropped,
@@ -318,13 +317,6 @@ class WorkerPool:
             if controls != (worker.peers_sent or {}):
                 worker.connection.send_peers(controls)
                 worker.peers_sent = controls
-
-
-def _roomy_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """For any number of workers: each takes three sockets, and ZMQ allows 1,023 by default."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
-    return context
 
 
 def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tuple[bool, str]]:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-import zmq
-
+from tandem.link.liveness import LinkTimes
+from tandem.link.sockets import Context
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.outputs import Accepted, EngineCoreOutput, Failed, Refused
-from tandem.router.workers.liveness import LinkTimes
 
 LegEvent = EngineCoreOutput | Accepted | Refused | Failed
 
@@ -37,7 +36,7 @@ class LinkState(StrEnum):
 class LinkContext:
     """What all connections of a router share."""
 
-    zmq: zmq.Context[zmq.Socket[bytes]]
+    zmq: Context
     me: Incarnation
     times: LinkTimes
     dropped: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""CURVE on a worker's sockets: who may call, and with which keys it calls others.
+"""CURVE on the sockets of links: who may call, and with which keys one calls others.
 
 One authenticator for the process's ZMQ context; both the I/O thread (routers call) and the
 hand-off's control thread (decode workers call) open their sockets in that context. Keys are read
@@ -16,7 +16,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.keys import KeyRing
+from tandem.protocol.keys import CallKeys, KeyRing
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +66,14 @@ class CurveGuard:
         keys = self._ring.call((role,), attempt)
         if keys is None:
             raise InvalidParameter("curve_peers", role, "a folder with a public key of that role")
-        socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-        socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+        call_with(keys, socket)
+
+
+def call_with(keys: CallKeys, socket: zmq.Socket[bytes]) -> None:
+    """Before ``connect``: who answers must have the one key, and is shown the other."""
+    socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server)
+    socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+    socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
 class _OnlyRole:

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from tandem.protocol.descriptors import ENOUGH, TooFewDescriptors, raise_descriptor_limit
+from tandem.link.descriptors import ENOUGH, TooFewDescriptors, raise_descriptor_limit
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from tests.e2e_cluster import pods
 from tests.e2e_cluster.breaks import Breaks
 from tests.e2e_cluster.entry import Entry, Forgetting
 from tests.e2e_cluster.install import Installed
-from tests.e2e_cluster.kube import Json, Kube, wait_for
+from tests.e2e_cluster.kube import Json, Kube, conditions, wait_for
 from tests.e2e_cluster.load import CONNECT_EVERY, STREAMS, Load
 from tests.e2e_cluster.service import NAME, Service
 from tests.e2e_cluster.setup import Setup
 from tests.e2e_cluster.test_under_load import FULL, last_node
 
+from tandem.operator.probes.reach import REASON
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_INSTANCE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("own_cluster")]
@@ -89,6 +90,8 @@ def test_a_node_dies(
                 went = entry.destinations()
                 load.wait_served(1, 60)
                 first = time.monotonic() - cut
+                wait_for("the Service to forget", lambda: forgetting.moment, seconds=90)
+                lost = conditions(kube.get("pod", pods.name_of(gone[0])))["Ready"]
                 whole_again = partial(elsewhere, service, node)
                 wait_for("all pods on other nodes", whole_again, seconds=RECOVERY_SECONDS)
             whole = time.monotonic() - cut
@@ -100,7 +103,8 @@ def test_a_node_dies(
         with capsys.disabled():
             print(f"\nnext answer after {first:.1f} s, forgotten after {forgotten - cut:.1f} s,")
             print(f"all pods back after {whole:.1f} s; {breaks}, at most {most} might")
-            print(load.tally)
+            print(f"{load.tally}; the dead router: {lost}")
+        assert (lost["status"], lost.get("reason")) == ("False", REASON), "told by the operator"
         load.assert_right()
         assert not breaks.elsewhere, breaks.elsewhere
         assert len(breaks.broken) <= len(breaks.begun) <= STREAMS

@@ -18,6 +18,7 @@ from tests.operator.control_plane import (
 )
 from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess, Operators
 from tests.operator.node import FakeRouter, Node
+from tests.operator.silent import Silent
 
 from tandem.operator.cluster import Cluster
 
@@ -127,6 +128,14 @@ def lone(
 ) -> Harness:
     """A namespace without the operator that other tests share; pods become ready in it."""
     return Harness(plane, cluster, namespace)
+
+
+@pytest.fixture
+def silent() -> Iterator[Silent]:
+    """Nobody answers at its address."""
+    made = Silent()
+    yield made
+    made.wake()
 
 
 @pytest.fixture

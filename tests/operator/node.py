@@ -137,6 +137,13 @@ LINKS = 16
 """Links that the stand-in of a router says are up: as many as any test's service has pairs."""
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Quiet: who only looks whether somebody is there opens a connection and resets it."""
+
+
 class FakeRouter:
     """Answers completions and /debug/fleet as a router does; ``wrong`` breaks the KV path."""
 
@@ -150,9 +157,8 @@ class FakeRouter:
         self.asked: list[dict[str, str]] = []
         handler = type("Handler", (_Handler,), {"router": self})
         places = [(ROUTER_ADDRESS, names.ROUTER_PORT), (WORKER_ADDRESS, names.PROBE_PORT)]
-        self._servers = [ThreadingHTTPServer(place, handler) for place in places]
+        self._servers = [_Server(place, handler) for place in places]
         for server in self._servers:
-            server.daemon_threads = True
             threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:

@@ -140,6 +140,46 @@ def test_no_pod_is_made_and_none_changed(deputy: Cluster, cluster: Cluster, name
         deputy.patch("Pod", namespace, "pod", {"spec": {"containers": other}})
 
 
+def status(uid: str, **changes: Any) -> Manifest:
+    """A patch of a pod's status."""
+    return {"metadata": {"uid": uid}, "status": changes}
+
+
+def condition(kind: str, value: str) -> Manifest:
+    """A change of one condition."""
+    return {"conditions": [{"type": kind, "status": value, "reason": "X"}]}
+
+
+@pytest.mark.parametrize("role", [Role.ROUTER, Role.DECODE])
+def test_readiness_is_taken_from_routers_and_nothing_else_said(
+    deputy: Cluster, cluster: Cluster, namespace: str, role: Role
+):
+    """Not of workers, and no address, phase or other condition."""
+    template = rendered(facts(), role)
+    metadata = {**template["metadata"], "name": "pod", "namespace": namespace}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    cluster.create(pod)
+    there = cluster.get("Pod", namespace, "pod")
+    assert there is not None
+    uid = there["metadata"]["uid"]
+    up = {**condition("Ready", "True"), "phase": "Running", "podIP": "10.0.0.1"}
+    cluster.patch_pod_status(namespace, "pod", status(uid, **up))
+    beyond: list[Manifest] = [{"phase": "Failed"}, {"podIP": "10.0.0.2"}]
+    beyond += [{"podIPs": [{"ip": "10.0.0.2"}]}, condition("ContainersReady", "False")]
+    for each in beyond:
+        with pytest.raises(ClusterError, match=r"changes nothing else|says of routers only"):
+            deputy.patch_pod_status(namespace, "pod", status(uid, **each))
+    if role is not Role.ROUTER:
+        with pytest.raises(ClusterError, match="says of routers only"):
+            deputy.patch_pod_status(namespace, "pod", status(uid, **condition("Ready", "False")))
+        return
+    deputy.patch_pod_status(namespace, "pod", status(uid, **condition("Ready", "False")))
+    with pytest.raises(ClusterError, match="takes readiness away"):
+        deputy.patch_pod_status(namespace, "pod", status(uid, **condition("Ready", "True")))
+    with pytest.raises(ClusterError, match=r"metadata\.uid.*immutable"):
+        deputy.patch_pod_status(namespace, "pod", status("other", **condition("Ready", "False")))
+
+
 def test_roles_read_pods_and_nothing_else(deputy: Cluster, cluster: Cluster, namespace: str):
     """The operator may read Secrets; it may not let anybody else."""
     role, binding = (at(namespace, each) for each in router_role(facts()))

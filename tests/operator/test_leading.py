@@ -7,7 +7,9 @@ import time
 import pytest
 from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import Harness, Operators
+from tests.operator.node import Node
 from tests.operator.proxy import Proxy
+from tests.operator.silent import Silent, routers_apart
 
 TAKEOVER_SECONDS = 20.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -49,6 +51,22 @@ def test_a_leader_that_ends_hands_over_at_once(lone: Harness, operators: Operato
     assert first.stop() == 0
     lone.wait_for(lambda: "-second_" in holder(lone), 5)
     assert time.monotonic() - started < 6
+
+
+def test_a_new_leader_takes_a_dead_router_out_without_memory(
+    lone: Harness, operators: Operators, node: Node, silent: Silent
+):
+    """The leader dies with the router's node: the next one never heard of that router, and does
+    what its setting says."""
+    first = operators.start("first", None, "--router-silence-seconds", "0")
+    lone.create()
+    lone.ready()
+    with routers_apart(lone, node) as routers:
+        routers.kubelet_lives = False
+        first.kill()
+        operators.start("second", None, "--router-silence-seconds", "1")
+        lone.wait(routers.is_taken_out, 40, "taken out")
+        assert "has not answered for 1 s" in routers.ready("b")["message"]
 
 
 def test_a_leader_that_cannot_renew_ends(lone: Harness, operators: Operators, plane: ControlPlane):

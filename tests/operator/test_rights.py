@@ -11,7 +11,8 @@ import yaml
 from tests.operator.control_plane import AUDIT_LOG, ControlPlane
 from tests.operator.foreign import foreign_objects
 from tests.operator.harness import Harness
-from tests.operator.node import FakeRouter
+from tests.operator.node import FakeRouter, Node
+from tests.operator.silent import Silent, routers_apart
 
 from tandem.operator.desired.naming import Manifest
 
@@ -72,7 +73,7 @@ EDITS: dict[str, Manifest] = {
 }
 
 
-def live(harness: Harness, router: FakeRouter) -> None:
+def live(harness: Harness, router: FakeRouter, node: Node) -> None:
     """All that the operator may come to do for a service."""
     for each in foreign_objects().values():
         harness.kubectl("create", "-f", "-", stdin=json.dumps(each))
@@ -95,6 +96,13 @@ def live(harness: Harness, router: FakeRouter) -> None:
     harness.change({"spec": {"model": {"source": source}, "decode": {"replicas": 1}}})
     harness.wait(lambda: harness.names("Job").isdisjoint(jobs), 60, "the first model's Job is gone")
     harness.wait(lambda: len(harness.names("ControllerRevision")) == 3, 60, "rolled")
+    _lose_a_node(harness, node)
+
+
+def _lose_a_node(harness: Harness, node: Node) -> None:
+    with routers_apart(harness, node) as routers:
+        routers.kubelet_lives = False
+        harness.wait(routers.is_taken_out, 60, "taken out")
 
 
 def _change_by_hand(harness: Harness) -> None:
@@ -110,10 +118,10 @@ def _change_by_hand(harness: Harness) -> None:
 
 @pytest.mark.timeout(300)
 def test_rights_are_used_and_what_is_used_is_granted(
-    harness: Harness, plane: ControlPlane, router: FakeRouter
+    harness: Harness, plane: ControlPlane, router: FakeRouter, node: Node, silent: Silent
 ):
     """Over a service's whole life; a right that is not used needs its reason above."""
-    live(harness, router)
+    live(harness, router, node)
     used = set(requests(plane))
     assert used - granted() == set(), "asked for and not granted"
     unused = granted() - used - set(SOMETIMES)

@@ -69,6 +69,9 @@ true
   resources: [pods] # create: only as a dry run, to hear what Pod Security says
   verbs: [get, list, watch, create, patch]
 - apiGroups: [""]
+  resources: [pods/status] # routers of a node that fell silent are no longer ready
+  verbs: [patch]
+- apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]
 - apiGroups: [""]

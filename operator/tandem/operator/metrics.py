@@ -41,6 +41,11 @@ class OperatorMetrics:
             ["kind"],
             registry=registry,
         )
+        self.silent_routers = Counter(
+            f"{prefix}silent_routers",
+            "Ready routers taken out of Services since their node did not answer.",
+            registry=registry,
+        )
         self.objects = Gauge(
             f"{prefix}cached_objects", "Services and children held in memory.", registry=registry
         )

@@ -45,6 +45,7 @@ from tandem.operator.desired.router import canary_secret, url
 from tandem.operator.probes.canary import Question
 from tandem.operator.probes.keywatch import Door, KeyWatch
 from tandem.operator.probes.probing import Key, Probes
+from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.settings import OperatorSettings
 from tandem.protocol import names
@@ -71,6 +72,7 @@ class Reconciler:
         repairs: Repairs,
         keywatch: KeyWatch,
         refusals: Refusals,
+        reach: Reach,
     ) -> None:
         self._cluster = cluster
         self._store = store
@@ -81,6 +83,7 @@ class Reconciler:
         self._repairs = repairs
         self._keywatch = keywatch
         self._refusals = refusals
+        self._reach = reach
         self._acceptance = Acceptance(cluster, applier)
 
     def __call__(self, key: Key) -> float | None:
@@ -91,6 +94,7 @@ class Reconciler:
             self._repairs.forget(key)
             self._keywatch.forget(key)
             self._refusals.forget(key)
+            self._reach.forget(key)
             self._acceptance.forget(key)
             self._references.forget(key)
             return None
@@ -103,6 +107,7 @@ class Reconciler:
             return None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
         seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
+        self._reach.look(owner, seen.pods)
         return self._bring(key, seen, live)
 
     def _bring(self, key: Key, seen: Seen, live: Snapshot) -> float | None:

@@ -27,6 +27,7 @@ from tandem.operator.loop.resync import Resync
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Probes
+from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile import Reconciler
 from tandem.operator.server import Server
@@ -84,8 +85,18 @@ class Operator:
         repairs = Repairs(self._cluster, applier, self._queue.add, self._metrics)
         keywatch = KeyWatch(self._cluster, self._queue.add)
         refusals = Refusals(self._queue.add)
+        silence = self._settings.router_silence_seconds
+        reach = Reach(self._cluster, self._queue.add, self._metrics, silence)
         reconciler = Reconciler(
-            self._cluster, self._store, self._settings, probes, applier, repairs, keywatch, refusals
+            self._cluster,
+            self._store,
+            self._settings,
+            probes,
+            applier,
+            repairs,
+            keywatch,
+            refusals,
+            reach,
         )
         listing = _thread(self._resync.run, self._stop)
         while not self._stop.is_set() and not self._resync.filled.wait(0.2):
@@ -112,6 +123,7 @@ class Operator:
             repairs.close()
             keywatch.close()
             refusals.close()
+            reach.close()
 
     def _await_crds(self) -> None:
         namespace = next(iter(self._settings.namespaces), None)

@@ -52,6 +52,11 @@ class OperatorSettings:
     key_publish_seconds: float = setting(
         90.0, "Running pods that do not say so count as having read new public keys after this."
     )
+    router_silence_seconds: float = setting(
+        4.0,
+        "A router whose address has not answered for this long, while one on another node does, is "
+        "taken out of the Service; 0 leaves a dead node to Kubernetes, which takes 40 s and more.",
+    )
     model_jobs: int = setting(10, "Jobs that fetch or read models at the same time, at most.")
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
 
@@ -63,6 +68,7 @@ class OperatorSettings:
             check_positive(name, getattr(self, name))
         for name in ("canary_seconds", "key_publish_seconds", "unschedulable_seconds"):
             check_positive(name, getattr(self, name))
+        check_positive("router_silence_seconds", self.router_silence_seconds, or_zero=True)
         if not self.retry_seconds < self.renew_deadline < self.lease_seconds:
             raise InvalidParameter(
                 "renew_deadline", self.renew_deadline, "between retry_seconds and lease_seconds"

@@ -27,6 +27,7 @@ _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STEPS = "application/json-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
 
 KINDS = {
     "ConfigMap": ("/api/v1", "configmaps"),
@@ -135,6 +136,17 @@ class Cluster:
         query = {"fieldManager": MANAGER}
         try:
             return self._call("PATCH", _path(kind, namespace, name), query, body, _MERGE)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        """Strategic merge patch of a pod's status, by the types of its conditions; None when the
+        pod is gone. With a UID in the patch the pod must be that one: else it is refused."""
+        path = _path("Pod", namespace, name, "status")
+        try:
+            return self._call("PATCH", path, {"fieldManager": MANAGER}, body, _STRATEGIC)
         except ClusterError as error:
             if error.status == 404:
                 return None

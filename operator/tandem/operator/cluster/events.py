@@ -1,4 +1,6 @@
-"""Kubernetes events, on transitions of conditions only. Called by ``reconcile``."""
+"""Kubernetes events: on transitions of conditions, and for what the operator had to do besides.
+
+Called by ``reconcile`` and ``probes.reach``."""
 
 from __future__ import annotations
 
@@ -41,6 +43,17 @@ def event(owner: Identity, condition: Condition, now: float) -> Manifest:
     """An Event that says a condition's new state."""
     bad = condition.status == ("True" if condition.type in _BAD_WHEN_TRUE else "False")
     waiting = condition.type == ConditionType.PROGRESSING or condition.reason in _PASSING
+    text = f"{condition.type}={condition.status}: {condition.message}"
+    kind = "Warning" if bad and not waiting else "Normal"
+    return _event(owner, condition.reason, text, kind, now)
+
+
+def warning(owner: Identity, reason: str, text: str, now: float) -> Manifest:
+    """An Event that says what the operator had to do."""
+    return _event(owner, reason, text, "Warning", now)
+
+
+def _event(owner: Identity, reason: str, text: str, kind: str, now: float) -> Manifest:
     when = time_text(now)
     return {
         "apiVersion": "v1",
@@ -56,9 +69,9 @@ def event(owner: Identity, condition: Condition, now: float) -> Manifest:
             "namespace": owner.namespace,
             "uid": owner.uid,
         },
-        "reason": condition.reason,
-        "message": f"{condition.type}={condition.status}: {condition.message}"[:_MAX_NOTE],
-        "type": "Warning" if bad and not waiting else "Normal",
+        "reason": reason,
+        "message": text[:_MAX_NOTE],
+        "type": kind,
         "firstTimestamp": when,
         "lastTimestamp": when,
         "count": 1,

@@ -45,6 +45,11 @@ class Mirror(Cluster):
         found = super().patch(kind, namespace, name, body)
         return None if found is None else self._heard(kind, found)
 
+    def patch_pod_status(self, namespace: str, name: str, body: Manifest) -> Manifest | None:
+        """Strategic merge patch; None when the pod is gone."""
+        found = super().patch_pod_status(namespace, name, body)
+        return None if found is None else self._heard("Pod", found)
+
     def write_fields(self, item: Manifest, entries: list[Manifest]) -> Manifest:
         """Say who manages which fields of an object."""
         return self._heard(item["kind"], super().write_fields(item, entries))

@@ -20,7 +20,8 @@ def slim(kind: str, item: Manifest) -> Manifest:
         kept["metadata"] = {k: v for k, v in item["metadata"].items() if k != "managedFields"}
     if kind == "Pod":
         status = item.get("status") or {}
-        kept["spec"] = {"volumes": (item.get("spec") or {}).get("volumes") or []}
+        spec = item.get("spec") or {}
+        kept["spec"] = {"volumes": spec.get("volumes") or [], "nodeName": spec.get("nodeName")}
         kept["status"] = {key: status[key] for key in _POD_STATUS if key in status}
     elif kind == "Job":
         kept.pop("spec", None)

@@ -34,6 +34,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     uid: str
     ip: str | None
+    node: str | None = None
     role: Role
     revision: str
     ready: bool
@@ -93,6 +94,7 @@ def _pod(item: Manifest, key: RevisionKey) -> PodView | None:
         name=metadata["name"],
         uid=metadata["uid"],
         ip=status.get("podIP"),
+        node=item["spec"].get("nodeName"),
         role=role,
         revision=revision,
         ready=_condition(status, "Ready").get("status") == "True",

@@ -1,0 +1,104 @@
+"""Which routers count as gone although their pods are ready: those of a node that fell silent.
+
+A node that loses its power says nothing of it. Its pods stay ready, and the Service sends clients
+to them, until Kubernetes has waited long enough for the node: 40 s and more. Whether an address
+answers at all is known sooner. What a router answers is its kubelet's business.
+
+Pure: ``probes.reach`` asks, has the clock and takes the pods out. What follows is that a router may
+be held to be gone that is not, by an operator whose own network is at fault; so nothing is ended,
+its kubelet takes a wrong word back within some 10 s, and is then believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from tandem.operator.decide.observe import PodView
+from tandem.operator.desired.naming import Role
+
+TRIES = 4
+"""Times that an address must have been asked in vain, one after the other."""
+PROBATION = 15.0
+"""Seconds in which no second node is judged: a kubelet that lives has objected by then."""
+
+
+@dataclass(slots=True)
+class _Quiet:
+    since: float
+    """When it was first asked in vain."""
+    tries: int = 0
+
+
+class Silence:
+    """What is known of one service's routers. Times are those of one monotonic clock."""
+
+    def __init__(self, patience: float) -> None:
+        """``patience``: seconds of silence until a router counts as gone."""
+        self._patience = patience
+        self._routers: tuple[PodView, ...] = ()
+        self._answered: Set[str] = frozenset()
+        self._quiet: dict[str, _Quiet] = {}
+        self._taken: set[str] = set()
+        self._objected: set[str] = set()
+        """Taken out and said to be ready again, without a word from themselves."""
+        self._last: tuple[str | None, float] = (None, float("-inf"))
+        """The node that was judged last, and when."""
+
+    def see(self, pods: Iterable[PodView]) -> None:
+        """The service's pods as the API server has them now."""
+        pods = list(pods)
+        self._routers = tuple(
+            pod
+            for pod in pods
+            if pod.role is Role.ROUTER and pod.ready and not pod.deleting and pod.ip and pod.node
+        )
+        there = {pod.uid for pod in pods}
+        ready = {pod.uid for pod in self._routers}
+        self._taken &= there
+        self._objected = (self._objected & there) | (self._taken & ready)
+        self._quiet = {uid: quiet for uid, quiet in self._quiet.items() if uid in ready}
+
+    def asked(self) -> tuple[PodView, ...]:
+        """Routers whose addresses are of interest: none where all are on one node."""
+        return self._routers if len({pod.node for pod in self._routers}) > 1 else ()
+
+    def heard(self, began: float, asked: Set[str], answered: Set[str]) -> None:
+        """Some, by their UIDs, were asked at ``began``, and some of those answered.
+
+        A round in which no router of another node answers says nothing of a router: then it may
+        be the operator that is cut off.
+        """
+        self._answered = answered
+        for pod in self._routers:
+            if pod.uid in answered:
+                self._quiet.pop(pod.uid, None)
+                self._taken.discard(pod.uid)
+                self._objected.discard(pod.uid)
+            elif pod.uid in asked and self._others_answer(pod.node):
+                self._quiet.setdefault(pod.uid, _Quiet(began)).tries += 1
+
+    def gone(self, now: float) -> list[PodView]:
+        """Routers to take out now: all of one node, and never those of the last that answers."""
+        judged, when = self._last
+        for node in sorted({str(pod.node) for pod in self._routers}):
+            there = [pod for pod in self._routers if pod.node == node]
+            if node != judged and now - when < PROBATION:
+                continue
+            if self._others_answer(node) and all(self._is_silent(pod, now) for pod in there):
+                return there
+        return []
+
+    def taken_out(self, pod: PodView, now: float) -> None:
+        """It was said to be not ready; who says again that it is knows better."""
+        self._taken.add(pod.uid)
+        self._last = (pod.node, now)
+
+    def _others_answer(self, node: str | None) -> bool:
+        return any(pod.uid in self._answered and pod.node != node for pod in self._routers)
+
+    def _is_silent(self, pod: PodView, now: float) -> bool:
+        quiet = self._quiet.get(pod.uid)
+        if quiet is None or pod.uid in self._objected:
+            return False
+        return quiet.tries >= TRIES and now - quiet.since >= self._patience

@@ -1,0 +1,185 @@
+"""Asks routers' addresses whether anybody is there, and takes those of a dead node out of Services.
+
+A connection is opened and closed: that a node's kernel answers is all that is asked, and a refusal
+is an answer. A pod that is taken out gets ``Ready=False``, as Kubernetes itself would give it
+later: every Service forgets it at once, and nothing of it ends. Fed by ``reconcile``; has a thread
+of its own. ``decide.silence`` judges.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Set
+from contextlib import ExitStack
+
+from tandem.operator.clock import time_text
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.events import warning
+from tandem.operator.decide.observe import PodView
+from tandem.operator.decide.silence import TRIES, Silence
+from tandem.operator.desired.naming import Identity, Manifest
+from tandem.operator.metrics import OperatorMetrics
+from tandem.protocol.names import ROUTER_PORT
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+REASON = "AddressSilent"
+AT_ONCE = 512
+"""Addresses that are asked at the same time."""
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: leave nothing behind of a connection that was only opened."""
+_ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
+
+
+class Reach:
+    """Watches the routers that ``look`` names. Thread-safe."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wake: Callable[[Key], None],
+        metrics: OperatorMetrics,
+        patience: float,
+        port: int = ROUTER_PORT,
+    ) -> None:
+        """``patience``: seconds of silence until a router counts as gone; 0 asks nobody."""
+        self._cluster = cluster
+        self._wake = wake
+        self._metrics = metrics
+        self._patience = patience
+        self._port = port
+        self._services: dict[Key, tuple[Identity, Silence]] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reach", daemon=True)
+        if patience > 0:
+            self._thread.start()
+
+    def look(self, owner: Identity, pods: Iterable[PodView]) -> None:
+        """The pods of a service as they are now."""
+        key = (owner.namespace, owner.name)
+        with self._lock:
+            known = self._services.get(key)
+            if known is None or known[0] != owner:
+                known = self._services[key] = (owner, Silence(self._patience))
+            known[1].see(pods)
+
+    def forget(self, key: Key) -> None:
+        """The service is gone."""
+        with self._lock:
+            self._services.pop(key, None)
+
+    def close(self) -> None:
+        """Ask nobody any more."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        every = self._patience / TRIES
+        while not self._stop.is_set():
+            began = time.monotonic()
+            with self._lock:
+                pods = [pod for _, known in self._services.values() for pod in known.asked()]
+            addresses = {pod.uid: pod.ip or "" for pod in pods}
+            try:
+                answered = answering(addresses, self._port, every)
+            except OSError as error:  # no socket to be had: that says nothing of routers
+                logger.error("routers cannot be asked: %s", error)
+            else:
+                self._judge(began, addresses.keys(), answered)
+            self._stop.wait(max(0.0, began + every - time.monotonic()))
+
+    def _judge(self, began: float, asked: Set[str], answered: Set[str]) -> None:
+        found: list[tuple[Identity, Silence, PodView]] = []
+        with self._lock:
+            for owner, silence in self._services.values():
+                silence.heard(began, asked, answered)
+                gone = silence.gone(time.monotonic())
+                found += [(owner, silence, pod) for pod in gone]
+        for owner, silence, pod in found:
+            if self._take_out(owner, pod):
+                with self._lock:
+                    silence.taken_out(pod, time.monotonic())
+            self._wake((owner.namespace, owner.name))
+
+    def _take_out(self, owner: Identity, pod: PodView) -> bool:
+        """Say that a pod is not ready, and why; whether the API server took it."""
+        text = f"{pod.ip} on node {pod.node} has not answered for {self._patience:g} s"
+        said = f"router {pod.name}: {text}, while a router on another node does"
+        logger.warning("%s/%s: %s", owner.namespace, owner.name, said)
+        try:
+            self._cluster.patch_pod_status(owner.namespace, pod.name, _unready(pod, text))
+        except ClusterError as error:
+            logger.warning("%s/%s: not taken out: %s", owner.namespace, pod.name, error)
+            return False
+        self._metrics.silent_routers.inc()
+        try:
+            self._cluster.create(warning(owner, REASON, said, time.time()))
+        except ClusterError as error:
+            logger.warning("%s/%s: no event: %s", owner.namespace, owner.name, error)
+        return True
+
+
+def _unready(pod: PodView, text: str) -> Manifest:
+    ready = {
+        "type": "Ready",
+        "status": "False",
+        "reason": REASON,
+        "message": text,
+        "lastTransitionTime": time_text(time.time()),
+    }
+    return {"metadata": {"uid": pod.uid}, "status": {"conditions": [ready]}}
+
+
+def answering(addresses: Mapping[str, str], port: int, seconds: float) -> frozenset[str]:
+    """The keys of the addresses that answer within so many seconds. Raises OSError when there is
+    no socket to ask with."""
+    each = list(addresses.items())
+    answered: set[str] = set()
+    for start in range(0, len(each), AT_ONCE):
+        answered |= _answering(dict(each[start : start + AT_ONCE]), port, seconds)
+    return frozenset(answered)
+
+
+def _answering(addresses: Mapping[str, str], port: int, seconds: float) -> set[str]:
+    answered: set[str] = set()
+    with ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        waiting = 0
+        for key, address in addresses.items():
+            made = stack.enter_context(_made(address))
+            code = made.connect_ex((address, port))
+            if code == errno.EINPROGRESS:
+                selector.register(made, selectors.EVENT_WRITE, key)
+                waiting += 1
+            elif code in _ANSWERS:
+                answered.add(key)
+        end = time.monotonic() + seconds
+        while waiting:
+            left = end - time.monotonic()
+            for found, _ in selector.select(max(0.0, left)):
+                selector.unregister(found.fileobj)
+                waiting -= 1
+                if _error_of(found.fileobj) in _ANSWERS:
+                    answered.add(found.data)
+            if left <= 0:  # read once more after the time was over: we may have slept ourselves
+                break
+    return answered
+
+
+def _made(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    return made
+
+
+def _error_of(asked: object) -> int:
+    assert isinstance(asked, socket.socket)
+    return asked.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

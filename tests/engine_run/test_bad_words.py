@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.engine.sample.bad_words import BadWords
+from tandem.engine.sample.rules import BadWords
 
 ids = st.integers(0, 3)
 words_of = st.lists(st.lists(ids, min_size=1, max_size=4).map(tuple), max_size=12)

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from tandem.engine.loader import BadWeightsFile
-from tandem.engine.loader.header import places_in
+from tandem.engine.loader.files import places_in
 from tandem.engine.loader.upload import PIECE_BYTES, Uploader
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from tandem.engine.quant.dense import DenseMethod
 from tandem.engine.quant.packed import PackedMethod
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import capacity
-from tandem.engine.worker.block_table import BlockTable
+from tandem.engine.worker.input_batch import BlockTable
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.threads import StepThreads
 from tandem.kernels import Backend

@@ -15,11 +15,11 @@ from tests.workers.hand_router import Router
 from tests.workers.io_worker import Worker as IOWorker
 from tests.workers.proc_worker import Worker, frames, submit
 
-from tandem.engine.core import idle_poll
+from tandem.engine import naps
 from tandem.engine.core.engine_core import StepOutputs
 from tandem.engine.core.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
-from tandem.engine.core.idle_poll import IdlePoll
 from tandem.engine.core.inbox import Inbox
+from tandem.engine.naps import IdlePoll
 
 
 class Clock:
@@ -36,7 +36,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock that ``IdlePoll`` reads."""
     clock = Clock()
-    monkeypatch.setattr(idle_poll, "time", clock)
+    monkeypatch.setattr(naps, "time", clock)
     return clock
 
 

@@ -1,7 +1,11 @@
-"""Short sleeps: how a thread waits that must not hold a core, and must not be late by much.
+"""How a thread waits that must not be late by much: naps, and how long a step loop stays awake.
 
-Unlike a loop that asks without a pause it lets the process's other threads run, and its core stays
-out of deep sleep, from which it would come back slowly.
+A nap is a short sleep. Unlike a loop that asks without a pause it lets the process's other threads
+run, and its core stays out of deep sleep, from which it would come back slowly: a thread that
+sleeps takes 50 us to wake on an H200 machine, and finds its core cold, so that Python runs at a
+fraction of its speed for the first milliseconds. So an idle step loop polls, between naps, for a
+bounded time, as a hypervisor does for a halted processor (adaptive halt polling), and only where
+the next work has come soon before.
 """
 
 from __future__ import annotations
@@ -23,3 +27,27 @@ def nap_precisely() -> None:
     """Let naps of the calling thread end when they should: Linux adds up to 50 us to each."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+
+
+class IdlePoll:
+    """Used by the step loop alone: ``begin`` when it has nothing to do, ``end`` when it has."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds`` to stay awake at most; 0 never does."""
+        self._seconds = seconds
+        self._idle_since: float | None = None
+        self._worth_it = False
+        """Whether the last work came within that time."""
+
+    def begin(self) -> float:
+        """Until when (of ``time.monotonic``) to poll; called again while still idle, it counts from
+        the first call."""
+        if self._idle_since is None:
+            self._idle_since = time.monotonic()
+        return self._idle_since + (self._seconds if self._worth_it else 0.0)
+
+    def end(self) -> None:
+        """Work came."""
+        if self._idle_since is not None:
+            self._worth_it = time.monotonic() - self._idle_since < self._seconds
+            self._idle_since = None

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.drain import Drain, grace_before
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
-from tandem.engine.core.idle_poll import IdlePoll
 from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.engine.core.io import IOThread
 from tandem.engine.core.link_metrics import LinkMetrics
@@ -24,7 +23,7 @@ from tandem.engine.core.peer_sets import PeerSets
 from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
-from tandem.engine.naps import nap_precisely
+from tandem.engine.naps import IdlePoll, nap_precisely
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, CommandName

@@ -1,4 +1,5 @@
-"""Linear layers, alone or several merged into one product.
+"""Linear layers, alone or several merged into one product, and what stands around them: the table
+of embeddings, norms, and the product with the head.
 
 q, k and v (and gate and up) read the same input: one product over their stacked weights reads it
 once and is one call instead of three.
@@ -10,9 +11,34 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
-from tandem.engine.layers.norm import RMSNorm
 from tandem.engine.quant import LinearMethod, Product
+from tandem.kernels.norm import rms_norm
+
+
+class Embedding:
+    """Rows of a table by token id."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """``weight`` [vocabulary, hidden]; may lie in a mapped file."""
+        self.weight = weight
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """int64 [tokens] to [tokens, hidden], fresh memory."""
+        return embedding(token_ids, self.weight)
+
+
+class RMSNorm:
+    """Norm of the last dimension. Linear layers that follow one take it along."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed x."""
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Linear:
@@ -59,3 +85,14 @@ class Linear:
     def gated_of_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """silu(gate) * up of the normed x, whose gate and up this layer gives side by side."""
         return self._product.gated_of_norm(x, norm.weight, norm.eps)
+
+
+class Logits:
+    """The head's product in float32: bfloat16 logits of 16 and more are eighths, and tie."""
+
+    def __init__(self, head: Linear) -> None:
+        self._head = head
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] to float32 [rows, vocabulary]."""
+        return self._head.in_float32(hidden)

@@ -21,8 +21,7 @@ from tandem.engine.loader.errors import (
     UnsupportedTensor,
     WrongShape,
 )
-from tandem.engine.loader.header import FLOATS, Place, places_in
-from tandem.engine.loader.index import INDEX, weight_files
+from tandem.engine.loader.files import FLOATS, INDEX, Place, places_in, weight_files
 from tandem.engine.loader.progress import Progress
 from tandem.engine.loader.upload import Uploader
 from tandem.engine.loader.weights import Weights

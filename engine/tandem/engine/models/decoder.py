@@ -13,10 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.config import ModelFacts
-from tandem.engine.layers.embedding import Embedding
-from tandem.engine.layers.linear import Linear
-from tandem.engine.layers.logits import Logits
-from tandem.engine.layers.norm import RMSNorm
+from tandem.engine.layers.linear import Embedding, Linear, Logits, RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
 from tandem.kernels.rotary_kv import QKNorm, Rotation, rotary_kv, rotary_q

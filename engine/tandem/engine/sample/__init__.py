@@ -1,4 +1,4 @@
-"""Logits → tokens and log-probabilities: one stage a file, in the order that the design fixes.
+"""Logits → tokens and log-probabilities, stage by stage, in the order that the design fixes.
 
 Public: ``SamplingBatch``, the persistent columns of parameters, a row per sequence, and
 ``Sampler(vocab_size).sample(logits, batch, rows=, positions=, choices=) -> SamplerOutput``, with

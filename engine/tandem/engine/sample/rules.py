@@ -6,15 +6,90 @@ Bad words look at the output alone: a word that began in the prompt was not said
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tandem.engine.sample.bad_words import BadWords
-from tandem.engine.sample.seen import SeenTokens
 from tandem.protocol.sampling import SamplingParams
+
+
+class BadWords:
+    """Sequences whose last token is not drawn after the others; falsy when there are none. A step
+    costs a look-up per length and not per word."""
+
+    def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self.lookback = 0
+        """Output tokens that must be known: one less than the longest word has."""
+        self._always = torch.tensor(
+            sorted({word[0] for word in words if len(word) == 1}), dtype=torch.int64
+        )
+        self._after: dict[int, dict[tuple[int, ...], list[int]]] = {}
+        """By the number of tokens before the last, then by these."""
+        for word in words:
+            if len(word) > 1:
+                ends = self._after.setdefault(len(word) - 1, {})
+                ends.setdefault(word[:-1], []).append(word[-1])
+                self.lookback = max(self.lookback, len(word) - 1)
+
+    def __bool__(self) -> bool:
+        return bool(self._after) or self._always.numel() > 0
+
+    def forbidden(self, tail: Sequence[int]) -> Tensor:
+        """int64: the tokens that would complete a word after the output's last tokens."""
+        ends = [
+            end
+            for length, words in self._after.items()
+            for end in words.get(tuple(tail[-length:]), ())
+        ]
+        if not ends:
+            return self._always
+        return torch.cat([self._always, torch.tensor(ends, dtype=torch.int64)])
+
+
+_ROOM = 64
+"""Tokens that a fresh row has room for; doubled when full."""
+
+
+class SeenTokens:
+    """Distinct tokens of a row and how often each was emitted, 0 for those that only the prompt
+    has. A step costs one addition and not a recount."""
+
+    def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
+        counts = Counter(output)
+        counts.update(dict.fromkeys(prompt, 0))
+        self._slots = {token: slot for slot, token in enumerate(counts)}
+        room = max(_ROOM, 2 * len(counts))
+        self._tokens = torch.zeros(room, dtype=torch.int64)
+        self._counts = torch.zeros(room, dtype=torch.float32)
+        self._tokens[: len(counts)] = torch.tensor(list(counts), dtype=torch.int64)
+        self._counts[: len(counts)] = torch.tensor(list(counts.values()), dtype=torch.float32)
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [distinct]; valid until the next ``add``."""
+        return self._tokens[: len(self._slots)]
+
+    @property
+    def counts(self) -> Tensor:
+        """float32 [distinct], parallel to ``tokens``."""
+        return self._counts[: len(self._slots)]
+
+    def add(self, token: int) -> None:
+        """The token was emitted once more."""
+        slot = self._slots.get(token)
+        if slot is None:
+            slot = self._slots[token] = len(self._slots)
+            self._make_room(slot)
+            self._tokens[slot] = token
+        self._counts[slot] += 1
+
+    def _make_room(self, slot: int) -> None:
+        if slot == self._tokens.numel():
+            self._tokens = torch.cat([self._tokens, torch.zeros_like(self._tokens)])
+            self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ greedy rows without rules is one argmax.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,39 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.sample.batch import Kind, SamplingBatch
-from tandem.engine.sample.draws import Draws
 from tandem.engine.sample.edits import edit
 from tandem.engine.sample.logprobs import LogprobTensors, score
 from tandem.engine.sample.transfer import counting, index_on
 from tandem.kernels.sampling import Columns, best, draw, gather, thresholds
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The draws of one step, row by row, within a row in the order of its choices."""
+
+    rows: NDArray[np.int64]
+    """Row of the logits of each draw."""
+    choices: NDArray[np.int64]
+    """Choice of the request that each draw is for."""
+    one_a_row: bool
+    """Whether draw i is of row i of the logits, for each row."""
+
+    @classmethod
+    def of(cls, choices: Sequence[Sequence[int]]) -> Draws:
+        """From the choices of each row of logits."""
+        counts = np.fromiter(map(len, choices), dtype=np.int64, count=len(choices))
+        flat = [choice for each in choices for choice in each]
+        rows = np.repeat(np.arange(len(choices)), counts)
+        return cls(rows, np.array(flat, dtype=np.int64), bool((counts == 1).all()))
+
+    def within(self, part: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The draws of the logits rows in ``part`` (ascending), and the place in ``part`` of each
+        one's row."""
+        if self.one_a_row:
+            return part, np.arange(len(part))
+        draws = np.flatnonzero(np.isin(self.rows, part))
+        return draws, np.searchsorted(part, self.rows[draws])
+
 
 Numbers = NDArray[np.int64]
 

@@ -10,6 +10,7 @@ the rows.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +18,39 @@ from numpy.typing import NDArray
 
 from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
-from tandem.engine.worker.block_table import BlockTable
+
+
+class BlockTable:
+    """Which blocks each row's tokens are in: int32 by row, in token order, kept between steps.
+    A row that grows too long widens all."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        """Room for ``rows`` sequences of ``columns`` blocks, columns growing."""
+        self.blocks: NDArray[np.int32] = np.zeros((max(rows, 1), max(columns, 1)), dtype=np.int32)
+        """[rows, columns]; only the first ``counts[row]`` of a row mean something."""
+        self.counts: NDArray[np.int32] = np.zeros(max(rows, 1), dtype=np.int32)
+        self.version = 0
+        """Grows with every change."""
+
+    def assign(self, row: int, block_ids: Sequence[int]) -> None:
+        """Forget what ``row`` had; it now has ``block_ids``."""
+        self.counts[row] = 0
+        self.append(row, block_ids)
+
+    def append(self, row: int, block_ids: Sequence[int]) -> None:
+        """More blocks at the end of ``row``."""
+        self.version += 1
+        held = int(self.counts[row])
+        total = held + len(block_ids)
+        if total > self.blocks.shape[1]:
+            self._widen(max(total, 2 * self.blocks.shape[1]))
+        self.blocks[row, held:total] = block_ids
+        self.counts[row] = total
+
+    def _widen(self, columns: int) -> None:
+        blocks = np.zeros((self.blocks.shape[0], columns), dtype=np.int32)
+        blocks[:, : self.blocks.shape[1]] = self.blocks
+        self.blocks = blocks
 
 
 @dataclass(slots=True)

@@ -1,7 +1,9 @@
-"""Which file of a prepared folder holds which tensor; no tensor is touched.
+"""Which file of a prepared folder holds which tensor, and where in it; no tensor is touched.
 
 ``model.safetensors.index.json`` decides where it is there; otherwise ``model.safetensors``, or else
-every ``*.safetensors`` of the folder, whose headers are asked by the caller.
+every ``*.safetensors`` of the folder, whose headers are asked by the caller. The library maps
+tensors but does not say where their bytes lie, which a reader with buffers of its own must know:
+8 bytes of length, a JSON object, then the bytes; offsets count from there.
 """
 
 from __future__ import annotations
@@ -9,6 +11,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import torch
 
 from tandem.engine.loader.errors import BadWeightsFile, WeightsNotFound
 
@@ -62,3 +67,35 @@ def _read_index(path: Path) -> dict[str, Path]:
         if not isinstance(file, str) or Path(file).name != file:
             raise BadWeightsFile(f"{path}: {tensor} is in {file!r}, which is no file of the folder")
     return {tensor: path.parent / file for tensor, file in names.items()}
+
+
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""Types, in safetensors' words, that mean weights as they are; others need a scale or a table."""
+_MOST_BYTES = 100 << 20
+
+
+class Place(NamedTuple):
+    """One tensor's bytes."""
+
+    dtype: str
+    """In safetensors' words."""
+    shape: tuple[int, ...]
+    offset: int
+    """From the start of the file."""
+
+
+def places_in(path: Path) -> dict[str, Place]:
+    """Every tensor of the file. Raises BadWeightsFile."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= _MOST_BYTES:
+                raise BadWeightsFile(f"{path} cannot be read: its header has {length} bytes")
+            header = json.loads(file.read(length))
+        return {
+            name: Place(each["dtype"], tuple(each["shape"]), 8 + length + each["data_offsets"][0])
+            for name, each in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadWeightsFile(f"{path} cannot be read: {error}") from error

@@ -42,11 +42,12 @@ cov: setup  ## Run the tests and say which lines they never reach
 	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)
 
 .PHONY: lint
-lint: setup  ## Check style, format, types and layers
+lint: setup  ## Check style, format, types, layers and unused names
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/vulture
 
 .PHONY: format
 format: setup  ## Put every file into the house's format

@@ -11,8 +11,6 @@ import torch
 from rig import Rig
 from torch.profiler import ProfilerActivity, profile
 
-Kernels = list[dict[str, Any]]
-
 
 def kernels_of(work: Callable[[], int]) -> dict[str, Any]:
     """Kernels of ``work``, which says how many steps it took: µs and launches a step of each."""

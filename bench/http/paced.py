@@ -15,8 +15,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.core.handoff import NoHandoff
 from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
-from tandem.engine.core.role import Standalone
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
@@ -94,7 +94,7 @@ def main() -> None:
     server = ServerConfig(host="127.0.0.1", port=args.port, probe_port=0, drain_seconds=1.0)
 
     def make_role(_: RoleContext) -> RoleParts:
-        return RoleParts(Standalone(), None)
+        return RoleParts(NoHandoff(), None)
 
     profile = cProfile.Profile()
     if args.profile:

@@ -135,8 +135,8 @@ def test_a_trace_gives_lengths_and_times(tmp_path: Path) -> None:
 
 def test_figures_are_those_of_the_records() -> None:
     """Time per token leaves out the first; one beyond a bound is no good request."""
-    one = Record(10, 0.0, [0.1, 0.2, 0.4], 3, 0.4)
-    two = Record(10, 1.0, [1.5, 1.6], 2, 1.6)
+    one = Record(10, 0.0, [0.1, 0.2, 0.4], 3)
+    two = Record(10, 1.0, [1.5, 1.6], 2)
     broken = Record(10, 0.0, error="no")
     result = summarize(
         [one, two, broken], 2.0, percentiles=[100], goodput=parse_goodput(["ttft:200"])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
-from tandem.cli.children import Child, stop_all
+from tandem.cli.children import Child
 from tandem.cli.ports import LOOPBACK, free_ports
 from tandem.cli.stack import Ports, router_child, worker_child
 
@@ -126,3 +127,16 @@ def parse_metrics(text: str) -> dict[str, float]:
         if match:
             samples[match[1] + (match[2] or "")] = float(match[3])
     return samples
+
+
+def stop_all(children: list[Child], grace: float) -> None:
+    """SIGTERM to all, SIGKILL after ``grace`` seconds, and wait for each."""
+    for child in children:
+        child.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    for child in children:
+        if child.process is None:
+            continue
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        child.kill()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tests.engine_plan.sim import SimExecutor
+
 from tandem.engine.config import EngineConfig, ModelFacts
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
-from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.scheduler.admission import end_of
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
@@ -21,7 +22,6 @@ EOS = (7,)
 
 FACTS = ModelFacts(
     architecture="LlamaForCausalLM",
-    model_type="llama",
     num_layers=1,
     hidden_size=8,
     intermediate_size=16,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tandem.engine.executor.sim import SimExecutor
+from tests.engine_plan.sim import SimExecutor
+
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import (
     FirstToken,

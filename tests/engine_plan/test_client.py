@@ -7,11 +7,11 @@ from contextlib import aclosing
 
 import pytest
 from tests.engine_plan.builders import EOS, config_of, params_of, request_of
+from tests.engine_plan.sim import SimExecutor
 from tests.workers.proc_worker import PacedExecutor
 
 from tandem.engine.core.client import InprocClient
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import (

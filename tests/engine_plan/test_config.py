@@ -106,7 +106,6 @@ def test_flat_settings_reach_their_sections(tmp_path):
     assert config.max_model_len == 512
     assert config.dtype == config.kv_dtype == "bfloat16"
     assert config.served_model_name == tmp_path.name
-    assert config.parallel.world_size == 1
     assert config.layout.groups[0].block_shape == (2, 2, 2, 32, 16)
 
 

@@ -6,10 +6,10 @@ import pytest
 from tests.engine_plan.builders import ROUTER, Harness, config_of, params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide, ProducerSide
 from tests.engine_plan.pair import consume, produce
+from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.cache.block_pool import IntegrityError
 from tandem.engine.core.engine_core import QUIET_S, EngineCore
-from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.scheduler.stats import PrefillRate
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole

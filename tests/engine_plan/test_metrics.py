@@ -2,9 +2,9 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.engine_plan.builders import Clock, config_of, params_of, request_of
+from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.histogram import WeightedHistogram
 from tandem.engine.metrics import EngineMetrics, token_buckets
 

@@ -2,8 +2,8 @@
 
 import pytest
 from tests.engine_plan.builders import EOS, config_of, params_of
+from tests.engine_plan.sim import SimExecutor
 
-from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 
 

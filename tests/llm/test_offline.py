@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine_plan.sim import SimExecutor
 
-from tandem.engine.executor.sim import SimExecutor
 from tandem.llm import LLM, progress
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason

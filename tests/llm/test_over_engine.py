@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.client import InprocClient
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.sim import SimExecutor
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.commands import CommandName
 from tandem.protocol.errors import InvalidParameter, RequestFailed, TandemError

@@ -10,7 +10,6 @@ from prometheus_client import CollectorRegistry
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.decode.connector import DecodeConnector
-from tandem.decode.role import DecodeRole
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Capacity
@@ -20,7 +19,6 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.connector import PrefillConnector
-from tandem.prefill.role import PrefillRole
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput, Failed
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
@@ -84,8 +82,7 @@ class Pair:
         """D's engine takes no step."""
         self.prefill = Half(self._producer)
         self.decode = Half(self._consumer)
-        self.p_role, self.d_role = PrefillRole(self.producer), DecodeRole(self.consumer)
-        self.d_role.set_peers({self.producer.control: self.p_id})
+        self.consumer.set_peers({self.producer.control: self.p_id})
         self.until(lambda: self.consumer.peer_up(self.p_id))
         self.until(lambda: self.d_id in self.producer.consumers())
 
@@ -158,7 +155,7 @@ class Pair:
 
     def close(self) -> None:
         """End threads and engines."""
-        self.p_role.close()
-        self.d_role.close()
+        self.producer.close()
+        self.consumer.close()
         self.prefill.core.close()
         self.decode.core.close()

@@ -10,15 +10,15 @@ from concurrent.futures import Future
 
 from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import config_of, request_of
+from tests.engine_plan.sim import SimExecutor
 from tests.workers.hand_router import Router
 
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.engine_proc import EngineCoreProc
+from tandem.engine.core.handoff import NoHandoff
 from tandem.engine.core.inbox import Inbox
-from tandem.engine.core.role import Standalone
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
-from tandem.engine.executor.sim import SimExecutor
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
@@ -55,7 +55,7 @@ class Worker:
         self.loading = self.get("/ready")
         self.proc = EngineCoreProc(
             core=self.core,
-            role=Standalone(),
+            handoff=NoHandoff(),
             card=self.core.card(role=WorkerRole.DECODE, incarnation=new_incarnation()),
             server=server,
             probes=self.probes,

@@ -10,7 +10,6 @@ from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, started, submit
 
 from tandem.engine.core.drain import KILL_MARGIN, RELEASE_SECONDS, Drain, grace_before
-from tandem.engine.core.role import Standalone
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
 from tandem.protocol.messages import Call, Draining, Frame, ReplyTo
@@ -77,7 +76,7 @@ def test_a_prefill_queue_goes_back_at_once(
     worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who has computed nothing can begin elsewhere; what runs is finished."""
-    monkeypatch.setattr(Standalone, "returns_queue", True)
+    monkeypatch.setattr(worker.proc, "_returns_queue", True)
     submit(router, "runs", prompt=800, params=params_of(max_tokens=150, ignore_eos=True))
     started(router)
     submit(router, "queued", prompt=800)

@@ -42,8 +42,8 @@ def test_tokens_are_those_of_one_engine(pair: Pair) -> None:
     tokens = pair.decode.tokens("a")
     assert pair.prefill.tokens("a") == tokens[:1]
     assert [tokens] == pair.alone()
-    assert pair.p_role.transfer_progress() > 0
-    assert pair.d_role.transfer_progress() > 0
+    assert pair.producer.progress() > 0
+    assert pair.consumer.progress() > 0
 
 
 def test_a_full_hit_brings_only_token_1(pair: Pair) -> None:
@@ -95,13 +95,13 @@ def test_a_cancel_after_the_hand_over_ends_the_lease(pair: Pair, who: str) -> No
     key = pair.ask("a", budget_ms=600_000, max_tokens=100)
     pair.decode_stands = True
     pair.until(lambda: not pair.prefill.core.holds(key))
-    assert pair.p_role.leased_blocks() > 0
+    assert pair.producer.leased_blocks() > 0
     if who == "its request":
         assert not pair.prefill.core.abort(key)
     else:
         assert pair.prefill.core.abort_router(ROUTER) == 0
     pair.until(lambda: pair.prefill.free)
-    assert pair.p_role.leased_blocks() == 0
+    assert pair.producer.leased_blocks() == 0
 
 
 def test_a_consumer_without_a_link_is_refused(pair: Pair) -> None:
@@ -127,22 +127,22 @@ def test_hand_offs_over_the_quota_wait_their_turn() -> None:
         for name in "abc":
             pair.ask(name, [ord(name), *PROMPT[1:]], max_tokens=4)
         pair.until(lambda: all(pair.decode.finished(name) for name in "abc") and pair.prefill.free)
-        assert pair.p_role.leased_blocks() == 0
+        assert pair.producer.leased_blocks() == 0
     finally:
         pair.close()
 
 
 def test_roles_tell_the_shell_how_they_are(pair: Pair) -> None:
     """Health of links from D, none from P; no problem on either side."""
-    pair.d_role.note_progress(1, has_work=False)
-    pair.p_role.note_progress(1, has_work=False)
-    pair.p_role.set_peers({})
+    pair.consumer.note_progress(1, has_work=False)
+    pair.producer.note_progress(1, has_work=False)
+    pair.producer.set_peers({})
 
-    assert [each.up for each in pair.d_role.peer_health()] == [True]
-    assert pair.p_role.peer_health() == ()
-    assert pair.d_role.leased_blocks() == 0
-    assert pair.p_role.problem() is None
-    assert pair.d_role.problem() is None
+    assert [each.up for each in pair.consumer.peer_health()] == [True]
+    assert pair.producer.peer_health() == ()
+    assert pair.consumer.leased_blocks() == 0
+    assert pair.producer.problem() is None
+    assert pair.consumer.problem() is None
 
 
 def test_a_prefill_workers_card_says_how_much_it_hands_over(
@@ -164,7 +164,7 @@ def test_a_prefill_workers_card_says_how_much_it_hands_over(
 
         core = EngineCore.launch(config, executor, connect=connect)
         cards.append(core.card(max_handoff_tokens=parts[0].max_handoff_tokens))
-        parts[0].role.close()
+        parts[0].handoff.close()
         core.close()
         return 0
 

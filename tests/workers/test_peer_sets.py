@@ -1,6 +1,6 @@
 """Several routers, one set of prefill workers."""
 
-from tandem.engine.core.peer_sets import PeerSets
+from tandem.engine.core.handoff import PeerSets
 from tandem.protocol.ids import new_incarnation
 
 

@@ -16,7 +16,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -129,16 +128,3 @@ class Child:
         self.process.kill()
         self.process.wait()
         self.join_output()
-
-
-def stop_all(children: list[Child], grace: float) -> None:
-    """SIGTERM to all, SIGKILL after ``grace`` seconds, and wait for each."""
-    for child in children:
-        child.signal(signal.SIGTERM)
-    deadline = time.monotonic() + grace
-    for child in children:
-        if child.process is None:
-            continue
-        with suppress(subprocess.TimeoutExpired):
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        child.kill()

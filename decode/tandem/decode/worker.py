@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tandem.decode.connector import DecodeConnector
-from tandem.decode.role import DecodeRole
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
 from tandem.engine.core.server_config import ServerConfig
@@ -30,6 +29,6 @@ def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int
             guard=context.guard,
         )
         consumer.start()
-        return RoleParts(DecodeRole(consumer), DecodeConnector(consumer))
+        return RoleParts(consumer, DecodeConnector(consumer))
 
     return run_worker(config, server, WorkerRole.DECODE, executor=executor, make_role=make_role)

@@ -10,7 +10,6 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.prefill.connector import PrefillConnector
-from tandem.prefill.role import PrefillRole
 from tandem.protocol.card import WorkerRole
 
 
@@ -35,7 +34,7 @@ def run(
         producer.start()
         block_size = context.capacity.layout.block_size
         return RoleParts(
-            PrefillRole(producer),
+            producer,
             PrefillConnector(producer, block_size),
             producer.control,
             producer.max_blocks * block_size,

@@ -96,11 +96,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether the best token is taken without a draw."""
         return self.temperature < 1e-5
 
-    @property
-    def needs_prompt_kv(self) -> bool:
-        """Whether a cached prefix would hide results (prompt logprobs need every position)."""
-        return self.prompt_logprobs is not None
-
     def verify(self) -> "SamplingParams":
         """Return self, or raise InvalidParameter for the first value that is not allowed."""
         _integer("n", self.n, 1, MAX_N)

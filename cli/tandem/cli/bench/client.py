@@ -40,7 +40,6 @@ class Record:
     """Of each piece of text."""
     num_tokens: int = 0
     """As the server counts them."""
-    ended_at: float = 0.0
     error: str | None = None
 
     @property
@@ -101,7 +100,6 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started
                 await _read(answer, record, started)
     except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError) as error:
         record.error = f"{type(error).__name__}: {error}"
-    record.ended_at = time.perf_counter() - started
     if record.error is None and not record.times:
         record.error = "the stream ended without a token"
     return record

@@ -41,7 +41,6 @@ class ModelFacts:
 
     architecture: str
     """First of ``architectures``, for instance LlamaForCausalLM."""
-    model_type: str
     num_layers: int
     hidden_size: int
     intermediate_size: int
@@ -63,7 +62,6 @@ class ModelFacts:
     sliding_window: int | None = None
     """Tokens that a position sees, where the model was made so."""
     eos_token_ids: tuple[int, ...] = ()
-    bos_token_id: int | None = None
     dtype: str | None = None
     """Type of the checkpoint, if it says."""
 
@@ -110,7 +108,6 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
     bias = bool(config.get("attention_bias", False))
     return ModelFacts(
         architecture=_architecture(config),
-        model_type=family,
         num_layers=_positive(config, "num_hidden_layers"),
         hidden_size=hidden_size,
         intermediate_size=_positive(config, "intermediate_size"),
@@ -129,7 +126,6 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
         hidden_act=str(config.get("hidden_act", "silu")),
         sliding_window=_sliding_window(config, family),
         eos_token_ids=_eos(config, generation or {}),
-        bos_token_id=config.get("bos_token_id"),
         dtype=_dtype(config),
     )
 

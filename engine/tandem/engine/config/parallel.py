@@ -15,8 +15,3 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 1)
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in all."""
-        return self.tensor_parallel_size

@@ -1,7 +1,8 @@
 """The shell of a worker: EngineCore's step loop in the main thread, and everything around it.
 
 The same for both roles: I/O thread (routers), probes, signals, drain. The role comes in as a
-``KVConnector`` (inside the EngineCore) and a ``Role``. Nothing here knows what a token is.
+``KVConnector`` (inside the EngineCore) and a ``HandoffService``. Nothing here knows what a token
+is.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.drain import Drain, grace_before
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.core.handoff import HandoffService, PeerSets
 from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.engine.core.io import IOThread
 from tandem.engine.core.link_metrics import LinkMetrics
-from tandem.engine.core.peer_sets import PeerSets
-from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.naps import IdlePoll, nap_precisely
 from tandem.link.curve import CurveGuard
-from tandem.protocol.card import ModelCard
+from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -59,7 +59,7 @@ class EngineCoreProc:
         self,
         *,
         core: EngineCore,
-        role: Role,
+        handoff: HandoffService,
         card: ModelCard,
         server: ServerConfig,
         probes: WorkerProbes,
@@ -69,7 +69,9 @@ class EngineCoreProc:
     ) -> None:
         assert card.incarnation is not None
         self._core = core
-        self._role = role
+        self._handoff = handoff
+        self._returns_queue = card.role is WorkerRole.PREFILL
+        """Whether a drain gives requests that wait back at once, since another can begin them."""
         self._inbox = inbox
         self._server = server
         self._probes = probes
@@ -91,7 +93,7 @@ class EngineCoreProc:
             metrics=LinkMetrics(registry),
             guard=guard,
         )
-        probes.attach(core=core, role=role, draining=lambda: self._drain.begun)
+        probes.attach(core=core, handoff=handoff, draining=lambda: self._drain.begun)
 
     @property
     def endpoint(self) -> str:
@@ -114,7 +116,7 @@ class EngineCoreProc:
             return 1
         finally:
             self._io.stop()
-            self._role.close()
+            self._handoff.close()
             self._core.close()
         return 0
 
@@ -157,7 +159,7 @@ class EngineCoreProc:
         elif isinstance(message, Cancel):
             self._core.abort(RequestKey(router, message.request, message.attempt))
         elif isinstance(message, PeerSet):
-            self._role.set_peers(self._peers.add(router, message.controls))
+            self._handoff.set_peers(self._peers.add(router, message.controls))
         elif isinstance(message, Call):
             self._call(router, message.command)
 
@@ -200,7 +202,7 @@ class EngineCoreProc:
         if now - self._load_at >= LOAD_SECONDS:
             self._load_at = now
             self._load = self._core.load_report()
-            self._role.note_progress(self._steps, self._core.has_work)
+            self._handoff.note_progress(self._steps, self._core.has_work)
 
     def _beat(self) -> WorkerBeat:
         """Called by the I/O thread; reads what the loop left."""
@@ -212,13 +214,13 @@ class EngineCoreProc:
             loading_tokens=load.loading_tokens,
             free_blocks=load.free_blocks,
             total_blocks=load.total_blocks,
-            leased_blocks=self._role.leased_blocks(),
+            leased_blocks=self._handoff.leased_blocks(),
             prefill_tokens_per_s=load.prefill_tokens_per_s,
             draining=self._drain.begun,
         )
-        progress = self._role.transfer_progress()
+        progress = self._handoff.progress()
         beat = Beat(self._steps, progress, load.num_running + load.num_waiting > 0)
-        return WorkerBeat(beat, report, self._role.peer_health())
+        return WorkerBeat(beat, report, self._handoff.peer_health())
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals += 1
@@ -239,7 +241,7 @@ class EngineCoreProc:
     def _done(self) -> bool:
         if not self._drain.begun:
             return False
-        if self._role.returns_queue:
+        if self._returns_queue:
             self._give_back(self._core.waiting_keys(), "the worker drains before it began this")
         if not self._core.has_work:
             return True

@@ -17,8 +17,8 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.engine_proc import EngineCoreProc
+from tandem.engine.core.handoff import HandoffService
 from tandem.engine.core.inbox import Inbox
-from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.executor.base import Capacity, Executor
@@ -54,7 +54,7 @@ class RoleContext:
 class RoleParts:
     """What a role makes of it."""
 
-    role: Role
+    handoff: HandoffService
     connector: KVConnector | None
     control: str | None = None
     """Where peers reach this worker's control socket."""
@@ -114,7 +114,7 @@ def run_worker(
     core = EngineCore.launch(config, executor, connect=connect, metrics=metrics)
     proc = EngineCoreProc(
         core=core,
-        role=parts[0].role,
+        handoff=parts[0].handoff,
         card=core.card(
             role=kind,
             incarnation=incarnation,

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.handoff import HandoffService
 from tandem.engine.core.probes import ProbeServer, ProbeState
-from tandem.engine.core.role import Role
 from tandem.engine.core.server_config import ServerConfig
 
 
 @dataclass(slots=True)
 class _Attached:
     core: EngineCore
-    role: Role
+    handoff: HandoffService
     draining: Callable[[], bool]
 
 
@@ -48,9 +48,11 @@ class WorkerProbes:
         """Stop answering."""
         self._http.stop()
 
-    def attach(self, *, core: EngineCore, role: Role, draining: Callable[[], bool]) -> None:
+    def attach(
+        self, *, core: EngineCore, handoff: HandoffService, draining: Callable[[], bool]
+    ) -> None:
         """The engine is up: answer for it from now on."""
-        self._attached = _Attached(core, role, draining)
+        self._attached = _Attached(core, handoff, draining)
 
     def tell_keys(self, names: Callable[[], list[str]]) -> None:
         """From now on say whose public keys are known."""
@@ -71,7 +73,7 @@ class WorkerProbes:
         attached = self._attached
         if self._failed is not None or attached is None:
             return self._failed or "loading"
-        return attached.role.problem()
+        return attached.handoff.problem()
 
     def _debug(self) -> dict[str, object]:
         attached = self._attached
@@ -81,10 +83,10 @@ class WorkerProbes:
             "state": "draining" if attached.draining() else "serving",
             "keys": self._keys(),
             "seconds_since_step": round(time.monotonic() - self._stepped, 3),
-            "transfer_progress": attached.role.transfer_progress(),
-            "leased_blocks": attached.role.leased_blocks(),
+            "transfer_progress": attached.handoff.progress(),
+            "leased_blocks": attached.handoff.leased_blocks(),
             "peers": [
                 {"peer": each.peer.hex(), "up": each.up, "reason": each.reason}
-                for each in attached.role.peer_health()
+                for each in attached.handoff.peer_health()
             ],
         }

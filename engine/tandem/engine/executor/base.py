@@ -18,8 +18,6 @@ class Capacity:
 
     num_blocks: int
     layout: KVLayout
-    slab_address: int = 0
-    """Host address of the slab (block 0), for transports that move host memory; 0 on devices."""
 
 
 SlabAllocator = Callable[[int], Any]
@@ -28,7 +26,7 @@ that register the slab with a transport; the engine alone uses ``torch.empty``."
 
 
 class Executor(Protocol):
-    """uniproc (same process), multiproc (one process a rank), sim (no model)."""
+    """Carries plans to the ranks: ``UniProcExecutor`` has one, in the same process."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """Load weights and the slab. Called once; raises what went wrong in plain words."""

@@ -217,6 +217,5 @@ def record_of(group: RequestGroup, num_prompt: int, why: str, now: float) -> Fin
         queue=None if scheduled is None else scheduled - arrival,
         prefill=None if first is None or scheduled is None else first - scheduled,
         decode=None if first is None else now - first,
-        time_to_first=None if first is None else first - arrival,
         end_to_end=now - arrival,
     )

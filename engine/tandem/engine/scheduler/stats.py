@@ -23,7 +23,6 @@ class FinishedRecord:
     queue: float | None
     prefill: float | None
     decode: float | None
-    time_to_first: float | None
     end_to_end: float
 
 

@@ -47,11 +47,6 @@ class Slab:
         self.layers: tuple[Tensor, ...] = tuple(whole.unbind(1))
         """Per layer [num_blocks + spare, 2, kv_heads, block_size, head_dim]."""
 
-    @property
-    def address(self) -> int:
-        """Host address of block 0; 0 where the memory is a device's."""
-        return self.memory.data_ptr() if self.memory.device.type == "cpu" else 0
-
 
 def _plain(size: int, device: torch.device) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)

@@ -64,7 +64,7 @@ class Worker:
             gpu.capture(config, runner)
         self._runner = runner
         logger.info("rank ready in %.1f s", time.monotonic() - started)
-        return Capacity(num_blocks=blocks, layout=layout, slab_address=runner.slab.address)
+        return Capacity(num_blocks=blocks, layout=layout)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
         """A runner over one block, as long as nobody knows how many there will be."""

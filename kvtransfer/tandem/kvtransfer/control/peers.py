@@ -43,10 +43,6 @@ class PeerBook:
         with self._lock:
             return tuple(self._peers.values())
 
-    def num_up(self) -> int:
-        """Links that may be used."""
-        return sum(each.up for each in self.snapshot())
-
     def mark(self, peer: Incarnation, *, up: bool, reason: str = "", transport: str = "") -> None:
         """The transfer thread's word."""
         with self._lock:

@@ -87,9 +87,9 @@ class HandoffConsumer:
 
     # Peers
 
-    def set_peers(self, endpoints: Mapping[str, Incarnation] | Iterable[str]) -> None:
+    def set_peers(self, controls: Mapping[str, Incarnation] | Iterable[str]) -> None:
         """Keep links to these control sockets (``host:port``), and to no others."""
-        self._channel.post(SetPeers(tuple(endpoints)))
+        self._channel.post(SetPeers(tuple(controls)))
 
     def peer_up(self, producer: Incarnation) -> bool:
         """Whether a hand-off from this prefill worker may start: linked, same fingerprint, the
@@ -155,6 +155,10 @@ class HandoffConsumer:
     def has_pending(self) -> bool:
         """Whether a key is open, or blocks are still written."""
         return bool(self._open or self._writing)
+
+    def leased_blocks(self) -> int:
+        """A decode worker promises none."""
+        return 0
 
     def progress(self) -> int:
         """Grows while parts are read and unpacked."""

@@ -8,7 +8,7 @@ prompt) by the engine before that.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
 from torch import Tensor
@@ -27,6 +27,7 @@ from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.layout import KVLayout
+from tandem.protocol.messages import PeerHealth
 
 MAX_PAST = 4096
 """Ended or cancelled keys that ``admit`` refuses at once (the table refuses older ones)."""
@@ -193,6 +194,13 @@ class HandoffProducer:
     def leased_blocks(self) -> int:
         """Blocks of hand-offs that run or are leased."""
         return self._quota.num_started
+
+    def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
+        """Decode workers connect by themselves."""
+
+    def peer_health(self) -> tuple[PeerHealth, ...]:
+        """Links are judged by the decode workers."""
+        return ()
 
     def consumers(self) -> frozenset[Incarnation]:
         """Decode workers whose link stands."""

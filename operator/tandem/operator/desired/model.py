@@ -18,7 +18,6 @@ from tandem.protocol.names import PATH_CACHE, PATH_MODELS
 VOLUME = "tandem-model"
 CACHE_VOLUME = "tandem-cache"
 TERMINATION_LOG = "/dev/termination-log"
-FETCHED = (SourceType.HUB, SourceType.HTTP, SourceType.PACKAGE)
 JOB_DEADLINE = 6 * 3600
 """Seconds; the largest models take hours from a slow hub."""
 

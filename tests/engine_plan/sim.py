@@ -5,7 +5,7 @@ through the block table; the next token is drawn from the last digest. So a wron
 stale block, a lost copy or a token out of order changes what comes out, and any order of steps
 that is right gives the same tokens as computing each request alone (``SimModel.generate``).
 
-For tests of the scheduler and for simulations of whole fleets.
+What tests of the scheduler, of clients and of a worker's shell run on.
 """
 
 from __future__ import annotations
@@ -131,7 +131,6 @@ class SimExecutor:
         self._slab: list[list[int | None]] = []
         self._block_size = 0
         self.model = SimModel(0)
-        self.num_steps = 0
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
@@ -142,7 +141,6 @@ class SimExecutor:
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run a step; the future is done when this returns."""
-        self.num_steps += 1
         for seq in plan.dropped:
             del self._rows[seq]
         for new in plan.new:

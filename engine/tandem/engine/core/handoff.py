@@ -1,7 +1,6 @@
-"""What the shell of a worker asks of its role, beside the KVConnector that the engine calls.
+"""What the shell of a worker asks of its hand-off, beside the KVConnector that the engine calls.
 
-prefill/ and decode/ implement it over their hand-off service; ``Standalone`` is a worker
-without one.
+The two services of kvtransfer are it as they are; ``NoHandoff`` is a worker without one.
 """
 
 from __future__ import annotations
@@ -13,13 +12,8 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
 
 
-class Role(Protocol):
+class HandoffService(Protocol):
     """Called by the shell; none of these blocks but ``close``."""
-
-    @property
-    def returns_queue(self) -> bool:
-        """Whether a drain gives requests that wait back at once, since another can begin them."""
-        ...
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """A router says which prefill workers there are (control endpoint to incarnation)."""
@@ -29,7 +23,7 @@ class Role(Protocol):
         """Links to prefill workers as this worker sees them."""
         ...
 
-    def transfer_progress(self) -> int:
+    def progress(self) -> int:
         """A counter that grows while transfers move."""
         ...
 
@@ -50,10 +44,8 @@ class Role(Protocol):
         ...
 
 
-class Standalone:
+class NoHandoff:
     """A worker that hands nothing over."""
-
-    returns_queue = False
 
     def set_peers(self, controls: Mapping[str, Incarnation]) -> None:
         """Nobody to know."""
@@ -62,7 +54,7 @@ class Standalone:
         """No links."""
         return ()
 
-    def transfer_progress(self) -> int:
+    def progress(self) -> int:
         """Nothing moves."""
         return 0
 
@@ -79,3 +71,26 @@ class Standalone:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class PeerSets:
+    """Which prefill workers there are, when several routers each say what they know: the last word
+    of each; what counts is all of them together."""
+
+    def __init__(self) -> None:
+        self._by_router: dict[Incarnation, Mapping[str, Incarnation]] = {}
+
+    def add(
+        self, router: Incarnation, controls: Mapping[str, Incarnation]
+    ) -> dict[str, Incarnation]:
+        """A router's set replaces its last one; returns the union."""
+        self._by_router[router] = controls
+        union: dict[str, Incarnation] = {}
+        for each in self._by_router.values():
+            union.update(each)
+        return union
+
+    def forget(self, router: Incarnation) -> None:
+        """A router is gone. Links are kept until another router speaks: the same router, back
+        after a lost frame, would want them again."""
+        self._by_router.pop(router, None)

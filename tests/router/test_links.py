@@ -13,6 +13,7 @@ from tests.curve_keys import write_keys
 from tests.router.builders import Stack, beats, make_request, tokens_of, until
 from tests.router.fake_worker import FakeWorker, Turn
 
+from tandem.link.session import LinkState
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed
@@ -20,7 +21,6 @@ from tandem.protocol.link import Link
 from tandem.protocol.messages import Draining, ReplyTo, Reset, Welcome, encode
 from tandem.protocol.outputs import Accepted
 from tandem.router.discovery.static import StaticDiscovery
-from tandem.router.workers.seams import LinkState
 
 Make = Callable[..., FakeWorker]
 ANSWER = list(range(100, 108))
@@ -95,7 +95,7 @@ async def test_lost_frame_resets_the_link(stack: Stack, decode: Make) -> None:
     d.skip_sequence()
 
     assert tokens_of(await running) == ANSWER
-    assert d.resets == ["lost or misdirected frame"]
+    assert d.resets == ["a frame was lost or misdirected"]
     assert len(d.submitted) == 2
     assert stack.metric("tandem:router_attempt_failures_total", kind="failed", reason="worker_lost")
 
@@ -293,7 +293,7 @@ async def test_a_tick_that_comes_late_says_so(stack: Stack, decode: Make) -> Non
     tick = connection.tick
 
     def unheard(late: float = 0.0) -> None:
-        connection._alive._heard = connection._loop.time() - late
+        connection._session.alive._heard = connection._loop.time() - late
         lates.append(late)
         tick(late)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 from tests.workers.hand_router import Router, dealer
 from tests.workers.io_worker import Worker
 
-from tandem.engine.core import links
 from tandem.engine.core.inbox import FromRouter, RouterFound, RouterLost
 from tandem.link.frames import decode_to_router
 from tandem.link.liveness import LinkTimes
@@ -110,7 +110,9 @@ def test_a_silent_router_is_lost(
     worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without beats its requests are dropped after the limit."""
-    monkeypatch.setattr(links, "TIMES", LinkTimes(beat_timeout=0.5))
+    listener = worker.thread._links.listener
+    hasty = replace(listener._terms, times=LinkTimes(beat_timeout=0.5))
+    monkeypatch.setattr(listener, "_terms", hasty)
     router.greet()
 
     lost = worker.next()
@@ -165,14 +167,14 @@ def test_what_is_flushed_is_written_by_the_caller(
 ) -> None:
     """No other thread has to wake before a token leaves."""
     writers = []
-    write = worker.thread._links._write_parts
+    write = worker.thread._links.write
 
     def noted(parts: list[bytes]) -> bool:
         writers.append(threading.get_ident())
         return write(parts)
 
     router.greet()
-    monkeypatch.setattr(worker.thread._links, "_write_parts", noted)
+    monkeypatch.setattr(worker.thread._links, "write", noted)
     worker.thread.send(router.link.me, Frame(step=7))
     worker.thread.flush()
     assert threading.get_ident() in writers

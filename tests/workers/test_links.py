@@ -18,16 +18,17 @@ def test_a_router_is_not_silent_while_the_worker_stood_still() -> None:
     router = Router(worker.endpoint)
     router.greet()
     worker.thread.stop()
-    known = worker.thread._links
-    (peer,) = known._by_identity.values()
+    links = worker.thread._links
+    (known,) = links.listener.by_peer.values()
+    links.listener._write = lambda parts: True
+    now, silence = time.monotonic(), 2 * TIMES.beat_timeout
 
-    peer.alive._heard = time.monotonic() - 2 * TIMES.beat_timeout
-    known.drop_silent(2 * TIMES.beat_timeout)
-    assert known._by_identity
-    peer.alive._heard = time.monotonic() - 2 * TIMES.beat_timeout
-    known._write_parts = lambda parts: True
-    known.drop_silent()
-    assert not known._by_identity
+    known.session.alive._heard = now - silence
+    links.listener.drop_silent(now, silence)
+    assert links.listener.by_peer
+    known.session.alive._heard = now - silence
+    links.listener.drop_silent(now, 0.0)
+    assert not links.listener.by_peer
     router.socket.close()
 
 
@@ -41,7 +42,7 @@ def test_a_router_that_says_more_than_the_step_loop_takes_is_reset() -> None:
         router.greet()
         for number in range(3):
             router.say(Cancel("r", number))
-        assert "too far behind" in router.hear(Reset).reason
+        assert "more than is taken" in router.hear(Reset).reason
         kinds = [type(worker.next()).__name__ for _ in range(3)]
         assert kinds == ["FromRouter", "FromRouter", "RouterLost"]
     finally:

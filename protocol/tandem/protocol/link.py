@@ -9,12 +9,14 @@ HELLO. Pure: no sockets.
 import struct
 from enum import Enum
 
+import msgspec
+
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import NOBODY, Incarnation
 
-_HEADER = struct.Struct("<4s16s16sQ")
-_MAGIC = b"TDM1"
-HEADER_BYTES = _HEADER.size
+HEADER = struct.Struct("<4s16s16sQ")
+MAGIC = b"TDM1"
+HEADER_BYTES = HEADER.size
 
 
 class Verdict(Enum):
@@ -27,25 +29,27 @@ class Verdict(Enum):
     """Lost or misdirected: fail the link's keys, answer RESET, drop the frame."""
 
 
-class Header:
+class Header(msgspec.Struct, frozen=True, gc=False):
     """Decoded header."""
 
-    __slots__ = ("destination", "sequence", "source")
-
-    def __init__(self, source: Incarnation, destination: Incarnation, sequence: int) -> None:
-        self.source = source
-        self.destination = destination
-        self.sequence = sequence
+    source: Incarnation
+    destination: Incarnation
+    sequence: int
 
 
 def read_header(data: bytes) -> Header:
     """Decode, or WireError for anything that is not a header."""
     if len(data) != HEADER_BYTES:
         raise WireError(f"header of {len(data)} bytes; it has {HEADER_BYTES}")
-    magic, source, destination, sequence = _HEADER.unpack(data)
-    if magic != _MAGIC:
+    magic, source, destination, sequence = HEADER.unpack(data)
+    if magic != MAGIC:
         raise WireError("header without its magic")
-    return Header(Incarnation(source), Incarnation(destination), sequence)
+    return Header(source, destination, sequence)
+
+
+def write_header(source: Incarnation, destination: Incarnation, sequence: int) -> bytes:
+    """Bytes of a header."""
+    return HEADER.pack(MAGIC, source, destination, sequence)
 
 
 class Link:
@@ -59,7 +63,7 @@ class Link:
 
     def seal(self) -> bytes:
         """Header of the next frame to send."""
-        header = _HEADER.pack(_MAGIC, self.me, self.peer, self._sent)
+        header = HEADER.pack(MAGIC, self.me, self.peer, self._sent)
         self._sent += 1
         return header
 

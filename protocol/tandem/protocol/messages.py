@@ -5,7 +5,7 @@ The router connects a DEALER to the worker's ROUTER socket. A ZMQ message is two
 does not fit.
 """
 
-from typing import Annotated
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -16,13 +16,20 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 
+Card = TypeVar("Card")
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First frame of a router on a link, and after every RESET."""
+class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
+    """From who calls, first frame of a link, and again after every RESET."""
 
-    version: int
+    version: Count
+    fingerprint: Annotated[str, Meta(max_length=64)] = ""
+    """What the caller serves; a router serves nothing itself."""
+    connectors: tuple[Annotated[str, Meta(max_length=32)], ...] = ()
+    """Transports that the caller could load, in order of preference."""
+    auth: Annotated[bytes, Meta(max_length=16)] = b""
+    """MAC over the caller's incarnation and the fingerprint under a secret, where there is one."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -83,10 +90,11 @@ class PeerHealth(msgspec.Struct, frozen=True):
     """KV that is announced from there and has not come."""
 
 
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Answer to HELLO."""
+class Welcome(msgspec.Struct, Generic[Card], frozen=True, tag="welcome"):
+    """Answer to HELLO: the link stands."""
 
-    card: ModelCard
+    card: Card
+    """What the caller needs to know; its kind is the protocol's."""
 
 
 class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
@@ -127,17 +135,17 @@ class Draining(msgspec.Struct, frozen=True, tag="draining"):
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """The link broke (sequence gap, wrong incarnation): all its keys are failed, say HELLO."""
+    """Both ways: there is no link (any more). Its keys have failed; HELLO begins another."""
 
-    reason: str
+    reason: Annotated[str, Meta(max_length=500)]
 
 
 ToWorker = Hello | Submit | Cancel | Call | Beat | PeerSet | Reset
-ToRouter = Welcome | Frame | WorkerBeat | ReplyTo | Draining | Reset
+ToRouter = Welcome[ModelCard] | Frame | WorkerBeat | ReplyTo | Draining | Reset
 
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToWorker | ToRouter) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """Bytes of one message."""
     return _encoder.encode(message)

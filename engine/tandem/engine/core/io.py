@@ -11,7 +11,6 @@ waits for the socket in this thread's place (``attend``).
 
 from __future__ import annotations
 
-import logging
 import math
 import select
 import threading
@@ -22,22 +21,17 @@ import zmq
 
 from tandem.engine.core.inbox import Inbox
 from tandem.engine.core.link_metrics import LinkMetrics
-from tandem.engine.core.links import RouterLinks
+from tandem.engine.core.links import TIMES, RouterLinks
 from tandem.engine.naps import nap
 from tandem.link.curve import CurveGuard
-from tandem.link.frames import MAX_FRAME_BYTES, decode_to_worker
+from tandem.link.frames import MAX_FRAME_BYTES
 from tandem.link.liveness import Pulse
 from tandem.link.sockets import Context, Socket, open_socket
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.card import ModelCard
-from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.link import read_header
 from tandem.protocol.messages import ToRouter, WorkerBeat
 
-logger = logging.getLogger(__name__)
-
-BEAT_SECONDS = 1.0
 _BATCH = 256
 _SEND_QUEUE = 100_000
 
@@ -60,7 +54,6 @@ class IOThread(threading.Thread):
         super().__init__(name="tandem-io", daemon=True)
         self._inbox = inbox
         self._beat = beat
-        self._metrics = metrics
         self._outbox: WakeQueue[tuple[Incarnation | None, ToRouter]] = WakeQueue()
         self._lock = threading.Lock()
         """Of the socket and the links. Not for signal handlers, which may have interrupted its
@@ -73,7 +66,7 @@ class IOThread(threading.Thread):
         """The step loop no longer attends."""
         self._stopping = threading.Event()
         self._closed = False
-        self._pulse = Pulse(BEAT_SECONDS)
+        self._pulse = Pulse(TIMES.beat_interval)
         self._more = False
         """More frames may be there than were read in one go: the socket will not say so again."""
         self._socket = _bound(endpoint, guard)
@@ -154,13 +147,13 @@ class IOThread(threading.Thread):
                 self._send_queued()
         if self._more or ready:
             self._receive()
-        late = self._pulse.late(time.monotonic())
+        now = time.monotonic()
+        late = self._pulse.late(now)
         if late is not None:
             beat = self._beat()
             with self._lock:
                 self._send_queued()
-                self._links.drop_silent(late)
-                self._links.say(None, beat)
+                self._links.beat(beat, now, late)
 
     def _wait(self, until: float, awake_until: float) -> set[int]:
         """The descriptors that are ready, by ``until`` at the latest."""
@@ -181,20 +174,13 @@ class IOThread(threading.Thread):
             except zmq.Again:
                 self._more = False
                 return
-            try:
-                self._on_frame(parts)
-            except WireError as error:
-                self._metrics.dropped("garbage")
-                logger.debug("frame dropped: %s", error)
+            self._on_frame(parts)
 
     def _on_frame(self, parts: list[bytes]) -> None:
-        if len(parts) != 3:
-            raise WireError(f"message of {len(parts)} parts; it has 3")
-        identity, head, payload = parts
-        header = read_header(head)
-        message = decode_to_worker(payload)
-        with self._lock:
-            self._links.receive(identity, header, message)
+        frame = self._links.read(parts)
+        if frame is not None:
+            with self._lock:
+                self._links.take(frame, time.monotonic())
 
     def _send_queued(self) -> None:
         for router, message in self._outbox.take():

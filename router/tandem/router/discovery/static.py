@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from tandem.link.session import LinkState
 from tandem.router.workers.pool import WorkerPool
-from tandem.router.workers.seams import LinkState
 
 LOOK_AGAIN = 15.0
 """Seconds between two fresh starts of a link that is down."""

@@ -1,4 +1,4 @@
-"""The link protocol towards one worker address: HELLO, beats, RESET, and who gets which frame.
+"""The link to one worker address: when to greet, and who gets which frame.
 
 Turns frames into calls: a request's events go to its ``Sink``, the worker's own to the
 ``Listener`` (the pool). When the link is lost every key on it gets ``Failed(WORKER_LOST)``, once.
@@ -12,19 +12,18 @@ import logging
 from typing import Protocol
 
 from tandem.link.frames import decode_to_router
-from tandem.link.liveness import Liveness, Pulse
-from tandem.protocol.card import PROTOCOL_VERSION, ModelCard
+from tandem.link.liveness import Pulse
+from tandem.link.session import LinkState, Session, Verdict
+from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
-from tandem.protocol.errors import FailCause, RequestFailed, WireError
+from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.link import Header, Link, Verdict, read_header
 from tandem.protocol.messages import (
     Beat,
     Call,
     Cancel,
     Draining,
     Frame,
-    Hello,
     PeerSet,
     ReplyTo,
     Reset,
@@ -38,7 +37,7 @@ from tandem.protocol.messages import (
 from tandem.protocol.outputs import Accepted, BlockEvents, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.workers.dealer import Dealer
-from tandem.router.workers.seams import LinkContext, LinkState, Sink
+from tandem.router.workers.seams import LinkContext, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +76,12 @@ class WorkerConnection:
 
     def __init__(self, context: LinkContext, endpoint: str, listener: Listener) -> None:
         self.endpoint = endpoint
-        self.state = LinkState.DOWN
         self.incarnation: Incarnation | None = None
         """Of the worker while the link is up."""
         self._context = context
         self._listener = listener
-        self._link = Link(context.me)
-        self._alive = Liveness(context.times)
-        self._pulse = Pulse(context.times.beat_interval)
+        self._session = Session(context.terms)
+        self._pulse = Pulse(context.terms.times.beat_interval)
         self._sinks: dict[tuple[str, int], Sink] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
         self._next_call = 0
@@ -99,6 +96,11 @@ class WorkerConnection:
             disconnected=self._on_disconnected,
             curve=context.curve,
         )
+
+    @property
+    def state(self) -> LinkState:
+        """Where the link stands."""
+        return self._session.state
 
     @property
     def is_refused(self) -> bool:
@@ -155,10 +157,10 @@ class WorkerConnection:
         """Send what is due, notice what is overdue. ``late``: seconds that the loop stood still
         since the last tick."""
         now = self._loop.time()
-        self._alive.overslept(late)
+        self._session.alive.overslept(late)
         if self.state is LinkState.DOWN:
             return
-        overdue = self._alive.overdue(now, greeting=self.state is LinkState.GREETING)
+        overdue = self._session.overdue(now)
         if overdue is not None:
             self._down(overdue)
             self._dealer.reopen()
@@ -174,7 +176,7 @@ class WorkerConnection:
         return self._write(encode(message))
 
     def _write(self, payload: bytes) -> bool:
-        sent = self._dealer.send(self._link.seal(), payload)
+        sent = self._dealer.send(self._session.seal(), payload)
         if not sent and self.state is LinkState.UP:
             # The header counted: without its frame the worker would see a gap.
             self._loop.call_soon(self._after_failed_send, self.incarnation)
@@ -188,10 +190,8 @@ class WorkerConnection:
     def _greet(self) -> None:
         self._hello_timer = None
         self._down("greeted again")
-        self._link.restart()
-        self.state = LinkState.GREETING
-        self._alive.restart(self._loop.time())
-        self._dealer.send(self._link.seal(), encode(Hello(PROTOCOL_VERSION)))
+        head = self._session.greet(self._loop.time())
+        self._dealer.send(head, encode(self._context.terms.hello()))
 
     def _greet_later(self) -> None:
         if self._hello_timer is None:
@@ -203,9 +203,8 @@ class WorkerConnection:
 
     def _down(self, reason: str, *, expected: bool = False) -> None:
         """Fail every key, tell the listener if it knew the worker, and be DOWN."""
-        was_up = self.state is LinkState.UP
         incarnation, self.incarnation = self.incarnation, None
-        self.state = LinkState.DOWN
+        self._session.end(reason)
         if self._hello_timer is not None:
             self._hello_timer.cancel()
             self._hello_timer = None
@@ -216,67 +215,50 @@ class WorkerConnection:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(RequestFailed(FailCause.WORKER_LOST, message))
-        if was_up and incarnation is not None:
+        if incarnation is not None:
             logger.log(logging.INFO if expected else logging.WARNING, "%s", message)
             self._listener.on_lost(self, incarnation, reason)
 
     def _on_frame(self, parts: list[bytes]) -> None:
-        try:
-            if len(parts) != 2:
-                raise WireError(f"message of {len(parts)} parts; it has 2")
-            header = read_header(parts[0])
-            if self.state is LinkState.UP:
-                self._on_linked(header, parts[1])
-            else:
-                self._on_greeting(header, parts[1])
-        except WireError as error:
-            self._context.dropped("garbage")
-            logger.debug("frame of %s dropped: %s", self.endpoint, error)
+        verdict, message = self._session.receive(parts, decode_to_router, self._loop.time())
+        if verdict is not Verdict.DELIVER:
+            self._on_verdict(verdict, message)
+        elif type(message) is Frame:
+            self._deliver(message)
+        else:
+            self._on_message(message)
 
-    def _on_greeting(self, header: Header, payload: bytes) -> None:
-        """Nothing but the answer to our HELLO counts; the rest is of an earlier life."""
-        message = decode_to_router(payload)
-        if isinstance(message, Reset) and header.destination == self._context.me:
-            logger.info("worker %s refused HELLO: %s", self.endpoint, message.reason)
+    def _on_verdict(self, verdict: Verdict, message: ToRouter | None) -> None:
+        """What is not for those who use the link."""
+        session = self._session
+        if verdict is Verdict.UP:
+            assert isinstance(message, Welcome)
+            self.incarnation = session.peer
+            self._hello_delay = _HELLO_RETRY
+            self._listener.on_up(self, message.card)
+        elif verdict is Verdict.REFUSED:
+            logger.info("worker %s refused HELLO: %s", self.endpoint, session.why)
             self._greet_later()
-        elif (
-            isinstance(message, Welcome)
-            and self.state is LinkState.GREETING
-            and header.sequence == 0
-            and self._link.accept(header) is Verdict.NEW_PEER
-        ):
-            self._welcome(header.source, message.card)
+        elif verdict is Verdict.GARBAGE:
+            self._context.dropped("garbage")
+        elif verdict is Verdict.STRAY:
+            self._context.dropped("unexpected" if self.state is LinkState.UP else "stale")
         else:
-            self._context.dropped("stale")
+            self._lost(verdict, message)
 
-    def _welcome(self, incarnation: Incarnation, card: ModelCard) -> None:
-        self.state = LinkState.UP
-        self.incarnation = incarnation
-        self._hello_delay = _HELLO_RETRY
-        self._alive.restart(self._loop.time())
-        self._listener.on_up(self, card)
-
-    def _on_linked(self, header: Header, payload: bytes) -> None:
-        verdict = self._link.accept(header)
-        if verdict is Verdict.DELIVER:
-            message = decode_to_router(payload)
-            self._alive.heard(self._loop.time())
-            if type(message) is Frame:
-                self._deliver(message)
-            else:
-                self._on_message(message)
-            return
-        self._context.dropped("reset")
-        if verdict is Verdict.RESET:
-            self._dealer.send(self._link.seal(), encode(Reset("lost or misdirected frame")))
-            self._down("a frame was lost or misdirected")
-        else:
-            self._down("another process answers there")
+    def _lost(self, verdict: Verdict, message: ToRouter | None) -> None:
+        """The session has ended by what came."""
+        why = self._session.why
+        if not isinstance(message, Reset):
+            self._context.dropped("reset")
+        if verdict is Verdict.BROKEN:
+            self._dealer.send(self._session.seal(), encode(Reset(why)))
+        self._down(why)
         self._greet_later()
 
-    def _on_message(self, message: ToRouter) -> None:
+    def _on_message(self, message: ToRouter | None) -> None:
         if isinstance(message, WorkerBeat):
-            self._alive.progress(self._loop.time(), message.beat)
+            self._session.alive.progress(self._loop.time(), message.beat)
             self._listener.on_beat(self, message)
         elif isinstance(message, ReplyTo):
             future = self._calls.get(message.reply.id)
@@ -286,11 +268,6 @@ class WorkerConnection:
                 future.set_result(message.reply)
         elif isinstance(message, Draining):
             self._listener.on_draining(self, message.grace_ms)
-        elif isinstance(message, Reset):
-            self._down(f"it said reset: {message.reason}")
-            self._greet_later()
-        else:
-            self._context.dropped("unexpected")
 
     def _deliver(self, frame: Frame) -> None:
         sinks = self._sinks

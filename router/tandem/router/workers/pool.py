@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.link.liveness import LinkTimes
+from tandem.link.session import LinkState, Terms
 from tandem.link.sockets import roomy
 from tandem.protocol.card import PROTOCOL_VERSION, ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -23,7 +24,7 @@ from tandem.protocol.outputs import BlockEvents
 from tandem.router.naps import Naps
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
-from tandem.router.workers.seams import LinkContext, LinkState
+from tandem.router.workers.seams import LinkContext
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +121,7 @@ class WorkerPool:
         self._listener = listener
         self._context = LinkContext(
             zmq=roomy(),
-            me=self.me,
-            times=self._times,
+            terms=Terms(self.me, "protocol", PROTOCOL_VERSION, self._times, forgiving=True),
             dropped=self._counter.dropped,
             curve=self.curve,
         )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
-from tandem.link.liveness import LinkTimes
+from tandem.link.session import Terms
 from tandem.link.sockets import Context
-from tandem.protocol.ids import Incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.outputs import Accepted, EngineCoreOutput, Failed, Refused
 
@@ -24,21 +22,12 @@ class Sink(Protocol):
         ...
 
 
-class LinkState(StrEnum):
-    """Where a link stands."""
-
-    DOWN = "down"
-    GREETING = "greeting"
-    UP = "up"
-
-
 @dataclass(frozen=True, slots=True)
 class LinkContext:
     """What all connections of a router share."""
 
     zmq: Context
-    me: Incarnation
-    times: LinkTimes
+    terms: Terms
     dropped: Callable[[str], None]
     """Counts a dropped frame by its reason."""
     curve: KeyRing | None = None

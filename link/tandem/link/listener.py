@@ -1,0 +1,178 @@
+"""The end of many links that is called: who greeted, whose frames fit, who fell silent.
+
+Pure, as ``session`` is: the ``Host`` has the socket and the users of the links.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from tandem.link.session import Session, Terms, Verdict
+from tandem.link.sockets import MAX_LINKS
+from tandem.protocol.errors import WireError
+from tandem.protocol.ids import NOBODY, Incarnation
+from tandem.protocol.link import Header, read_header, write_header
+from tandem.protocol.messages import Hello, Reset, Welcome, encode
+
+FrameIn = tuple[bytes, Header, Any]
+"""Identity of the connection, header, message."""
+LONGEST_REASON = 500
+
+
+class Link:
+    """One caller's connection, with its session."""
+
+    __slots__ = ("identity", "number", "session")
+
+    def __init__(self, identity: bytes, number: int, session: Session) -> None:
+        self.identity = identity
+        self.number = number
+        """Counts the links of a listener; a link made again has another."""
+        self.session = session
+
+    @property
+    def peer(self) -> Incarnation:
+        """Who is at the other end."""
+        return self.session.peer
+
+
+class Host(Protocol):
+    """Who owns the socket and uses the links; called by the listener, never blocks."""
+
+    def write(self, parts: list[bytes]) -> bool:
+        """Identity, header and payload to the socket; False where they cannot be sent."""
+        ...
+
+    def welcome(self, hello: Hello) -> Welcome[Any] | str:
+        """What a caller is answered that may have a link, or why it gets none after all."""
+        ...
+
+    def up(self, link: Link, welcome: Welcome[Any]) -> None:
+        """A link stands; its WELCOME is said next."""
+        ...
+
+    def deliver(self, link: Link, message: Any) -> bool:
+        """A message of the link's protocol; False where nobody keeps up with them."""
+        ...
+
+    def down(self, link: Link, reason: str) -> None:
+        """The link has ended. Follows ``up``, once."""
+        ...
+
+    def dropped(self, kind: str, words: str) -> None:
+        """A frame was dropped: ``garbage``, ``stray``, ``refused`` (a HELLO), ``reset`` (it broke
+        its link, or has none)."""
+        ...
+
+
+class Listener:
+    """One thread at a time, ``read`` apart."""
+
+    def __init__(self, terms: Terms, decode: Callable[[bytes], Any], host: Host) -> None:
+        self.by_peer: dict[Incarnation, Link] = {}
+        """Links that stand."""
+        self._terms = terms
+        self._decode = decode
+        self._host = host
+        self._write = host.write
+        self._by_identity: dict[bytes, Link] = {}
+        self._numbers = itertools.count(1)
+
+    def read(self, parts: list[bytes]) -> FrameIn | None:
+        """What came on the socket, or None: garbage, which is counted."""
+        try:
+            if len(parts) != 3:
+                raise WireError(f"message of {len(parts)} parts; it has 3")
+            identity, head, payload = parts
+            return identity, read_header(head), self._decode(payload)
+        except WireError as error:
+            self._host.dropped("garbage", str(error))
+            return None
+
+    def take(self, frame: FrameIn, now: float) -> None:
+        """Do with a frame what is to be done."""
+        identity, header, message = frame
+        link = self._by_identity.get(identity)
+        if type(message) is Hello and header.sequence == 0:
+            self._greeted(identity, header, message, now)
+            return
+        if link is None:
+            self._refuse(identity, header, "reset", "no such link")
+            return
+        verdict = link.session.take(header, message, now)
+        if verdict is Verdict.DELIVER:
+            if not self._host.deliver(link, message):
+                self.drop(link, "it says more than is taken")
+        elif verdict is Verdict.STRAY:
+            self._host.dropped("stray", type(message).__name__)
+        elif verdict is not Verdict.NOTED:
+            self._end(link, link.session.why, tell=verdict is Verdict.BROKEN)
+
+    def say(self, link: Link, payload: bytes) -> None:
+        """Send a message; a link on which that cannot be done has ended."""
+        if not self._write([link.identity, link.session.seal(), payload]):
+            self.unsent(link)
+
+    def unsent(self, link: Link) -> None:
+        """A frame could not be written: it is lost, and the link with it."""
+        self._end(link, "the connection is closed or full", tell=False)
+
+    def say_all(self, payload: bytes) -> None:
+        """Send a message on every link."""
+        for link in list(self.by_peer.values()):
+            self.say(link, payload)
+
+    def drop(self, link: Link, reason: str) -> None:
+        """End a link, and say so."""
+        self._end(link, reason, tell=True)
+
+    def drop_silent(self, now: float, late: float) -> None:
+        """Judge every peer. ``late``: seconds that the caller itself stood still since the last
+        time: what came meanwhile is unread, so that this time is nobody's silence."""
+        for link in list(self.by_peer.values()):
+            link.session.alive.overslept(late)
+            fault = link.session.overdue(now)
+            if fault is not None:
+                self.drop(link, fault)
+
+    def _greeted(self, identity: bytes, header: Header, hello: Hello, now: float) -> None:
+        known = self._by_identity.get(identity)
+        if known is not None:
+            self._end(known, "greeted again", tell=False)
+        session = Session(self._terms, now)
+        refusal = session.answer(header, hello)
+        if refusal is None and (header.source == NOBODY or len(self.by_peer) >= MAX_LINKS):
+            refusal = "no more links"
+        welcome = self._host.welcome(hello) if refusal is None else refusal
+        if isinstance(welcome, str):
+            self._refuse(identity, header, "refused", welcome)
+            return
+        old = self.by_peer.get(header.source)
+        if old is not None:
+            self._end(old, "connected again", tell=False)
+        link = Link(identity, next(self._numbers), session)
+        self._by_identity[identity] = self.by_peer[header.source] = link
+        self._host.up(link, welcome)
+        self.say(link, encode(welcome))
+
+    def _refuse(self, identity: bytes, header: Header, kind: str, reason: str) -> None:
+        self._host.dropped(kind, reason)
+        head = write_header(self._terms.me, header.source, 0)
+        self._write([identity, head, _reset(reason)])
+
+    def _end(self, link: Link, reason: str, *, tell: bool) -> None:
+        if self._by_identity.get(link.identity) is not link:
+            return
+        if tell:
+            self._host.dropped("reset", reason)
+            self._write([link.identity, link.session.seal(), _reset(reason)])
+        del self._by_identity[link.identity]
+        del self.by_peer[link.peer]
+        link.session.end(reason)
+        self._host.down(link, reason)
+
+
+def _reset(reason: str) -> bytes:
+    return encode(Reset(reason[:LONGEST_REASON]))

@@ -1,0 +1,216 @@
+"""One end of a link, from HELLO to its end. Pure: no sockets, and the caller has the clock.
+
+One end calls: it says HELLO, and the link stands with the WELCOME to it. The other answers. From
+then on a frame belongs to the link if it is the next one of that peer for this process; beats say
+that the other end lives and moves. A session never outlives a doubt: a frame of or for another
+incarnation, a gap, a RESET or silence ends it, and with it all that was under way on it. The model
+checker of the hand-off runs this class.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from hashlib import blake2b
+from typing import TypeVar
+
+from tandem.link.liveness import LinkTimes, Liveness
+from tandem.protocol.errors import WireError
+from tandem.protocol.ids import NOBODY, Incarnation
+from tandem.protocol.link import HEADER, MAGIC, Header, read_header
+from tandem.protocol.messages import Beat, Hello, Reset, Welcome
+
+logger = logging.getLogger(__name__)
+
+Message = TypeVar("Message")
+_OWN = frozenset({Beat, Hello, Reset, Welcome})
+
+
+class LinkState(StrEnum):
+    """Where a link stands."""
+
+    DOWN = "down"
+    GREETING = "greeting"
+    UP = "up"
+
+
+class Verdict(Enum):
+    """What came of a frame."""
+
+    DELIVER = "deliver"
+    """It is the next one, for whoever uses the link."""
+    NOTED = "noted"
+    """It was for the session."""
+    UP = "up"
+    """It was the WELCOME that the caller waited for."""
+    REFUSED = "refused"
+    """It was a RESET instead (``why``)."""
+    GARBAGE = "garbage"
+    """It is none: drop it."""
+    STRAY = "stray"
+    """It is of an earlier link, or out of place: drop it."""
+    LOST = "lost"
+    """The link has ended (``why``), and the other end knows."""
+    BROKEN = "broken"
+    """The link has ended (``why``): tell the other end by RESET."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who one is, and what the other end of every link must agree to."""
+
+    me: Incarnation
+    protocol: str
+    """Its name, for people."""
+    version: int
+    times: LinkTimes
+    fingerprint: str = ""
+    """Of what is served; empty agrees with nothing else."""
+    secret: str | None = None
+    """Shared by those who may call; None lets anybody."""
+    forgiving: bool = False
+    """A payload that is no message says nothing; else it counts as lost, which the next shows."""
+
+    def hello(self, connectors: Sequence[str] = ()) -> Hello:
+        """What a caller says first."""
+        auth = b"" if self.secret is None else mac(self.secret, self.me, self.fingerprint)
+        return Hello(self.version, self.fingerprint, tuple(connectors), auth)
+
+    def refusal(self, source: Incarnation, hello: Hello) -> str | None:
+        """Why a caller gets no link, or None."""
+        if hello.version != self.version:
+            return f"{self.protocol} {hello.version}; here it is {self.version}"
+        if self.secret is not None:
+            known = mac(self.secret, source, hello.fingerprint)
+            if not hmac.compare_digest(hello.auth, known):
+                return "wrong secret"
+        if hello.fingerprint != self.fingerprint:
+            return f"fingerprint {hello.fingerprint}; here it is {self.fingerprint}"
+        return None
+
+
+class Session:
+    """Begins DOWN; the caller's with ``greet``, the answerer's with ``answer``."""
+
+    __slots__ = ("_expected", "_sent", "alive", "me", "peer", "state", "terms", "why")
+
+    def __init__(self, terms: Terms, now: float = 0.0) -> None:
+        self.terms = terms
+        self.me = terms.me
+        self.peer = NOBODY
+        """The other end, once it has spoken."""
+        self.state = LinkState.DOWN
+        self.why = ""
+        """The link did not come to be, or ended."""
+        self.alive = Liveness(terms.times, now)
+        self._sent = 0
+        self._expected = 0
+
+    def greet(self, now: float) -> bytes:
+        """Begin anew; the header of the HELLO."""
+        self.peer = NOBODY
+        self._sent = self._expected = 0
+        self.state = LinkState.GREETING
+        self.alive.restart(now)
+        return self.seal()
+
+    def answer(self, header: Header, hello: Hello) -> str | None:
+        """A HELLO came: None, and the link stands (say WELCOME), or why not (say RESET)."""
+        self.peer = header.source
+        if header.destination not in (self.me, NOBODY):
+            return "HELLO for another process"
+        refusal = self.terms.refusal(header.source, hello)
+        if refusal is None:
+            self.state = LinkState.UP
+            self._expected = 1
+        return refusal
+
+    def seal(self) -> bytes:
+        """Header of the next frame to send."""
+        header = HEADER.pack(MAGIC, self.me, self.peer, self._sent)
+        self._sent += 1
+        return header
+
+    def take(self, header: Header, message: object, now: float) -> Verdict:
+        """Judge a frame that came, and count it."""
+        if self.state is LinkState.UP:
+            if self._is_next(header):
+                self._expected += 1
+                self.alive.heard(now)
+                return Verdict.DELIVER if type(message) not in _OWN else self._own(message, now)
+            return self._doubt(header, message)
+        if header.destination == self.me and isinstance(message, Reset):
+            self.why = message.reason
+            return Verdict.REFUSED
+        if self.state is not LinkState.GREETING or not isinstance(message, Welcome):
+            return Verdict.STRAY
+        if header.destination != self.me or header.sequence != 0 or header.source == NOBODY:
+            return Verdict.STRAY
+        self.peer = header.source
+        self._expected = 1
+        self.state = LinkState.UP
+        self.alive.restart(now)
+        return Verdict.UP
+
+    def receive(
+        self, parts: list[bytes], decode: Callable[[bytes], Message], now: float
+    ) -> tuple[Verdict, Message | None]:
+        """``take`` what came on a caller's socket."""
+        header: Header | None = None
+        try:
+            if len(parts) != 2:
+                raise WireError(f"message of {len(parts)} parts; it has 2")
+            header = read_header(parts[0])
+            message = decode(parts[1])
+        except WireError as error:
+            logger.debug("frame dropped: %s", error)
+            if header is not None and self.terms.forgiving and self._is_next(header):
+                self._expected += 1
+            return Verdict.GARBAGE, None
+        return self.take(header, message, now), message
+
+    def end(self, why: str) -> None:
+        """The owner gives the link up, or has to."""
+        self.state = LinkState.DOWN
+        self.why = why
+
+    def overdue(self, now: float) -> str | None:
+        """Why the other end counts as lost by now, if it does."""
+        return self.alive.overdue(now, greeting=self.state is LinkState.GREETING)
+
+    def _is_next(self, header: Header) -> bool:
+        return (
+            header.sequence == self._expected
+            and header.source == self.peer
+            and header.destination == self.me
+        )
+
+    def _own(self, message: object, now: float) -> Verdict:
+        if isinstance(message, Beat):
+            self.alive.progress(now, message)
+            return Verdict.NOTED
+        if isinstance(message, Reset):
+            self.end(f"it said reset: {message.reason}")
+            return Verdict.LOST
+        return Verdict.STRAY
+
+    def _doubt(self, header: Header, message: object) -> Verdict:
+        """A frame that does not follow. A RESET need not: who has lost count says it."""
+        if header.source != self.peer and header.sequence == 0:
+            self.end("another process answers there")
+            return Verdict.LOST
+        if isinstance(message, Reset) and header.destination == self.me:
+            self.end(f"it said reset: {message.reason}")
+            return Verdict.LOST
+        self.end("a frame was lost or misdirected")
+        return Verdict.BROKEN
+
+
+def mac(secret: str, incarnation: Incarnation, fingerprint: str) -> bytes:
+    """What a HELLO must carry: 16 bytes over who speaks and what it serves."""
+    key = blake2b(secret.encode(), digest_size=32).digest()
+    data = incarnation + fingerprint.encode()
+    return blake2b(data, key=key, digest_size=16, person=b"tandem-hello").digest()

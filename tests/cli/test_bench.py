@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from tests.router.http_server import Served
 
 from tandem.cli import bench
 from tandem.cli.bench.client import Record
-from tandem.cli.bench.load import LoadConfig, arrivals, asks
+from tandem.cli.bench.inprocess import Timed, TimedEngine
+from tandem.cli.bench.load import Ask, LoadConfig, arrivals, asks
 from tandem.cli.bench.summary import parse_goodput, summarize
 from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -232,14 +233,27 @@ def test_kernels_without_a_gpu_are_refused_by_name(capsys: pytest.CaptureFixture
 
 
 def test_an_engine_in_this_process_is_measured(
-    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    smollm2: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """latency and throughput run a real model and save what they print."""
     latency, throughput = tmp_path / "l.json", tmp_path / "t.json"
     model = ["--model", str(smollm2), "--device", "cpu", "--dtype", "float32"]
     model += ["--num-gpu-blocks-override", "24"]
     sizes = ["--batch-size", "2", "--input-len", "5", "--output-len", "4", "--num-iters", "2"]
+    sizes += ["--num-iters-warmup", "1"]
+    runs: list[object] = []
+    run = TimedEngine.run
+
+    def counted(engine: TimedEngine, load: Sequence[Ask]) -> Timed:
+        runs.append(load)
+        return run(engine, load)
+
+    monkeypatch.setattr(TimedEngine, "run", counted)
     assert bench.run(["latency", *model, *sizes, "--output-json", str(latency)]) == 0
+    assert len(runs) == 1 + 2, "the first is not measured"
     load = ["--num-prompts", "3", "--random-input-len", "20", "--random-output-len", "4"]
     load += ["--max-model-len", "256"]
     assert bench.run(["throughput", *model, *load, "--output-json", str(throughput)]) == 0

@@ -182,6 +182,25 @@ def test_revisions_do_not_depend_on_the_operators_release():
     assert target_revisions(other) == target_revisions(facts())
 
 
+def test_images_are_pulled_and_metrics_scraped_as_the_operator_is_told():
+    """image_pull_policy is each container's, metrics_namespace is let in beside the operator's."""
+    settings = OperatorSettings(image_pull_policy="Never", metrics_namespace="monitoring")
+    told = msgspec.structs.replace(facts(), settings=settings)
+    for given, policy, space in ((told, "Never", True), (facts(), None, False)):
+        counts = {(role, given.revision(role)): 1 for role in Role}
+        objects = list(desired(given, counts, {}).applied)
+        pods = [
+            each["spec"]["template"]["spec"]
+            for each in objects
+            if "template" in each.get("spec", {})
+        ]
+        containers = [each for pod in pods for each in pod["containers"]]
+        assert len(containers) == 3
+        assert {each.get("imagePullPolicy") for each in containers} == {policy}
+        policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
+        assert ("monitoring" in str(policies)) is space
+
+
 def test_a_stored_template_wins_over_a_rendered_one():
     """A Deployment is made from what its revision was first made of."""
     given = facts()

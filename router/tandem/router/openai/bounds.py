@@ -14,7 +14,7 @@ import pydantic_core
 
 from tandem.llm.beside import IN_LOOP
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import MAX_STOP_TOKEN_IDS
+from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
 from tandem.router.config import RouterConfig
 from tandem.router.openai.parse import parse
 from tandem.router.openai.schemas import Body
@@ -76,9 +76,10 @@ class RequestBounds:
         count = len(prompt) if batch and isinstance(prompt, list) else 1
         if count > self.prompts:
             raise too_many("prompt", prompt, self.prompts)
-        if isinstance(n, int) and count * n > self.sequences and count > 1:
+        if isinstance(n, int) and count * n > self.sequences:
             allowed = f"prompts times n of at most {self.sequences}; it has {count} prompts"
-            raise InvalidParameter("n", n, allowed)
+            most = min(self.sequences, MAX_N)
+            raise InvalidParameter("n", n, allowed if count > 1 else f"an integer, 1 to {most}")
 
 
 def too_many(name: str, value: object, most: int) -> InvalidParameter:

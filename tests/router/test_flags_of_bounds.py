@@ -1,0 +1,96 @@
+"""Each flag of a bound reaches the server: small ones, and requests that only they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+TEXT: Any = {"model": "fake", "prompt": "Hi", "max_tokens": 1}
+CHAT: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+DEEP: Any = [[[[[[[[[]]]]]]]]]
+LITTLE = {
+    "max_prompts": 2,
+    "max_sequences": 3,
+    "max_messages": 2,
+    "max_bad_words": 1,
+    "max_logit_bias": 1,
+    "max_text_chars": 1_024,
+    "max_json_values": 1_000,
+    "max_json_depth": 8,
+    "max_headers": 12,
+    "max_header_bytes": 2_048,
+}
+BEYOND: list[tuple[str, dict[str, Any], int]] = [
+    ("max_prompts", {**TEXT, "prompt": ["a"] * 3}, 400),
+    ("max_sequences", {**TEXT, "n": 4}, 400),
+    ("max_messages", {**CHAT, "messages": CHAT["messages"] * 3}, 400),
+    ("max_bad_words", {**TEXT, "bad_words": ["a", "b"]}, 400),
+    ("max_logit_bias", {**TEXT, "logit_bias": {"1": 1, "2": 1}}, 400),
+    ("max_text_chars", {**TEXT, "prompt": "a" * 1_025}, 400),
+    ("max_json_values", {**TEXT, "stop_token_ids": [1] * 1_001}, 413),
+    ("max_json_depth", {**CHAT, "chat_template_kwargs": {"a": DEEP}}, 400),
+]
+
+
+def ask(served: Served, body: dict[str, Any], **more: Any) -> httpx.Response:
+    """Of the endpoint whose body this is."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    return served.post(path, json=body, **more)
+
+
+def test_small_bounds_refuse_what_is_beyond_them(serve: Serve, decode: Make) -> None:
+    """All at once; what is within them is answered."""
+    served = serve(decode(), **LITTLE)
+    for name, body, status in BEYOND:
+        answer = ask(served, body)
+        assert answer.status_code == status, f"{name}: {answer.text}"
+    many = {f"x-{number}": "a" for number in range(12)}
+    assert ask(served, TEXT, headers=many).status_code == 431
+    assert ask(served, TEXT, headers={"x-long": "a" * 2_048}).status_code == 431
+    assert ask(served, {**TEXT, "prompt": ["a"] * 2}).status_code == 200
+    assert ask(served, {**CHAT, "messages": CHAT["messages"] * 2}).status_code == 200
+
+
+@pytest.mark.parametrize("number", range(len(BEYOND)))
+def test_by_default_they_do_not(well: Served, number: int) -> None:
+    """So it is the flag that refused."""
+    assert ask(well, BEYOND[number][1]).status_code == 200
+
+
+def test_what_the_parts_are_told(serve: Serve, decode: Make) -> None:
+    """Memory of the index and of answers that wait, and how long a prompt may wait for P."""
+    served = serve(
+        decode(),
+        prefix_index_mib=1,
+        max_stream_backlog_bytes=4_096,
+        max_backlog_bytes=8_192,
+        handoff_patience=7.5,
+    )
+    router = served.app.state.router
+    usual = serve(decode()).app.state.router
+    assert router.fleet.index.max_entries * 256 == usual.fleet.index.max_entries
+    backlog = router.dispatcher.backlog
+    assert (backlog.stream_bytes, backlog.total_bytes) == (4_096, 8_192)
+    assert router.dispatcher._policy.patience == 7.5
+
+
+def test_a_page_may_send_the_headers_that_are_allowed(serve: Serve, decode: Make) -> None:
+    """And no others."""
+    served = serve(
+        decode(), allowed_origins=("https://a.example",), allowed_headers=("x-one",), wait=False
+    )
+    served.wait_started()
+
+    def preflight(header: str) -> int:
+        asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        asked["Access-Control-Request-Headers"] = header
+        return httpx.options(served.url + "/v1/completions", headers=asked).status_code
+
+    assert (preflight("x-one"), preflight("x-two")) == (200, 400)

@@ -15,12 +15,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.handoff import NoHandoff
-from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
-from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
 from tandem.protocol.card import WorkerRole
+from tandem.worker.handoff import NoHandoff
+from tandem.worker.launch import RoleContext, RoleParts, run_worker
+from tandem.worker.server_config import ServerConfig
 
 FLOOR, ROW, PROMPT_TOKEN = 4.1e-3, 5.2e-5, 2.4e-5
 """Seconds: of any step, more for each row that decodes, more for each prompt token."""

@@ -10,12 +10,12 @@ from prometheus_client.metrics import MetricWrapperBase
 from scripts.reference.table import MADE, code, table
 
 from tandem.engine.config import CacheConfig
-from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.engine.metrics import EngineMetrics
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.operator.metrics import OperatorMetrics
 from tandem.router.gauges import register_gauges
 from tandem.router.metrics import RouterMetrics
+from tandem.worker.link_metrics import LinkMetrics
 
 _HEAD = f"""# Metrics
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.cli.handoff_settings import handoff_config
-from tandem.engine.core.server_config import ServerConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ENV_CACHE
+from tandem.worker.server_config import ServerConfig
 
 KEYS = {"curve_keys": "keys", "curve_peers": "peers"}
 

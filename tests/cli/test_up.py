@@ -30,10 +30,10 @@ from tandem.cli.stack import plan
 from tandem.cli.up import Supervisor
 from tandem.cli.up_config import UpConfig
 from tandem.cli.worker_settings import worker_sections
-from tandem.engine.core.server_config import ServerConfig
 from tandem.protocol.child import HEADER_CHILD_TOKEN
 from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig
+from tandem.worker.server_config import ServerConfig
 
 NOWHERE = "/nonexistent/model"
 """Would be complained about, were it looked at."""

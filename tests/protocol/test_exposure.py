@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.core.server_config import ServerConfig
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import is_loopback
 from tandem.router.config import RouterConfig
+from tandem.worker.server_config import ServerConfig
 
 OPEN = ["0.0.0.0", "::", "[::]", "", "*", "10.0.0.7", "worker-3", "localhost.example.org"]
 KEYS: dict[str, Any] = {"curve_keys": "keys", "curve_peers": "peers"}

@@ -8,14 +8,14 @@ from collections import deque
 from prometheus_client import CollectorRegistry
 from tests.workers.hand_router import WAIT_MS
 
-from tandem.engine.core.inbox import FromRouter, Inbox, Item, RouterFound, RouterLost
-from tandem.engine.core.io import IOThread
-from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
+from tandem.worker.inbox import FromRouter, Inbox, Item, RouterFound, RouterLost
+from tandem.worker.io import IOThread
+from tandem.worker.link_metrics import LinkMetrics
 
 GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
 LOAD = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)

@@ -14,11 +14,6 @@ from tests.engine_plan.sim import SimExecutor
 from tests.workers.hand_router import Router
 
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.engine_proc import EngineCoreProc
-from tandem.engine.core.handoff import NoHandoff
-from tandem.engine.core.inbox import Inbox
-from tandem.engine.core.server_config import ServerConfig
-from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.card import WorkerRole
@@ -28,6 +23,11 @@ from tandem.protocol.messages import (
     Submit,
 )
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.worker.engine_proc import EngineCoreProc
+from tandem.worker.handoff import NoHandoff
+from tandem.worker.inbox import Inbox
+from tandem.worker.server_config import ServerConfig
+from tandem.worker.worker_probes import WorkerProbes
 
 
 class PacedExecutor(SimExecutor):

@@ -9,11 +9,11 @@ from tests.engine_plan.builders import params_of
 from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, started, submit
 
-from tandem.engine.core.drain import KILL_MARGIN, RELEASE_SECONDS, Drain, grace_before
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
 from tandem.protocol.messages import Call, Draining, Frame, ReplyTo
 from tandem.protocol.outputs import Failed
+from tandem.worker.drain import KILL_MARGIN, RELEASE_SECONDS, Drain, grace_before
 
 
 def test_the_stages_follow_each_other() -> None:

@@ -17,9 +17,9 @@ from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine import naps
 from tandem.engine.core.engine_core import StepOutputs
-from tandem.engine.core.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
-from tandem.engine.core.inbox import Inbox
 from tandem.engine.naps import IdlePoll
+from tandem.worker.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
+from tandem.worker.inbox import Inbox
 
 
 class Clock:

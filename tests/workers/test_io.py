@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.workers.hand_router import Router, dealer
 from tests.workers.io_worker import Worker
 
-from tandem.engine.core.inbox import FromRouter, RouterFound, RouterLost
 from tandem.link.frames import decode_to_router
 from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import PROTOCOL_VERSION
@@ -28,6 +27,7 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
+from tandem.worker.inbox import FromRouter, RouterFound, RouterLost
 
 
 @pytest.fixture(scope="module")

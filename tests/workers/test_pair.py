@@ -12,8 +12,6 @@ from tests.workers.pair import PROMPT, ROUTER, Pair
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.launch import RoleContext, RoleParts
-from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.base import Capacity
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.kvtransfer.config import KVTransferConfig
@@ -24,6 +22,8 @@ from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, Refusal
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
+from tandem.worker.launch import RoleContext, RoleParts
+from tandem.worker.server_config import ServerConfig
 
 
 @pytest.fixture

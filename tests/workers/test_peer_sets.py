@@ -1,7 +1,7 @@
 """Several routers, one set of prefill workers."""
 
-from tandem.engine.core.handoff import PeerSets
 from tandem.protocol.ids import new_incarnation
+from tandem.worker.handoff import PeerSets
 
 
 def test_links_are_the_union_of_what_routers_say() -> None:

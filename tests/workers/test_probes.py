@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tandem.engine.core.probes import ProbeServer, ProbeState
+from tandem.worker.probes import ProbeServer, ProbeState
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
 

@@ -26,14 +26,14 @@ PLACES = {
     "tandem.llm.async_llm": ("AsyncLLM.prepare", "AsyncLLM.stream"),
     "tandem.router.workers.connection": ("WorkerConnection.submit", "WorkerConnection._deliver"),
     "tandem.router.openai.sse": ("_send_part",),
-    "tandem.engine.core.engine_proc": ("EngineCoreProc._submit",),
+    "tandem.worker.engine_proc": ("EngineCoreProc._submit",),
     "tandem.engine.scheduler.scheduler": ("Scheduler.plan", "Scheduler.settle"),
     "tandem.engine.worker.input_batch": ("InputBatch.apply",),
     "tandem.engine.worker.inputs": ("StepStager.stage",),
     "tandem.engine.worker.graphs": ("StepGraphs.replay",),
     "tandem.engine.worker.runner": ("ModelRunner.hidden", "ModelRunner._draw"),
     "tandem.engine.executor.uniproc": ("UniProcExecutor.execute", "StepFuture.result"),
-    "tandem.engine.core.io": ("IOThread._on_frame", "IOThread.flush"),
+    "tandem.worker.io": ("IOThread._on_frame", "IOThread.flush"),
 }
 """Module to functions; those without requests (starts, graphs) are left out by trace.py."""
 marks: list[tuple[int, str]] = []

@@ -15,11 +15,11 @@ from tandem.cli.command import UsageError, read_command_line
 from tandem.cli.flags import Section
 from tandem.cli.worker_settings import worker_sections
 from tandem.engine.config.engine import SECTIONS
-from tandem.engine.core.server_config import ServerConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.router.config import RouterConfig
+from tandem.worker.server_config import ServerConfig
 
 
 class ChildFlagsError(UsageError):

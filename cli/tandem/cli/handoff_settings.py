@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.engine.core.server_config import ServerConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import check_exposed, is_loopback
+from tandem.worker.server_config import ServerConfig
 
 SECRET_BYTES = 32
 

@@ -7,10 +7,10 @@ from typing import Any
 from tandem.cli.flags import Section
 from tandem.engine.config import EngineConfig
 from tandem.engine.config.engine import SECTIONS
-from tandem.engine.core.server_config import ServerConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import settings_of
+from tandem.worker.server_config import ServerConfig
 
 _TITLES = {"model": "Model", "cache": "KV cache", "parallel": "Parallelism"}
 _TITLES |= {"scheduler": "Scheduler", "gpu": "GPU"}

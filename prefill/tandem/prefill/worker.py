@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.core.launch import RoleContext, RoleParts, run_worker
-from tandem.engine.core.server_config import ServerConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.card import WorkerRole
+from tandem.worker.launch import RoleContext, RoleParts, run_worker
+from tandem.worker.server_config import ServerConfig
 
 
 def run(

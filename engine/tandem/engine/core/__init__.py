@@ -1,1 +1,1 @@
-"""The worker's process: EngineCore, which plans and settles, and the shell of sockets around it."""
+"""EngineCore, which plans and settles, and the client that runs it in this process."""

@@ -15,14 +15,7 @@ from types import FrameType
 
 from prometheus_client import CollectorRegistry
 
-from tandem.engine.core.drain import Drain, grace_before
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
-from tandem.engine.core.handoff import HandoffService, PeerSets
-from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
-from tandem.engine.core.io import IOThread
-from tandem.engine.core.link_metrics import LinkMetrics
-from tandem.engine.core.server_config import ServerConfig
-from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.naps import IdlePoll, nap_precisely
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import ModelCard, WorkerRole
@@ -42,6 +35,13 @@ from tandem.protocol.messages import (
     WorkerBeat,
 )
 from tandem.protocol.outputs import Accepted, Failed, Refused
+from tandem.worker.drain import Drain, grace_before
+from tandem.worker.handoff import HandoffService, PeerSets
+from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
+from tandem.worker.io import IOThread
+from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.server_config import ServerConfig
+from tandem.worker.worker_probes import WorkerProbes
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.handoff import HandoffService
-from tandem.engine.core.probes import ProbeServer, ProbeState
-from tandem.engine.core.server_config import ServerConfig
+from tandem.worker.handoff import HandoffService
+from tandem.worker.probes import ProbeServer, ProbeState
+from tandem.worker.server_config import ServerConfig
 
 
 @dataclass(slots=True)

@@ -19,9 +19,6 @@ from collections.abc import Callable
 
 import zmq
 
-from tandem.engine.core.inbox import Inbox
-from tandem.engine.core.link_metrics import LinkMetrics
-from tandem.engine.core.links import TIMES, RouterLinks
 from tandem.engine.naps import nap
 from tandem.link.curve import CurveGuard
 from tandem.link.frames import MAX_FRAME_BYTES
@@ -31,6 +28,9 @@ from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.card import ModelCard
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import ToRouter, WorkerBeat
+from tandem.worker.inbox import Inbox
+from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.links import TIMES, RouterLinks
 
 _BATCH = 256
 _SEND_QUEUE = 100_000

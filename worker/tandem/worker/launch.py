@@ -16,11 +16,6 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.core.engine_proc import EngineCoreProc
-from tandem.engine.core.handoff import HandoffService
-from tandem.engine.core.inbox import Inbox
-from tandem.engine.core.server_config import ServerConfig
-from tandem.engine.core.worker_probes import WorkerProbes
 from tandem.engine.executor.base import Capacity, Executor
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
@@ -30,6 +25,11 @@ from tandem.link.sockets import roomy
 from tandem.protocol.card import Fingerprint, WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.keys import KeyRing
+from tandem.worker.engine_proc import EngineCoreProc
+from tandem.worker.handoff import HandoffService
+from tandem.worker.inbox import Inbox
+from tandem.worker.server_config import ServerConfig
+from tandem.worker.worker_probes import WorkerProbes
 
 logger = logging.getLogger(__name__)
 

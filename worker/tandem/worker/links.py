@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from tandem.engine.core.inbox import FromRouter, Inbox, RouterFound, RouterLost
-from tandem.engine.core.link_metrics import LinkMetrics
 from tandem.link.frames import decode_to_worker
 from tandem.link.listener import Link, Listener
 from tandem.link.liveness import LinkTimes
@@ -27,6 +25,8 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
+from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
+from tandem.worker.link_metrics import LinkMetrics
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from tandem.protocol.names import LABEL_COMPONENT, LABEL_INSTANCE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("own_cluster")]
 
-RECOVERY_SECONDS = 120.0
+RECOVERY_SECONDS = 240.0
 ENTRY = "node1"
 """The suite comes in through the first node, and ends the last."""
 

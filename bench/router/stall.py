@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import httpx
 from nasty import Nasty, named, of_any_size
@@ -39,12 +39,14 @@ class Watch:
     health: float = 0.0
     gap: float = 0.0
     tokens: int = 0
-    broken: int = 0
+    broken: list[str] = field(default_factory=list)
+    """What went wrong beside the request."""
 
     def reset(self) -> None:
         """Look anew."""
         self.health = self.gap = 0.0
-        self.tokens = self.broken = 0
+        self.tokens = 0
+        self.broken = []
 
 
 async def ask_health(client: httpx.AsyncClient, watch: Watch) -> None:
@@ -53,8 +55,8 @@ async def ask_health(client: httpx.AsyncClient, watch: Watch) -> None:
         began = time.perf_counter()
         try:
             (await client.get("/health")).raise_for_status()
-        except httpx.HTTPError:
-            watch.broken += 1
+        except httpx.HTTPError as error:
+            watch.broken.append(f"/health: {error!r}")
         watch.health = max(watch.health, time.perf_counter() - began)
         await asyncio.sleep(0.05)
 
@@ -70,13 +72,14 @@ async def keep_streaming(client: httpx.AsyncClient, watch: Watch, number: int) -
                     if not line.startswith("data: {"):
                         continue
                     now = time.perf_counter()
-                    watch.broken += '"error"' in line
+                    if '"error"' in line:
+                        watch.broken.append(line)
                     watch.tokens += 1
                     if last is not None:
                         watch.gap = max(watch.gap, now - last)
                     last = now
-        except httpx.HTTPError:
-            watch.broken += 1
+        except httpx.HTTPError as error:
+            watch.broken.append(f"stream {number}: {error!r}")
             await asyncio.sleep(0.5)
 
 
@@ -120,9 +123,11 @@ def report(name: str, status: str, seconds: float, watch: Watch) -> None:
     rate = watch.tokens / seconds if seconds else 0.0
     print(
         f"{name:<28.28} {status:>12} {seconds:7.2f} s   health {watch.health * 1000:6.0f} ms   "
-        f"gap {watch.gap * 1000:6.0f} ms   {rate:6.0f} tok/s   broken {watch.broken}",
+        f"gap {watch.gap * 1000:6.0f} ms   {rate:6.0f} tok/s   broken {len(watch.broken)}",
         flush=True,
     )
+    for each in watch.broken:
+        print(f"    {each}", flush=True)
 
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:

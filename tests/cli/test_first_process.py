@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_for
 
 ALONE = ["unshare", "--pid", "--fork", "--kill-child"]
 END_SECONDS = 10.0
@@ -48,9 +49,7 @@ class First:
 
     def until_it_heeds(self) -> None:
         """The interpreter has begun to run Tandem."""
-        end = time.monotonic() + END_SECONDS
-        while not self.heeds():
-            assert time.monotonic() < end, "no handler of SIGTERM"
+        wait_for(self.heeds, END_SECONDS, every=0.0, seen=lambda: "no handler of SIGTERM")
 
     def terminated(self) -> int:
         """Exit status after SIGTERM."""

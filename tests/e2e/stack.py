@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from tests.waiting import wait_for
+
 from tandem.cli.children import Child
 from tandem.cli.ports import LOOPBACK, free_ports
 from tandem.cli.stack import Ports, router_child, worker_child
@@ -80,13 +82,14 @@ class Stack:
 
     def until(self, check: Callable[[], bool], seconds: float, problem: str) -> None:
         """Poll ``check`` until it holds; fails with ``problem`` at the deadline."""
-        deadline = time.monotonic() + seconds
-        while not check():
+
+        def checked() -> bool:
             for child in self.children:
                 code = child.exit_code
                 assert code is None or child.name in self.killed, f"{child.name} ended: {code}"
-            assert time.monotonic() < deadline, f"{problem} after {seconds:g} s"
-            time.sleep(0.05)
+            return check()
+
+        wait_for(checked, seconds, every=0.05, seen=lambda: problem)
 
     killed: frozenset[str] = frozenset()
 

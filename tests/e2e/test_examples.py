@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_for
 
 from tandem.cli.ports import free_ports
 
@@ -29,15 +29,16 @@ def run(*words: str) -> str:
 
 def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     """Until the line serves."""
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
+
+    def ready() -> bool:
+        assert process.poll() is None, f"not ready; exit status {process.poll()}"
         try:
             urllib.request.urlopen(f"{url}/ready", timeout=2).close()
         except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    raise AssertionError(f"not ready; exit status {process.poll()}")
+            return False
+        return True
+
+    wait_for(ready, READY_SECONDS, every=0.2)
 
 
 def test_offline(smollm2: Path) -> None:

@@ -25,6 +25,7 @@ from tests.kvtransfer.builders import (
     make_key,
 )
 from tests.kvtransfer.uneven import Uneven, uneven
+from tests.waiting import wait_for
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.control.mail import Drop
@@ -171,10 +172,13 @@ class Chaos:
         """Wait until all keys are over, all slots free and all links up."""
         for consumer in self.consumers:
             self.meet(consumer)
-        end = time.monotonic() + SECONDS
-        while troubles := self._troubles():
-            assert time.monotonic() < end, troubles
-            time.sleep(STEP_SECONDS)
+        troubles: list[str] = []
+
+        def calm() -> bool:
+            troubles[:] = self._troubles()
+            return not troubles
+
+        wait_for(calm, SECONDS, every=STEP_SECONDS, seen=lambda: troubles)
 
     def _troubles(self) -> list[str]:
         """Keys that are not over, slots that are held, links that are down."""

@@ -15,12 +15,11 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.settings import settings_of
 
 
-def test_every_setting_has_words():
-    """cli/ makes its help of them."""
+def test_every_field_is_a_setting():
+    """cli/ makes flags of them, all under one prefix."""
     settings = list(settings_of(KVTransferConfig))
     assert len(settings) == len(fields(KVTransferConfig))
     for each in settings:
-        assert each.help.endswith(".")
         assert each.name.startswith("kv_")
 
 

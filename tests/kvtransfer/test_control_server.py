@@ -10,6 +10,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 from tests.kvtransfer.builders import make_config, make_key
+from tests.waiting import wait_for
 
 from tandem.kvtransfer.control.channel import mac
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Say, SetPeers
@@ -242,11 +243,12 @@ def test_a_connection_that_is_gone_ends_its_link(server: Server, dealer: Dealer)
     dealer.hello()
     (link,) = links(server)
     dealer.socket.close()
-    deadline = time.monotonic() + 10
-    while links(server) and time.monotonic() < deadline:
+
+    def gone() -> bool:
         server.server.on_item(Say(link.link, Gone(make_key("a"), GoneReason.UNKNOWN)), NOW)
-        time.sleep(0.02)
-    assert links(server) == []
+        return links(server) == []
+
+    wait_for(gone, every=0.02)
 
 
 def test_a_taken_port_is_named() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from tests.kvtransfer.builders import make_config
 from tests.kvtransfer.test_control_server import Dealer, Server, links
 from tests.many_links import NUM_LINKS, Crowd, resident_kib
+from tests.waiting import wait_for
 
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import LinkUp, SetPeers
@@ -50,10 +50,7 @@ def test_a_decode_worker_keeps_links_to_four_hundred_prefill_workers():
     client.start()
     try:
         client.post(SetPeers(tuple(crowd.endpoints)))
-        give_up = time.monotonic() + 150
-        while len(told) < NUM_LINKS and client.problem is None:
-            assert time.monotonic() < give_up, len(told)
-            time.sleep(0.05)
+        wait_for(lambda: len(told) >= NUM_LINKS or client.problem, 150, seen=lambda: len(told))
         assert client.problem is None
         assert all(isinstance(each, LinkUp) for each in told)
         print(f"\n{(resident_kib() - before) / NUM_LINKS:.0f} KiB a link, both ends")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 from tests.kvtransfer.builders import make_config
+from tests.waiting import wait_for
 
 from tandem.kvtransfer.control import client as client_module
 from tandem.kvtransfer.control.client import ControlClient
@@ -73,14 +73,13 @@ class Reader:
 
     def outcome(self, ticket: Ticket) -> Progress:
         """How a read ends."""
-        give_up = time.monotonic() + 20
-        while time.monotonic() < give_up:
+
+        def ended() -> Progress | None:
             self.transport.advance()
             progress = self.transport.poll(ticket)
-            if progress is not Progress.PENDING:
-                return progress
-            time.sleep(0.001)
-        raise AssertionError("the read has not ended")
+            return None if progress is Progress.PENDING else progress
+
+        return wait_for(ended, every=0.001)
 
     def stop(self) -> None:
         """Close all."""
@@ -146,11 +145,7 @@ def test_names_that_hang_take_a_bounded_number_of_threads(server):
 
 
 def _answer(lookup: Lookup) -> Address:
-    give_up = time.monotonic() + 20
-    while (found := lookup.poll()) is None:
-        assert time.monotonic() < give_up
-        time.sleep(0.001)
-    return found
+    return wait_for(lookup.poll, every=0.001)
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_a_transfer_thread_that_dies_ends_every_key(pair):
     for key in keys:
         consumer.wait_for(events.LoadFailed, key)
         producer.wait_for(events.Released, key)
-    assert "fault of the test" in consumer.service.problem()
+    assert "fault of the test" in consumer.until(consumer.service.problem)
     producer.until(producer.service.problem)
     assert producer.admit(make_key("more"), 4, consumer.incarnation) is not None
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
 from tests.router.fake_worker import FakeWorker
+from tests.waiting import until
 
 from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import WorkerRole
@@ -131,13 +132,6 @@ def tokens_of(outputs: Sequence[EngineCoreOutput], choice: int = 0) -> list[int]
             assert output.position == len(ids)
             ids += output.token_ids
     return ids
-
-
-async def until(condition: Callable[[], object], seconds: float = 3.0) -> None:
-    """Wait for something that other threads do."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110  of threads there is no event
-            await asyncio.sleep(0.005)
 
 
 async def beats(stack: Stack, worker: FakeWorker) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 import openai
 from tests.router.fake_worker import FakeWorker
+from tests.waiting import wait_for
 
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig
@@ -55,19 +55,18 @@ class Served:
 
     def wait_started(self) -> None:
         """Until the server listens, whatever the workers do."""
-        wait_for(lambda: self.server.started, 10)
+        wait_for(lambda: self.server.started)
 
     def wait_ready(self) -> None:
         """Until every worker is up and its links are known."""
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            fleet = self.get("/debug/fleet")["workers"] if self.server.started else []
-            linked = all(worker["peers"] for worker in fleet if "decode" in worker["name"])
-            needs_link = any(worker.role == "prefill" for worker in self.workers)
-            if len(fleet) == len(self.workers) and (linked or not needs_link):
-                return
-            time.sleep(0.02)
-        raise AssertionError("the app did not become ready")
+        self.wait_started()
+        wait_for(self._is_ready, every=0.02, seen=lambda: self.get("/debug/fleet")["workers"])
+
+    def _is_ready(self) -> bool:
+        fleet = self.get("/debug/fleet")["workers"]
+        linked = all(worker["peers"] for worker in fleet if "decode" in worker["name"])
+        needs_link = any(worker.role == "prefill" for worker in self.workers)
+        return len(fleet) == len(self.workers) and (linked or not needs_link)
 
     def get(self, path: str) -> Any:
         """JSON of a GET."""
@@ -92,11 +91,3 @@ class Served:
         self._thread.join(15)
         self.socket.close()
         assert not self._thread.is_alive()
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 3.0) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)

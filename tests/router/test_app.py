@@ -14,7 +14,8 @@ import openai
 import pytest
 from tests.router.builders import BUSY
 from tests.router.fake_worker import FakeWorker, Turn, serve_well
-from tests.router.http_server import ANSWER, Served, wait_for
+from tests.router.http_server import ANSWER, Served
+from tests.waiting import wait_for
 
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
 from tandem.router.app import create_app

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.router.fake_worker import FakeWorker, Turn, serve_well
-from tests.router.http_server import Served, wait_for
+from tests.router.http_server import Served
+from tests.waiting import wait_for
 
 from tandem.router.openai.errors import HttpProblem
 from tandem.router.openai.shape import SLICE_BYTES, check_shape

@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.router.fake_worker import FakeWorker
-from tests.router.http_server import Served, wait_for
+from tests.router.http_server import Served
+from tests.waiting import wait_for
 
 from tandem.operator.probes.fleet import read_fleet, read_links
 from tandem.protocol.names import (

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from tests.router.behaviours import ANSWER, Make
-from tests.router.builders import Stack, make_request, tokens_of, until
+from tests.router.builders import Stack, make_request, tokens_of
+from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter

@@ -8,8 +8,9 @@ from contextlib import aclosing
 
 import pytest
 from tests.router.behaviours import ANSWER, Make, die_after
-from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
+from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
+from tests.waiting import until
 
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import (

@@ -9,8 +9,9 @@ from contextlib import aclosing
 import msgspec
 import pytest
 from tests.router.behaviours import ANSWER, Make, fail_with, refuse_with
-from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
+from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
+from tests.waiting import until
 
 from tandem.protocol.errors import (
     FailCause,

@@ -8,8 +8,9 @@ from contextlib import aclosing
 
 import pytest
 from tests.router.behaviours import ANSWER, Make, die_after, fail_with, refuse_with
-from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of, until
+from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import FakeWorker
+from tests.waiting import until
 
 from tandem.protocol.errors import (
     FailCause,

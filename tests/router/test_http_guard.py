@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from tests.router.fake_worker import FakeWorker
-from tests.router.http_server import Served, wait_for
+from tests.router.http_server import Served
+from tests.waiting import wait_for
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]

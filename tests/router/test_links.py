@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import zmq
 from tests.curve_keys import write_keys
-from tests.router.builders import Stack, beats, make_request, tokens_of, until
+from tests.router.builders import Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import FakeWorker, Turn
+from tests.waiting import until
 
 from tandem.link.session import LinkState
 from tandem.protocol.card import WorkerRole

@@ -7,7 +7,8 @@ from typing import Any
 
 import openai
 import pytest
-from tests.router.http_server import ANSWER, Served, wait_for
+from tests.router.http_server import ANSWER, Served
+from tests.waiting import wait_for
 
 CHAT: Any = [{"role": "user", "content": "What is the capital of France?"}]
 

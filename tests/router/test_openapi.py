@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from openapi_schema_validator import validate
 from openapi_spec_validator import validate as validate_document
 from tests.router.fake_worker import FakeWorker, Turn
-from tests.router.http_server import Served, wait_for
+from tests.router.http_server import Served
+from tests.waiting import wait_for
 
 from tandem.router.app import create_app
 from tandem.router.config import RouterConfig

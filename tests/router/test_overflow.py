@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.router.builders import Stack, inc, make_request, until, view
+from tests.router.builders import Stack, inc, make_request, view
+from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
 from tandem.router.placement.prefix_load import PrefixLoadPolicy

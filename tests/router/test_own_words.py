@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.router.fake_worker import FakeWorker, Turn
-from tests.router.http_server import ANSWER, Served, wait_for
+from tests.router.http_server import ANSWER, Served
+from tests.waiting import wait_for
 
 from tandem.protocol.errors import FailCause, InvalidParameter, Refusal, RefusalCode
 from tandem.router.naps import Naps

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.operator.control_plane import ControlPlane, control_plane, missing
+from tests.waiting import wait_for
 
 from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE, WORKER_PORT
 from tandem.router.discovery.kubernetes import Found, PodWatcher
@@ -54,10 +54,7 @@ class Watched:
 
     def until(self, check: Callable[[Found], object]) -> None:
         """Until what is found pleases."""
-        deadline = time.monotonic() + SECONDS
-        while not check(self.found):
-            assert time.monotonic() < deadline, self.found
-            time.sleep(0.02)
+        wait_for(lambda: check(self.found), SECONDS, seen=lambda: self.found)
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,10 @@ from contextlib import closing
 from typing import Any, cast
 
 import pytest
-from tests.router.builders import Stack, make_request, tokens_of, until
+from tests.router.builders import Stack, make_request, tokens_of
 from tests.router.fake_worker import FakeWorker, Turn
-from tests.router.http_server import Served, wait_for
+from tests.router.http_server import Served
+from tests.waiting import until, wait_for
 
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.dispatch.failure import ReaderTooSlow

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 
 from prometheus_client import CollectorRegistry
+from tests.waiting import wait_for
 from tests.workers.hand_router import WAIT_MS
 
 from tandem.link.curve import CurveGuard
@@ -56,14 +56,14 @@ class Worker:
 
     def next(self) -> FromRouter | RouterLost | None:
         """What the step loop would see next, greetings apart."""
-        deadline = time.monotonic() + WAIT_MS / 1000
-        while time.monotonic() < deadline:
-            self._taken += self.inbox.take()
-            while self._taken:
-                if not isinstance(item := self._taken.popleft(), RouterFound):
-                    return item
-            time.sleep(0.005)
-        raise AssertionError("nothing came")
+        return wait_for(self._next, WAIT_MS / 1000)[0]
+
+    def _next(self) -> tuple[FromRouter | RouterLost | None] | None:
+        self._taken += self.inbox.take()
+        while self._taken:
+            if not isinstance(item := self._taken.popleft(), RouterFound):
+                return (item,)
+        return None
 
     def dropped(self, reason: str) -> float:
         """Frames dropped for a reason."""

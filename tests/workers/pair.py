@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from tests.engine_run.tiny_models import folder_of
+from tests.waiting import wait_for
 
 from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
@@ -111,13 +111,17 @@ class Pair:
 
     def until(self, check: Callable[[], bool]) -> None:
         """Step both until ``check`` holds."""
-        deadline = time.monotonic() + SECONDS
-        while not check():
+
+        def stepped() -> bool:
             self.prefill.step()
             if not self.decode_stands:
                 self.decode.step()
-            assert time.monotonic() < deadline, (self.prefill.failed, self.decode.failed)
-            time.sleep(0.001)
+            return check()
+
+        def failed() -> object:
+            return self.prefill.failed, self.decode.failed
+
+        wait_for(stepped, SECONDS, every=0.001, seen=failed)
 
     def ask(
         self,

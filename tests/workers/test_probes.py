@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-import time
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.waiting import wait_for
 
 from tandem.worker.probes import ProbeServer, ProbeState
 
@@ -36,8 +36,6 @@ def test_one_who_gives_up_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> 
     gone.set()
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=5) as answer:
         assert answer.status == 200
-    deadline = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: threading.active_count() <= before)
     server.stop()
     assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,54 @@
+"""The router's settings: what is allowed, and that each may be left out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tandem.protocol.errors import (
+    InvalidParameter,
+)
+from tandem.protocol.settings import settings_of
+from tandem.router.config import RouterConfig, check_endpoint
+
+
+def test_every_field_is_a_setting_with_a_default() -> None:
+    """cli/ makes flags of them: each has a default."""
+    settings = list(settings_of(RouterConfig))
+    assert [each.name for each in settings] == [f.name for f in dataclasses.fields(RouterConfig)]
+    assert not any(each.required for each in settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("port", -1),
+        ("port", 70_000),
+        ("port", "80"),
+        ("port", True),
+        ("max_attempts", 0),
+        ("max_body_bytes", 0),
+        ("min_handoff_tokens", -1),
+        ("ready_prefill", -1),
+        ("request_timeout", 0),
+        ("request_timeout", float("inf")),
+        ("worker_wait", -1.0),
+        ("beat_timeout", 0.5),
+        ("beat_timeout", "soon"),
+        ("workers", ("host",)),
+        ("workers", ("host:0",)),
+        ("workers", (":80",)),
+    ],
+)
+def test_bad_settings(field: str, value: object) -> None:
+    """Name the setting and what is allowed."""
+    with pytest.raises(InvalidParameter) as caught:
+        RouterConfig(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.param == field
+
+
+def test_endpoints() -> None:
+    """Names, IPv4, IPv6 in brackets."""
+    for endpoint in ("worker-0.workers:5570", "10.0.0.1:1", "[::1]:5570"):
+        assert check_endpoint("workers", endpoint) == endpoint

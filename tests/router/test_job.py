@@ -1,0 +1,51 @@
+"""A job and its attempt: block hashes, and what counts as silence."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.router.builders import inc, make_request
+
+from tandem.protocol.hashing import hash_blocks, root_hash
+from tandem.protocol.outputs import Accepted
+from tandem.router.dispatch.attempt import Attempt, Leg
+from tandem.router.dispatch.job import Job
+from tandem.router.metrics import RouterMetrics
+from tandem.router.placement.base import Placement
+
+
+def test_hashes_of_the_caller_are_used_if_they_fit() -> None:
+    """A chain of the right root is taken as it is; of another, made anew."""
+    request = make_request(64)
+    root = root_hash(fingerprint="f", block_size=16)
+    right = tuple(hash_blocks(root, request.prompt_token_ids, 16))
+    given = type(request)(
+        key=request.key,
+        prompt_token_ids=request.prompt_token_ids,
+        params=request.params,
+        block_hashes=right,
+    )
+    job = Job(given, name="1", deadline=1.0, max_attempts=3, metrics=RouterMetrics())
+
+    assert job.hashes("f", 16) is right
+    assert job.hashes("f", 16) is right
+    assert job.hashes("g", 16) != right
+    assert len(job.hashes("g", 16)) == 4
+    assert (
+        Job(request, name="2", deadline=1.0, max_attempts=3, metrics=RouterMetrics()).hashes(
+            "f", 16
+        )
+        == right
+    )
+    assert inc(1) != inc(2)
+
+
+async def test_a_slow_client_is_no_silent_worker() -> None:
+    """Events that wait to be read count as said."""
+    attempt = Attempt(0, Placement(inc(1), None, ""), asyncio.get_running_loop())
+    leg = Leg(attempt, None, is_prefill=False)  # type: ignore[arg-type]  # no worker is needed
+    attempt.legs.append(leg)
+    late = attempt.started_at + 100
+
+    leg.receive(Accepted("1", 0))
+    assert attempt.overdue(late, accept=1.0, progress=1.0) is None

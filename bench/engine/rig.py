@@ -14,7 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.config.facts import facts_of
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.executor.uniproc import UniProcExecutor
-from tandem.engine.worker import events
+from tandem.engine.worker import moments
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
@@ -125,14 +125,14 @@ class Rig:
 
     def _watch(self) -> None:
         """Count the seconds in waits for the device."""
-        plain, waited = events.OnStream.wait, self.waited
+        plain, waited = moments.OnStream.wait, self.waited
 
-        def wait(moment: events.OnStream, seconds: float = events.WAIT_SECONDS) -> None:
+        def wait(moment: moments.OnStream, seconds: float = moments.WAIT_SECONDS) -> None:
             before = time.perf_counter()
             plain(moment, seconds)
             waited[0] += time.perf_counter() - before
 
-        events.OnStream.wait = wait  # type: ignore[method-assign]
+        moments.OnStream.wait = wait  # type: ignore[method-assign]
 
     def add(self, length: int, tokens: int, params: SamplingParams = GREEDY) -> RequestKey:
         """A random prompt that draws ``tokens`` tokens, whatever they are."""

@@ -10,16 +10,15 @@ from tests.engine_run.tiny_models import folder_of
 from tandem.engine.attention import select_backend
 from tandem.engine.attention.paged import PagedAttention
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.threads import SPIN_COUNT, WAIT_POLICY, spin_briefly
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.quant import select_method
 from tandem.engine.quant.dense import DenseMethod
 from tandem.engine.quant.packed import PackedMethod
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow
+from tandem.engine.threads import SPIN_COUNT, WAIT_POLICY, StepThreads, spin_briefly
 from tandem.engine.worker import capacity
 from tandem.engine.worker.input_batch import BlockTable
 from tandem.engine.worker.slab import Slab
-from tandem.engine.worker.threads import StepThreads
 from tandem.kernels import Backend
 from tandem.protocol.errors import InvalidParameter
 
@@ -191,7 +190,7 @@ def test_small_steps_take_one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        threads = StepThreads(CPU)
+        threads = StepThreads(on_cpu=True)
         threads.set_for(1)
         assert torch.get_num_threads() == 1
         threads.set_for(100)

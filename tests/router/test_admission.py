@@ -39,7 +39,7 @@ def make_queue(**limits: float) -> tuple[AdmissionQueue, Counter]:
     return AdmissionQueue(replace(LIMITS, **limits), counter), counter  # type: ignore[arg-type]
 
 
-async def settle() -> None:
+async def turn() -> None:
     """Let every task run as far as it can."""
     for _ in range(5):
         await asyncio.sleep(0)
@@ -51,12 +51,12 @@ async def test_requests_and_tokens_are_bounded() -> None:
     await queue.enter(40)
     await queue.enter(40)
     third = asyncio.create_task(queue.enter(10))
-    await settle()
+    await turn()
     assert (queue.num_running, queue.num_waiting, queue.waiting_tokens) == (2, 1, 10)
     queue.leave(40)
     await third
     large = asyncio.create_task(queue.enter(70))
-    await settle()
+    await turn()
     assert not large.done()
     queue.leave(10)
     queue.leave(40)
@@ -86,7 +86,7 @@ async def test_order_is_priority_then_arrival() -> None:
         asyncio.create_task(come(name, priority))
         for name, priority in (("a", 0), ("b", 5), ("c", -1), ("d", 0))
     ]
-    await settle()
+    await turn()
     queue.leave(1)
     await asyncio.gather(*tasks)
 
@@ -100,11 +100,11 @@ async def test_full_queue_refuses_at_once() -> None:
     await queue.enter(1)
     await queue.enter(1)
     waiting = [asyncio.create_task(queue.enter(60))]
-    await settle()
+    await turn()
     with pytest.raises(AdmissionRefused, match="60 prompt tokens") as by_tokens:
         await queue.enter(60)
     waiting.append(asyncio.create_task(queue.enter(1)))
-    await settle()
+    await turn()
     with pytest.raises(AdmissionRefused, match="2 requests") as by_requests:
         await queue.enter(1)
 
@@ -135,7 +135,7 @@ async def test_cancelled_in_the_moment_of_its_turn() -> None:
     await queue.enter(1)
     first = asyncio.create_task(queue.enter(1))
     second = asyncio.create_task(queue.enter(1))
-    await settle()
+    await turn()
     queue.leave(1)
     first.cancel()
     await second
@@ -143,8 +143,8 @@ async def test_cancelled_in_the_moment_of_its_turn() -> None:
     assert queue.num_running == 1
 
     third = asyncio.create_task(queue.enter(1))
-    await settle()
+    await turn()
     third.cancel()
     queue.leave(1)
-    await settle()
+    await turn()
     assert (queue.num_running, queue.num_waiting, queue.waiting_tokens) == (0, 0, 0)

@@ -6,7 +6,7 @@ from tandem.cli.command import parse, set_up_logging
 from tandem.cli.flags import Section
 from tandem.cli.handoff_settings import handoff_config
 from tandem.cli.worker_settings import engine_config, worker_sections
-from tandem.engine.executor.threads import spin_briefly
+from tandem.engine.threads import spin_briefly
 from tandem.prefill.config import PrefillConfig
 from tandem.worker.server_config import ServerConfig
 

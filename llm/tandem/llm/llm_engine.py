@@ -183,7 +183,7 @@ class LLMEngine:
             raise
 
     def _stop_loop(self) -> None:
-        self._call(_settle())
+        self._call(_end_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -199,7 +199,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-async def _settle() -> None:
+async def _end_tasks() -> None:
     """Let cancelled tasks and open generators end before the loop does."""
     loop = asyncio.get_running_loop()
     others = asyncio.all_tasks() - {asyncio.current_task()}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
-from tandem.engine.executor.threads import spin_briefly
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.threads import spin_briefly
 
 if TYPE_CHECKING:
     from tandem.engine.worker import LaunchedStep, Worker

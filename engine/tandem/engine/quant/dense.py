@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.quant.base import Product
-from tandem.engine.quant.composed import ComposedProduct
+from tandem.engine.quant.base import ComposedProduct, Product
 from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.quant.base import Product
-from tandem.engine.quant.composed import ComposedProduct
+from tandem.engine.quant.base import ComposedProduct, Product
 
 _TYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4

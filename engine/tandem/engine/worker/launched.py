@@ -14,13 +14,13 @@ from torch import Tensor
 
 from tandem.engine.sample import LogprobTensors
 from tandem.engine.step import ModelRunnerOutput, Sampled, SeqId, StepRow
-from tandem.engine.worker.events import PAST, WAIT_SECONDS, Moment
+from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Moment
 from tandem.protocol.outputs import TokenLogprobs
 
 
 @dataclass(slots=True)
 class LaunchedStep:
-    """One step in flight. ``settle`` may be called early, by a step that needs its tokens."""
+    """One step in flight. ``wait_tokens`` may be called early, by a step that needs its tokens."""
 
     step: int
     moment: Moment = PAST
@@ -37,7 +37,7 @@ class LaunchedStep:
     _known: list[int] | None = None
 
     @torch.inference_mode()
-    def settle(self, seconds: float = WAIT_SECONDS) -> list[int]:
+    def wait_tokens(self, seconds: float = WAIT_SECONDS) -> list[int]:
         """The drawn tokens, waited for. Raises TimeoutError."""
         if self._known is None:
             self.moment.wait(seconds)
@@ -47,7 +47,7 @@ class LaunchedStep:
 
     def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
         """What the step gave, waited for. Raises TimeoutError."""
-        tokens = self.settle(seconds)
+        tokens = self.wait_tokens(seconds)
         return ModelRunnerOutput(
             step=self.step,
             sampled=tuple(self._sampled(tokens)),

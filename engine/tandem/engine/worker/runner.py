@@ -22,16 +22,16 @@ from tandem.engine.models import CausalModel, StepContext
 from tandem.engine.sample import Kind, LogprobTensors, Sampler, score_prompt
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow
+from tandem.engine.threads import StepThreads
 from tandem.engine.worker.choices import ChoiceGraphs
-from tandem.engine.worker.events import moment
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
 from tandem.engine.worker.launched import LaunchedStep
+from tandem.engine.worker.moments import moment
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.staging import StepShape
-from tandem.engine.worker.threads import StepThreads
 from tandem.kernels.blocks import copy
 
 PROMPT_LOGPROB_ROWS = 128
@@ -157,7 +157,7 @@ class ModelRunner:
     ) -> None:
         """Draw a token for each choice, keep those that go on, and send all to the host."""
         index = rows.index[drawing]
-        self._settle_for(index)
+        self._await_tokens_of(index)
         out = self.sampler.sample(
             self.model.logits(hidden),
             self.batch.sampling,
@@ -172,13 +172,13 @@ class ModelRunner:
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
-    def _settle_for(self, rows: NDArray[np.int64]) -> None:
+    def _await_tokens_of(self, rows: NDArray[np.int64]) -> None:
         """See to it that the last step's tokens are known to rows whose rules look back."""
         sampling = self.batch.sampling
         if self._last is None or not sampling.rules:
             return
         if any(map(sampling.needs_tokens, rows.tolist())):
-            self._last.settle()
+            self._last.wait_tokens()
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         if pairs:

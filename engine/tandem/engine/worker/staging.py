@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.worker.events import Moment, moment
+from tandem.engine.worker.moments import Moment, moment
 
 A = TypeVar("A")
 K = TypeVar("K")

@@ -18,13 +18,13 @@ from tandem.engine.loader import open_weights
 from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler
 from tandem.engine.step import SchedulerOutput
+from tandem.engine.threads import StepThreads
 from tandem.engine.worker import capacity, gpu
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.slab import Slab
-from tandem.engine.worker.threads import StepThreads
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Worker:
             batch=batch,
             sampler=Sampler(config.facts.vocab_size),
             stager=self._stager(batch, None),
-            threads=StepThreads(self._device),
+            threads=StepThreads(on_cpu=self._device.type == "cpu"),
         )
 
     def _stager(self, batch: InputBatch, spare_block: int | None) -> StepStager:

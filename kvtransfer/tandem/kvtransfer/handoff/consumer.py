@@ -133,7 +133,9 @@ def _loaded(pull: Pull, now: Millis, policy: ConsumerPolicy) -> tuple[Pull, Tell
     return closed, Tell(Loaded(pull.key, pull.final.first))
 
 
-def _settle(pull: Pull, now: Millis, policy: ConsumerPolicy, actions: list[Action]) -> Result:
+def _done_if_complete(
+    pull: Pull, now: Millis, policy: ConsumerPolicy, actions: list[Action]
+) -> Result:
     """After any progress in PULLING: done with everything?"""
     assert pull.start is not None
     if pull.final is not None and pull.num_tokens is not None:
@@ -192,7 +194,7 @@ def _on_final(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
     pull = _replace(pull, final=final)
     if pull.state is DState.WAITING:
         return pull, []
-    return _settle(pull, now, policy, [])
+    return _done_if_complete(pull, now, policy, [])
 
 
 def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Result:
@@ -217,7 +219,7 @@ def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Re
     if event.from_token < event.to_token:
         want = Want(pull.key, event.from_token, policy.credits, policy.blocks_per_part)
         actions.append(Send(pull.producer, want))
-    return _settle(pull, now, policy, actions)
+    return _done_if_complete(pull, now, policy, actions)
 
 
 def _on_part(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
@@ -300,7 +302,7 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
         failed, actions = _fail(pull, event.fault, event.message, now, policy)
         return failed, freed + actions
     pull = _replace(pull, unpacked=pull.unpacked + flight.stop - flight.start)
-    return _settle(pull, now, policy, freed)
+    return _done_if_complete(pull, now, policy, freed)
 
 
 def _on_committed(pull: Pull, _event: Told, now: Millis, policy: ConsumerPolicy) -> Result:

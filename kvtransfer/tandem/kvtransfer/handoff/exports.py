@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from tandem.kvtransfer.handoff import export as events
+from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Send
 from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.export import Asked, Export, Granted, ProducerPolicy
@@ -52,7 +52,7 @@ class ExportTable:
         self._expected: dict[RequestKey, None] = {}
         self._timers = Timers()
 
-    def apply(self, event: events.Event, now: Millis) -> list[Action]:
+    def apply(self, event: p_events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
         if isinstance(event, Asked) and self._is_one_too_many(event):
             gone = Gone(event.key, GoneReason.UNKNOWN)
@@ -69,12 +69,12 @@ class ExportTable:
         """A consumer's link broke: its exports end."""
         self.links.discard(peer)
         keys = [key for key, each in self.exports.items() if each.consumer == peer]
-        return self._apply_all([events.LinkLost(key) for key in keys], now)
+        return self._apply_all([p_events.LinkLost(key) for key in keys], now)
 
     def expire(self, now: Millis) -> list[Action]:
         """Run the deadlines that have passed."""
         return self._apply_all(
-            [events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
+            [p_events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
         )
 
     def next_deadline(self) -> Millis | None:
@@ -114,12 +114,12 @@ class ExportTable:
             and len(self._expected) >= self._max_expected
         )
 
-    def _apply_all(self, each: list[events.Event], now: Millis) -> list[Action]:
+    def _apply_all(self, each: list[p_events.Event], now: Millis) -> list[Action]:
         actions = [action for event in each for action in self._step(event, now)]
         self._feed(actions, now)
         return actions
 
-    def _step(self, event: events.Event, now: Millis) -> list[Action]:
+    def _step(self, event: p_events.Event, now: Millis) -> list[Action]:
         key = event.key
         was = self.exports.get(key)
         after, actions = self.machine(was, event, now, self.policy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
-from tandem.kvtransfer.handoff import pull as events
+from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
 from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.consumer import Result, step
@@ -42,7 +42,7 @@ class ImportTable:
         self._closed: dict[RequestKey, None] = {}
         self._timers = Timers()
 
-    def apply(self, event: events.Event, now: Millis) -> list[Action]:
+    def apply(self, event: d_events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
         actions = self._step(event, now)
         self._feed(actions, now)
@@ -57,8 +57,8 @@ class ImportTable:
         if held.state is SlotState.QUARANTINED:
             return self.give_back(slot, now)
         if fault is None:
-            return self.apply(events.ReadDone(held.key, held.index), now)
-        return self.apply(events.ReadFailed(held.key, held.index, message, fault), now)
+            return self.apply(d_events.ReadDone(held.key, held.index), now)
+        return self.apply(d_events.ReadFailed(held.key, held.index, message, fault), now)
 
     def give_back(self, slot: int, now: Millis) -> list[Action]:
         """A slot that was taken from the ring for something else than a pull is free."""
@@ -75,12 +75,12 @@ class ImportTable:
         """A producer's link broke: its pulls end."""
         self.links.discard(peer)
         keys = [key for key, each in self.pulls.items() if each.producer == peer]
-        return self._apply_all([events.LinkLost(key, reason) for key in keys], now)
+        return self._apply_all([d_events.LinkLost(key, reason) for key in keys], now)
 
     def expire(self, now: Millis) -> list[Action]:
         """Run the deadlines that have passed."""
         return self._apply_all(
-            [events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
+            [d_events.Timeout(key) for key in self._timers.due(now, self._deadline)], now
         )
 
     def next_deadline(self) -> Millis | None:
@@ -102,12 +102,12 @@ class ImportTable:
         other._closed = dict(self._closed)
         return other
 
-    def _apply_all(self, each: list[events.Event], now: Millis) -> list[Action]:
+    def _apply_all(self, each: list[d_events.Event], now: Millis) -> list[Action]:
         actions = [action for event in each for action in self._step(event, now)]
         self._feed(actions, now)
         return actions
 
-    def _step(self, event: events.Event, now: Millis) -> list[Action]:
+    def _step(self, event: d_events.Event, now: Millis) -> list[Action]:
         was = self.pulls.get(event.key)
         after, actions = self.machine(was, event, now, self.policy)
         if after is not was:

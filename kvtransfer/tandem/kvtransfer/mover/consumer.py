@@ -10,7 +10,7 @@ from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.events import ConsumerEvent, Ready
-from tandem.kvtransfer.handoff import pull as events
+from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Read, Send, Tell, Unpack
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady, Welcome
@@ -34,7 +34,7 @@ from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
 
-FromEngine = events.Opened | events.Load | events.Cancel
+FromEngine = d_events.Opened | d_events.Load | d_events.Cancel
 ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
 
@@ -105,9 +105,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
-        if isinstance(item, events.Opened):
+        if isinstance(item, d_events.Opened):
             up = item.producer in self.table.links
-            item = events.Opened(item.key, item.producer, item.budget_ms, up)
+            item = d_events.Opened(item.key, item.producer, item.budget_ms, up)
             self.phases.begin(item.key)
             self.pace.begin(item.key)
         return self.table.apply(item, now)
@@ -122,7 +122,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if isinstance(message, Final):
             self.phases.final(message.key)
             self.pace.final(message.key)
-        return self.table.apply(events.Told(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
+        return self.table.apply(d_events.Told(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
     def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
         peer = item.peer
@@ -229,7 +229,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")
-        actions = self.table.apply(events.Unpacked(item.key, item.index, cause, message), now)
+        actions = self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
         if fault is not None:
             self._quarantine(item.peer, message, now)
         return actions

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.events import Fence, ProducerEvent, Revoked
-from tandem.kvtransfer.handoff import export as events
+from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Send, Tell
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
@@ -39,7 +39,12 @@ class Computed:
 
 
 FromEngine = (
-    events.Admit | events.Refuse | events.First | events.Finished | events.Cancel | Computed
+    p_events.Admit
+    | p_events.Refuse
+    | p_events.First
+    | p_events.Finished
+    | p_events.Cancel
+    | Computed
 )
 ProducerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
@@ -113,10 +118,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return self._take_link_down(item, now)
         if isinstance(item, Computed):
             self._fences.append(item)
-            return self.table.apply(events.Launched(item.key, item.block_ids, item.upto), now)
-        if isinstance(item, events.Admit):
+            return self.table.apply(p_events.Launched(item.key, item.block_ids, item.upto), now)
+        if isinstance(item, p_events.Admit):
             up = item.consumer in self.table.links
-            item = events.Admit(item.key, item.consumer, item.num_tokens, item.budget_ms, up)
+            item = p_events.Admit(item.key, item.consumer, item.num_tokens, item.budget_ms, up)
         return self.table.apply(item, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
@@ -129,7 +134,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return []
         if isinstance(message, ProbeDone):
             return []
-        return self.table.apply(events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
+        return self.table.apply(p_events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
     def _take_link_down(self, item: LinkDown, now: Millis) -> list[Action]:
         if self._links.get(item.peer) != item.link:
@@ -177,7 +182,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return [
             action
             for each in seen
-            for action in self.table.apply(events.Fenced(each.key, each.upto), now)
+            for action in self.table.apply(p_events.Fenced(each.key, each.upto), now)
         ]
 
     def _pack(self, item: Pack, now: Millis) -> list[Action]:
@@ -199,7 +204,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self.metrics.bytes.labels("producer").inc(nbytes)
         self.metrics.parts.labels("producer").inc()
         self.active()
-        return self.table.apply(events.Packed(item.key, item.index, ok=True), now)
+        return self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a pack, a fence or a peer's read is to be moved."""

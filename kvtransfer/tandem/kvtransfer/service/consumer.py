@@ -16,7 +16,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, LoadFailed, Ready
-from tandem.kvtransfer.handoff import pull as events
+from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.base import Transport
@@ -109,7 +109,7 @@ class HandoffConsumer:
     def open(self, key: RequestKey, producer: Incarnation, *, budget_ms: int | None) -> None:
         """Ask ``producer`` for the key; without a link the key fails by an event."""
         self._open.add(key)
-        self._mover.inbox.put(events.Opened(key, producer, budget_ms, link_up=True))
+        self._mover.inbox.put(d_events.Opened(key, producer, budget_ms, link_up=True))
 
     def begin_load(
         self, key: RequestKey, block_ids: Sequence[int], from_token: int, to_token: int
@@ -117,12 +117,12 @@ class HandoffConsumer:
         """After ``Ready``: bring tokens [from_token, to_token) into ``block_ids``, the whole
         table with local hits first. ``from_token`` is a multiple of the block size, or equal to
         ``to_token`` (a full hit: only token 1 is wanted); ``to_token`` is what ``Ready`` said."""
-        load = events.Load(key, tuple(block_ids), from_token, to_token)
+        load = d_events.Load(key, tuple(block_ids), from_token, to_token)
         self._mover.inbox.put(load)
 
     def cancel(self, key: RequestKey) -> None:
         """Want no more of it; ``Cancelled`` follows, unless another ending is on its way."""
-        self._mover.inbox.put(events.Cancel(key))
+        self._mover.inbox.put(d_events.Cancel(key))
 
     def poll(self) -> list[ConsumerEvent]:
         """What happened since; once a step."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import Fence, ProducerEvent, Released
-from tandem.kvtransfer.handoff import export as events
+from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.messages import FirstToken
 from tandem.kvtransfer.mover.producer import Computed, ProducerMover
 from tandem.kvtransfer.service.parts import make_parts
@@ -120,9 +120,9 @@ class HandoffProducer:
         refusal = self._why_not(key, consumer) or self._quota.admit(key, num_blocks)
         if refusal is not None:
             if refusal.code is not RefusalCode.DUPLICATE:
-                self._mover.inbox.put(events.Refuse(key))
+                self._mover.inbox.put(p_events.Refuse(key))
             return refusal
-        self._mover.inbox.put(events.Admit(key, consumer, num_tokens, budget_ms, link_up=True))
+        self._mover.inbox.put(p_events.Admit(key, consumer, num_tokens, budget_ms, link_up=True))
         return None
 
     def _why_not(self, key: RequestKey, consumer: Incarnation) -> Refusal | None:
@@ -150,13 +150,13 @@ class HandoffProducer:
 
     def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
         """Token 1 of each choice; ``finish`` if it ended the request, all choices."""
-        self._mover.inbox.put(events.First(key, tuple(first), finish))
+        self._mover.inbox.put(p_events.First(key, tuple(first), finish))
 
     def cancel(self, key: RequestKey) -> None:
         """Nobody wants it any more. An unknown key is remembered, and refused when it comes."""
         if key not in self._quota:
             self._remember(key, "was cancelled")
-        self._mover.inbox.put(events.Cancel(key))
+        self._mover.inbox.put(p_events.Cancel(key))
 
     def finished(self, key: RequestKey) -> None:
         """The engine is through with the request; ``Released`` gives the blocks back.
@@ -165,7 +165,7 @@ class HandoffProducer:
         """
         if key in self._quota:
             self._finished.add(key)
-            self._mover.inbox.put(events.Finished(key, cancelled=False))
+            self._mover.inbox.put(p_events.Finished(key, cancelled=False))
 
     def poll(self) -> list[ProducerEvent]:
         """What happened since; once a step, before anybody asks ``may_start``."""

@@ -96,10 +96,10 @@ class Attempt:
         *,
         backlog: Backlog | None = None,
         num_open: int = 1,
-        settled: Callable[[], None] = lambda: None,
+        all_said: Callable[[], None] = lambda: None,
         overflow: Callable[[], None] = lambda: None,
     ) -> None:
-        """``settled`` is called when the workers have said all of ``num_open`` choices, read or
+        """``all_said`` is called when the workers have said all of ``num_open`` choices, read or
         not; ``overflow`` when too much waits to be read."""
         self.number = number
         self.placement = placement
@@ -113,7 +113,7 @@ class Attempt:
         self._inbox: Inbox[Leg] = Inbox(backlog or Backlog(), overflow)
         self._open = num_open
         self._ended: set[int] = set()
-        self._settled = settled
+        self._all_said = all_said
         self.given_up: AttemptFailure | None = None
         """Set from outside when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None
@@ -152,7 +152,7 @@ class Attempt:
         if len(self._ended) == self._open:
             for leg in self.legs:
                 leg.let_go()
-            self._settled()
+            self._all_said()
 
     def give_up(self, failure: AttemptFailure) -> None:
         """A deadline of the attempt passed."""

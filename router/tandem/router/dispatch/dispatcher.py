@@ -235,7 +235,7 @@ class Dispatcher:
             loop,
             backlog=self.backlog,
             num_open=job.request.params.n - len(job.ledger.finished_choices),
-            settled=lambda: self._leave(job),
+            all_said=lambda: self._leave(job),
             overflow=lambda: self._give_up(job, attempt),
         )
         return attempt

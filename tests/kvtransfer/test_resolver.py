@@ -201,7 +201,7 @@ def test_a_link_that_gets_no_socket_costs_no_other(client, monkeypatch):
     client.post(SetPeers(("127.0.0.1:9",)))
     client._turn()
     client.post(SetPeers(("127.0.0.1:9", "127.0.0.1:10")))
-    monkeypatch.setattr(client_module, "open_socket", none_left)
+    monkeypatch.setattr(client_module, "control_socket", none_left)
     assert client._turn()
     stands, lacks = client._producers["127.0.0.1:9"], client._producers["127.0.0.1:10"]
     assert stands.link is not None

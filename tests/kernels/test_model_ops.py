@@ -104,18 +104,16 @@ def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size, heads):
 
 @pytest.mark.parametrize("tokens", [0, 1, 9])
 @pytest.mark.parametrize("with_norm", [False, True])
-def test_rotary_q_is_the_q_of_rotary_kv(tokens, with_norm):
-    """Queries alone are rotated in place, as they are beside their keys."""
+def test_rotary_q_turns_queries_by_their_angles(tokens, with_norm):
+    """Queries alone are normed and rotated in place."""
     heads, dim = 6, 16
-    qkv, norm = torch.randn(tokens, heads + 4, dim), None
+    q, norm = torch.randn(tokens, heads, dim), None
+    want, positions = q.clone(), torch.randint(0, 1000, (tokens,)).float()
     if with_norm:
         norm = QKNorm(torch.randn(dim), torch.randn(dim), 1e-6)
-    q = qkv[:, :heads].contiguous()
-    rotation = rotation_of(torch.randint(0, 1000, (tokens,)).float(), dim)
-    slots = Slots(torch.zeros(tokens, dtype=torch.int64), torch.arange(tokens))
-    want = rotary_kv(qkv, torch.zeros(1, 2, 2, 16, dim), rotation, slots, norm)
-    assert rotary_q(q, rotation, norm) is q
-    torch.testing.assert_close(q, want)
+        want = normed(want, norm.q_weight, 1e-6).float()
+    assert rotary_q(q, rotation_of(positions, dim), norm) is q
+    torch.testing.assert_close(q, rotated(want, positions), atol=2e-5, rtol=1e-4)
 
 
 def test_rotary_kv_refuses_what_does_not_fit():

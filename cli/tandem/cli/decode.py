@@ -5,8 +5,8 @@ from __future__ import annotations
 from tandem.cli.command import parse, set_up_logging
 from tandem.cli.handoff_settings import handoff_config
 from tandem.cli.worker_settings import engine_config, worker_sections
-from tandem.worker.server_config import ServerConfig
 from tandem.engine.threads import spin_briefly
+from tandem.worker.server_config import ServerConfig
 
 
 def run(argv: list[str]) -> int:

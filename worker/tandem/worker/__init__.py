@@ -1,1 +1,1 @@
-"""The process of a worker: step loop, links to routers, probes, signals, drain; an engine inside."""
+"""A worker's process: step loop, links to routers, probes, signals, drain; an engine inside."""

@@ -22,11 +22,13 @@ import zmq
 from tandem.cli.ports import free_ports
 from tandem.hub import DEFAULT_MODEL, prepare
 from tandem.link.frames import decode_to_worker
-from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.link.liveness import LinkTimes
+from tandem.link.session import Session, Terms
+from tandem.protocol.card import PROTOCOL_VERSION, Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
-from tandem.protocol.link import Link, read_header
+from tandem.protocol.link import read_header
 from tandem.protocol.messages import (
     Beat,
     Cancel,
@@ -66,24 +68,24 @@ def replay(port: int, token_ids: list[int], interval: float) -> None:
     )
     router: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.ROUTER)
     router.bind(f"tcp://127.0.0.1:{port}")
-    link, identity = Link(incarnation), b""
+    terms = Terms(incarnation, "protocol", PROTOCOL_VERSION, LinkTimes())
+    session, identity = Session(terms), b""
     running: dict[str, tuple[EngineCoreRequest, int]] = {}
     next_step = next_beat = time.monotonic()
     step = 0
 
     def send(message: Welcome | Frame | WorkerBeat) -> None:
-        router.send_multipart([identity, link.seal(), encode(message)])
+        router.send_multipart([identity, session.seal(), encode(message)])
 
     while True:
         while router.poll(int(1000 * max(0.0, next_step - time.monotonic()))):
             identity, head, payload = router.recv_multipart()
             message = decode_to_worker(payload)
             if isinstance(message, Hello):
-                link = Link(incarnation)
-                link.accept(read_header(head))
+                session = Session(terms)
+                session.answer(read_header(head), message)
                 send(Welcome(card))
                 continue
-            link.accept(read_header(head))
             if isinstance(message, Submit):
                 key = message.request.key
                 running[key.request] = (message.request, 0)

@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 
 import zmq
+from tests.hand_link import HandLink
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
-from tandem.protocol.link import Link, read_header
+from tandem.protocol.link import read_header
 
 NUM_LINKS = 400
 """Beyond the 341 that ZMQ's default of sockets allows, and beyond 1,023 descriptors."""
@@ -31,7 +32,7 @@ class Crowd:
         self._socket.linger = 0
         ports = [self._socket.bind_to_random_port("tcp://127.0.0.1") for _ in range(count)]
         self.endpoints = [f"127.0.0.1:{port}" for port in ports]
-        self._links: dict[bytes, Link] = {}
+        self._links: dict[bytes, HandLink] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -44,7 +45,7 @@ class Crowd:
             header = read_header(head)
             known = self._links.get(identity)
             if known is None or header.sequence == 0:
-                known = self._links[identity] = Link(new_incarnation(), header.source)
+                known = self._links[identity] = HandLink(new_incarnation(), header.source)
             said = self._answer(known.me, payload)
             if said is not None:
                 self._socket.send_multipart([identity, known.seal(), said])

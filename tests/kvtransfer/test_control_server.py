@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import zmq
 from prometheus_client import CollectorRegistry
+from tests.hand_link import HandLink
 from tests.kvtransfer.builders import make_config, make_key
 from tests.waiting import wait_for
 
-from tandem.kvtransfer.control.channel import mac
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp, Say, SetPeers
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.errors import AddressInUse
@@ -21,24 +21,22 @@ from tandem.kvtransfer.handoff.messages import (
     HANDOFF_VERSION,
     Gone,
     GoneReason,
-    Hello,
     Message,
     Open,
-    Reset,
-    TurnedAway,
-    Welcome,
+    ProducerCard,
     decode_to_consumer,
-    encode,
 )
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.progress import ProgressBoard
+from tandem.link.liveness import LinkTimes
+from tandem.link.session import Terms
 from tandem.link.sockets import MAX_LINKS
 from tandem.protocol.ids import NOBODY, Incarnation, new_incarnation
-from tandem.protocol.link import Link, read_header
-from tandem.protocol.messages import Beat
+from tandem.protocol.link import read_header
+from tandem.protocol.messages import Beat, Reset, Welcome, encode
 
 NOW = Millis(1000)
-WELCOME = Welcome("tcp", b"", 1, 1, 1)
+CARD = ProducerCard("tcp", b"", 1, 1, 1)
 
 
 class Server:
@@ -55,7 +53,7 @@ class Server:
             board=ProgressBoard(),
             metrics=metrics_of(self.registry),
             deliver=self.told.append,
-            welcome=lambda connectors: WELCOME if "tcp" in connectors else None,
+            welcome=lambda connectors: CARD if "tcp" in connectors else None,
         )
 
     def read(self, now: Millis = NOW) -> None:
@@ -76,7 +74,7 @@ class Dealer:
 
     def __init__(self, server: Server, me: Incarnation | None = None) -> None:
         self.server = server
-        self.link = Link(me or new_incarnation(), server.me)
+        self.link = HandLink(me or new_incarnation(), server.me)
         self.socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(f"tcp://{server.server.endpoint}")
@@ -90,8 +88,8 @@ class Dealer:
         """Greet; the answer."""
         fields: dict[str, Any] = {"version": HANDOFF_VERSION, "fingerprint": "print"}
         fields |= {"connectors": ("tcp",), "secret": ""} | changes
-        auth = mac(fields["secret"], self.link.me, fields["fingerprint"])
-        self.say(Hello(fields["version"], fields["fingerprint"], fields["connectors"], auth))
+        connectors = fields.pop("connectors")
+        self.say(Terms(self.link.me, "hand-off", times=LinkTimes(), **fields).hello(connectors))
         return self.hear()
 
     def hear(self) -> Any:
@@ -140,7 +138,7 @@ def test_a_wrong_hello_is_turned_away(
     """With the reason, counted, and without a link."""
     answer = dealer.hello(**changes)
 
-    assert isinstance(answer, TurnedAway)
+    assert isinstance(answer, Reset)
     assert words in answer.reason
     assert links(server) == []
     assert server.count("tandem:kv_links_refused_total") == 1
@@ -151,10 +149,10 @@ def test_nobody_and_too_many_are_turned_away(
 ) -> None:
     """An incarnation of zeros is no process; links are bounded."""
     nobody = Dealer(server, NOBODY)
-    assert isinstance(nobody.hello(), TurnedAway | Reset)
+    assert isinstance(nobody.hello(), Reset)
     nobody.socket.close()
-    monkeypatch.setattr("tandem.kvtransfer.control.server.MAX_LINKS", 0)
-    assert isinstance(dealer.hello(), TurnedAway)
+    monkeypatch.setattr("tandem.link.listener.MAX_LINKS", 0)
+    assert isinstance(dealer.hello(), Reset)
     assert MAX_LINKS >= 4096
 
 
@@ -166,6 +164,22 @@ def test_what_comes_on_a_link_is_delivered(server: Server, dealer: Dealer) -> No
     dealer.say(Beat(1, 1, has_work=False))
 
     assert server.told[-1] == FromPeer(dealer.link.me, link.link, Open(make_key("a"), 5))
+
+
+def test_who_says_more_than_the_transfer_thread_takes_is_dropped(
+    server: Server, dealer: Dealer
+) -> None:
+    """What a peer says does not fill the memory; that its link ended is told all the same."""
+    room = iter([True, True, False])
+    server.server._offer = lambda said: next(room)
+    dealer.hello()
+    for name in "abc":
+        dealer.say(Open(make_key(name), 5))
+
+    answer = dealer.hear()
+    assert isinstance(answer, Reset)
+    assert "more than is taken" in answer.reason
+    assert links(server) == []
 
 
 def test_a_second_hello_replaces_the_link(server: Server, dealer: Dealer) -> None:
@@ -182,7 +196,7 @@ def test_a_second_hello_replaces_the_link(server: Server, dealer: Dealer) -> Non
 
 def test_a_hello_for_a_predecessor_is_answered_reset(server: Server, dealer: Dealer) -> None:
     """The address is the same, the process another."""
-    dealer.link = Link(dealer.link.me, new_incarnation())
+    dealer.link = HandLink(dealer.link.me, new_incarnation())
     assert isinstance(dealer.hello(), Reset)
     assert links(server) == []
 

@@ -7,13 +7,15 @@ import time
 
 import pytest
 import zmq
+from tests.hand_link import HandLink
 from tests.kvtransfer.builders import Producer, make_config, make_key
 
 from tandem.kvtransfer.errors import AddressInUse
-from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES, Open, Welcome, encode
+from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES, Open, ProducerCard
 from tandem.kvtransfer.transports.tcp_wire import GREETING, MAGIC, REQUEST, decode_card
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.link import HEADER_BYTES, Link
+from tandem.protocol.link import HEADER_BYTES
+from tandem.protocol.messages import Welcome, encode
 
 
 def _send(endpoint: str, messages: list[list[bytes]]) -> list[bytes] | None:
@@ -46,9 +48,9 @@ def test_garbage_on_the_control_port_is_counted_and_dropped(pair):
     """Random frames, wrong numbers of frames, truncated headers, messages for the other end."""
     producer, consumer = pair
     rng = random.Random(7)
-    header = Link(new_incarnation(), producer.incarnation).seal()
+    header = HandLink(new_incarnation(), producer.incarnation).seal()
     truncated = encode(Open(make_key("a"), 5))[:-3]
-    other_way = encode(Welcome("tcp", b"", 1, 1, 1))
+    other_way = encode(Welcome(ProducerCard("tcp", b"", 1, 1, 1)))
     messages = [[rng.randbytes(n), rng.randbytes(3 * n)] for n in range(1, 60)]
     messages += [[b""], [b"", b"", b""], [rng.randbytes(9)] * 5]
     messages += [[header, b""], [header, truncated], [header, other_way], [header[:-1], b"x"]]
@@ -72,7 +74,7 @@ def test_oversized_and_raw_bytes_on_the_control_port_end_their_own_connection_on
 def test_frames_without_a_session_are_answered_reset(pair):
     """Who speaks before HELLO, or to a predecessor, is told so."""
     producer, consumer = pair
-    link = Link(new_incarnation(), producer.incarnation)
+    link = HandLink(new_incarnation(), producer.incarnation)
     link.seal()
     answer = _send(producer.service.control, [[link.seal(), encode(Open(make_key("a"), 5))]])
     assert answer is not None

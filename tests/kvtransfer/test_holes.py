@@ -11,7 +11,6 @@ from tests.kvtransfer.builders import Consumer, Producer, Switch, make_config
 from tests.kvtransfer.machines import A, Face, make_key
 
 from tandem.kvtransfer import events
-from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
 from tandem.kvtransfer.handoff.messages import (
@@ -19,11 +18,15 @@ from tandem.kvtransfer.handoff.messages import (
     FirstToken,
     Gone,
     GoneReason,
+    Taken,
 )
 from tandem.kvtransfer.handoff.tables import PState
+from tandem.link.liveness import LinkTimes
+from tandem.link.session import Session, Terms, Verdict
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.link import read_header
+from tandem.protocol.messages import Beat, Welcome
 
 
 def _reading(face: Face, num_tokens: int = 4) -> None:
@@ -94,26 +97,36 @@ def test_hole_04_a_successor_at_the_same_address_answers_reset(workers):
     assert not consumer.service.peer_up(old.incarnation)
 
 
+def linked(p_end: Session, d_end: Session) -> None:
+    """HELLO and WELCOME."""
+    head = read_header(d_end.greet(0.0))
+    assert p_end.answer(head, d_end.terms.hello()) is None
+    assert d_end.take(read_header(p_end.seal()), Welcome("card"), 0.0) is Verdict.UP
+
+
+def ends(count: int) -> list[Session]:
+    """Sessions of as many processes."""
+    ids = (Incarnation(bytes([n + 1]) * 16) for n in range(count))
+    return [Session(Terms(each, "hand-off", 1, LinkTimes())) for each in ids]
+
+
 def test_hole_04_frames_for_another_incarnation_end_the_session():
     """Neither a frame for a predecessor nor one from a successor is delivered."""
-    one, two, three = (Incarnation(bytes([n]) * 16) for n in (1, 2, 3))
-    p_end, d_end = Session(one), Session(two)
-    assert p_end.accept(read_header(d_end.seal()))
-    assert d_end.accept(read_header(p_end.seal()))
-    successor = Session(three)
-    assert not successor.accept(read_header(d_end.seal()))
-    successor = Session(three)
-    successor.link.peer = two
-    assert not d_end.accept(read_header(successor.seal()))
+    p_end, d_end, successor, other = ends(4)
+    linked(p_end, d_end)
+    linked(successor, other)
+    taken = Taken(A, 0)
+    assert successor.take(read_header(d_end.seal()), taken, 0.0) is Verdict.BROKEN
+    successor.peer = d_end.me
+    assert d_end.take(read_header(successor.seal()), taken, 0.0) is Verdict.BROKEN
 
 
 def test_hole_04_a_gap_ends_the_session():
     """A lost frame is noticed by the next one, a beat at the latest."""
-    one, two = (Incarnation(bytes([n]) * 16) for n in (1, 2))
-    p_end, d_end = Session(one), Session(two)
-    assert p_end.accept(read_header(d_end.seal()))
+    p_end, d_end = ends(2)
+    linked(p_end, d_end)
     d_end.seal()
-    assert not p_end.accept(read_header(d_end.seal()))
+    assert p_end.take(read_header(d_end.seal()), Beat(), 0.0) is Verdict.BROKEN
 
 
 def test_hole_05_an_attempt_that_ended_is_never_leased_again():

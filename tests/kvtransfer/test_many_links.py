@@ -18,19 +18,20 @@ from tests.waiting import wait_for
 
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import LinkUp, SetPeers
-from tandem.kvtransfer.handoff.messages import Hello, Welcome, decode_to_producer, encode
+from tandem.kvtransfer.handoff.messages import ProducerCard, decode_to_producer
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.tcp_server import TcpServer
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.protocol.ids import Incarnation, new_incarnation
+from tandem.protocol.messages import Hello, Welcome, encode
 
 
 def welcome(me: Incarnation, payload: bytes) -> bytes | None:
     """As a prefill worker greets."""
     said = decode_to_producer(payload)
-    return encode(Welcome("tcp", b"", 1, 1, 1)) if isinstance(said, Hello) else None
+    return encode(Welcome(ProducerCard("tcp", b"", 1, 1, 1))) if isinstance(said, Hello) else None
 
 
 @pytest.mark.timeout(180)

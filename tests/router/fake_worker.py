@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import zmq
+from tests.hand_link import HandLink
 
 from tandem.link.frames import decode_to_worker
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
@@ -22,7 +23,7 @@ from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.finish import finish_of
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
-from tandem.protocol.link import Link, Verdict, read_header
+from tandem.protocol.link import read_header
 from tandem.protocol.messages import (
     Beat,
     Call,
@@ -185,7 +186,7 @@ def serve_well(turn: Turn) -> Iterator[float]:
 @dataclass
 class _Router:
     identity: bytes
-    link: Link
+    link: HandLink
 
 
 @dataclass
@@ -355,9 +356,9 @@ class FakeWorker:
         header, message = read_header(head), decode_to_worker(payload)
         router = self._routers.get(identity)
         if isinstance(message, Hello):
-            router = self._routers[identity] = _Router(identity, Link(self.incarnation))
-        if router is None or router.link.accept(header) is Verdict.RESET:
-            link = Link(self.incarnation, header.source)
+            router = self._routers[identity] = _Router(identity, HandLink(self.incarnation))
+        if router is None or not router.link.accept(header):
+            link = HandLink(self.incarnation, header.source)
             self._write(identity, [link.seal(), encode(Reset("unknown"))])
             self._routers.pop(identity, None)
             return

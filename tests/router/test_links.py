@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 from tests.curve_keys import write_keys
+from tests.hand_link import HandLink
 from tests.router.builders import Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.waiting import until
@@ -18,7 +19,6 @@ from tandem.link.session import LinkState
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import RequestFailed
-from tandem.protocol.link import Link
 from tandem.protocol.messages import Draining, ReplyTo, Reset, Welcome, encode
 from tandem.protocol.outputs import Accepted
 from tandem.router.discovery.static import StaticDiscovery
@@ -54,7 +54,7 @@ async def test_successor_at_the_same_address(stack: Stack, decode: Make) -> None
 
 def garbage(worker: FakeWorker) -> list[list[bytes]]:
     """What a broken or hostile sender might say."""
-    header = Link(worker.incarnation).seal()
+    header = HandLink(worker.incarnation).seal()
     return [
         [b""],
         [b"x" * 44, b"y"],
@@ -105,7 +105,7 @@ async def test_frame_for_another_router(stack: Stack, decode: Make) -> None:
     """A wrong destination is a lost frame."""
     d = decode()
     await stack.find(d)
-    d.send_raw([Link(d.incarnation, d.incarnation).seal(), encode(Draining(1))])
+    d.send_raw([HandLink(d.incarnation, d.incarnation).seal(), encode(Draining(1))])
 
     await until(lambda: d.resets)
     await until(lambda: d.incarnation in stack.pool.workers)
@@ -117,7 +117,7 @@ async def test_frame_of_another_process(stack: Stack, decode: Make) -> None:
     d, other = decode(), decode()
     await stack.find(d)
     router = stack.pool.me
-    d.send_raw([Link(other.incarnation, router).seal(), encode(Draining(1))])
+    d.send_raw([HandLink(other.incarnation, router).seal(), encode(Draining(1))])
 
     await until(lambda: stack.metric("tandem:router_frames_dropped_total", reason="reset"))
     await until(lambda: d.incarnation in stack.pool.workers)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import zmq
+from tests.hand_link import HandLink
 
 from tandem.link.frames import decode_to_router
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.link import Link, read_header
+from tandem.protocol.link import read_header
 from tandem.protocol.messages import Hello, ToWorker, Welcome, encode
 
 WAIT_MS = 5000
@@ -27,7 +28,7 @@ class Router:
     """One end of a link, driven by hand."""
 
     def __init__(self, endpoint: str) -> None:
-        self.link = Link(new_incarnation())
+        self.link = HandLink(new_incarnation())
         self.socket = dealer(endpoint)
 
     def say(self, message: ToWorker) -> None:

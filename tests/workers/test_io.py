@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.hand_link import HandLink
 from tests.workers.hand_router import Router, dealer
 from tests.workers.io_worker import Worker
 
@@ -17,7 +18,6 @@ from tandem.link.frames import decode_to_router
 from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import PROTOCOL_VERSION
 from tandem.protocol.ids import new_incarnation
-from tandem.protocol.link import Link
 from tandem.protocol.messages import (
     Beat,
     Cancel,
@@ -149,7 +149,7 @@ def test_after_garbage_routers_are_served(worker: Worker, router: Router) -> Non
     good = encode(Cancel("r", 0))
     for payload in (good[:-2], os.urandom(1 << 20), b""):
         with dealer(worker.endpoint) as stranger:
-            stranger.send_multipart([Link(new_incarnation()).seal(), payload])
+            stranger.send_multipart([HandLink(new_incarnation()).seal(), payload])
     router.say(Cancel("mine", 0))
 
     assert worker.next() == FromRouter(router.link.me, Cancel("mine", 0))

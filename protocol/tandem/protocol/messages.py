@@ -91,7 +91,7 @@ class PeerHealth(msgspec.Struct, frozen=True):
 
 
 class Welcome(msgspec.Struct, Generic[Card], frozen=True, tag="welcome"):
-    """Answer to HELLO: the link stands."""
+    """To who called: the link stands."""
 
     card: Card
     """What the caller needs to know; its kind is the protocol's."""

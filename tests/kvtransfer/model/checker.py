@@ -139,8 +139,8 @@ def _link_is_sick(world: World) -> bool:
     p, d = world.p_session, world.d_session
     if p is None or d is None or world.p_stale:
         return True
-    ends = (p.peer, d.peer, p.link._sent, d.link._sent)
-    return ends != (world.d, world.p, d.link._expected, p.link._expected)
+    ends = (p.peer, d.peer, p._sent, d._sent)
+    return ends != (world.d, world.p, d._expected, p._expected)
 
 
 def _must_be_free(world: World, path: list[str]) -> None:

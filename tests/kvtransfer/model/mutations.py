@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Millis, Send
@@ -16,8 +15,9 @@ from tandem.kvtransfer.handoff.messages import Committed, Done
 from tandem.kvtransfer.handoff.producer import step as p_step
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing
-from tandem.protocol.ids import NOBODY
+from tandem.link.session import LinkState, Session, Verdict
 from tandem.protocol.link import Header
+from tandem.protocol.messages import Hello
 
 
 def _commit_at_once(
@@ -66,8 +66,13 @@ class NoQuarantine(SlotRing):
 class NoIncarnation(Session):
     """Any frame is taken, whoever sent it to whomever."""
 
-    def accept(self, header: Header) -> bool:
+    __slots__ = ()
+
+    def answer(self, header: Header, hello: Hello) -> str | None:
+        """As if it were for this process."""
+        return super().answer(Header(header.source, self.me, 0), hello)
+
+    def take(self, header: Header, message: object, now: float) -> Verdict:
         """Yes; and who spoke first stays the peer."""
-        if self.link.peer == NOBODY:
-            self.link.peer = header.source
-        return True
+        source = self.peer if self.state is LinkState.UP else header.source
+        return super().take(Header(source, self.me, self._expected), message, now)

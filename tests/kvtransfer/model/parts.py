@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import FirstToken, Hello, Message, Welcome
+from tandem.kvtransfer.handoff.messages import FirstToken, Message, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
+from tandem.link.liveness import LinkTimes
+from tandem.link.session import Session, Terms
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
 from tandem.protocol.link import Header
+from tandem.protocol.messages import Welcome
 
 NOW = Millis(0)
 BLOCK = 1
@@ -47,8 +49,12 @@ D_POLICY = ConsumerPolicy(
     tombstone_ms=30,
     wait_ms=40,
 )
-HELLO = Hello(1, "print", ("memory",), bytes(16))
-WELCOME = Welcome("memory", b"", 1, 1, 1)
+WELCOME: Welcome[ProducerCard] = Welcome(ProducerCard("memory", b"", 1, 1, 1))
+TERMS = {
+    me: Terms(me, "hand-off", 1, LinkTimes(), fingerprint="print")
+    for me in (*P_ADDRESS, *D_ADDRESS)
+}
+HELLO = TERMS[D_ADDRESS[0]].hello(("memory",))
 TOKEN = (FirstToken(0, 7),)
 
 

@@ -17,6 +17,7 @@ from tests.kvtransfer.model.parts import (
     NOW,
     P_ADDRESS,
     P_POLICY,
+    TERMS,
     WELCOME,
     Broken,
     Frame,
@@ -26,7 +27,6 @@ from tests.kvtransfer.model.parts import (
     Work,
 )
 
-from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.events import (
     BlocksFree,
     Cancelled,
@@ -41,11 +41,13 @@ from tandem.kvtransfer.handoff.actions import Action, Pack, Read, Send, Tell, Un
 from tandem.kvtransfer.handoff.export import Asked
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import Hello, Message, Reset, Welcome
+from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.handoff.pull import Told
 from tandem.kvtransfer.handoff.slots import SlotState
+from tandem.link.session import LinkState, Session, Verdict
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.link import Header, read_header
+from tandem.protocol.messages import Hello, Reset
 
 
 class World:
@@ -164,8 +166,9 @@ class World:
         """D opens a new connection; P may still read what came on the old one."""
         self.to_d = ()
         self.p_stale = True
-        self.d_session = self.setup.session(self.d)
-        self._d_says(HELLO)
+        self.d_session = self.setup.session(TERMS[self.d])
+        head = read_header(self.d_session.greet(0.0))
+        self.to_p = (*self.to_p, Frame(head, HELLO))
 
     def _d_says(self, message: Message) -> None:
         if self.d_session is not None:
@@ -184,24 +187,26 @@ class World:
         message = frame.message
         if isinstance(message, Hello) and frame.header.sequence == 0:
             self.p_loses_link()
-            self.p_session = self.setup.session(self.p)
+            session = self.setup.session(TERMS[self.p])
             self.p_stale = False
-            if self.p_session.accept(frame.header):
+            if session.answer(frame.header, message) is None:
+                self.p_session = session
                 self.exports.link_up(frame.header.source)
                 self._p_says(WELCOME)
             return
         if self.p_session is None and not self.setup.closed_ears:
-            self.p_session = self.setup.session(self.p)
-            self.p_session.link.peer = frame.header.source
+            self.p_session = self.setup.session(TERMS[self.p])
+            self.p_session.peer = frame.header.source
+            self.p_session.state = LinkState.UP
             self.exports.link_up(frame.header.source)
-        if self.p_session is None or not self.p_session.accept(frame.header):
+        verdict = Verdict.BROKEN
+        if self.p_session is not None:
+            verdict = self.p_session.take(frame.header, message, 0.0)
+        if verdict is not Verdict.DELIVER:
             self.p_loses_link()
-            if not self.p_stale:
+            if verdict is Verdict.BROKEN and not self.p_stale:
                 lost = Frame(Header(self.p, frame.header.source, 0), Reset("sequence"))
                 self.to_d = (*self.to_d, lost)
-            return
-        if isinstance(message, Reset):
-            self.p_loses_link()
             return
         self.p_does(
             self.exports.apply(Asked(message.key, frame.header.source, message), NOW)  # type: ignore[arg-type, union-attr]
@@ -214,11 +219,12 @@ class World:
         message = frame.message
         if self.d_session is None:
             return
-        if isinstance(message, Reset) or not self.d_session.accept(frame.header):
-            self.d_loses_link()
-            return
-        if isinstance(message, Welcome):
+        verdict = self.d_session.take(frame.header, message, 0.0)
+        if verdict is Verdict.UP:
             self.imports.link_up(self.d_session.peer)
+            return
+        if verdict is not Verdict.DELIVER:
+            self.d_loses_link()
             return
         told = Told(message.key, self.d_session.peer, message)  # type: ignore[arg-type, union-attr]
         self.d_does(self.imports.apply(told, NOW))
@@ -321,17 +327,17 @@ class World:
 def _copied(session: Session | None) -> Session | None:
     if session is None:
         return None
-    other = type(session)(session.link.me)
-    link, copy = session.link, other.link
-    copy.peer, copy._sent, copy._expected = link.peer, link._sent, link._expected
+    other = type(session).__new__(type(session))
+    other.terms, other.me, other.peer, other.why = session.terms, session.me, session.peer, ""
+    other.state, other.alive = session.state, session.alive
+    other._sent, other._expected = session._sent, session._expected
     return other
 
 
 def _numbers(session: Session | None) -> tuple[object, ...] | None:
     if session is None:
         return None
-    link = session.link
-    return (link.me, link.peer, link._sent, link._expected)
+    return (session.me, session.peer, session.state, session._sent, session._expected)
 
 
 def replaced(values: tuple, index: int, value: object) -> tuple:  # type: ignore[type-arg]

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
-from hashlib import blake2b
 
 import zmq
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.control.mail import Drop, Say, SetPeers, Stop, ToControl, ToMover
+from tandem.kvtransfer.control.mail import Drop, FromPeer, Say, SetPeers, Stop, ToControl, ToMover
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES
+from tandem.kvtransfer.handoff.messages import HANDOFF_VERSION, MAX_MESSAGE_BYTES
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.link.curve import CurveGuard
 from tandem.link.liveness import LinkTimes, Pulse
+from tandem.link.session import Terms
 from tandem.link.sockets import Context, Socket, open_socket, roomy
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
@@ -38,18 +37,6 @@ def now_ms() -> Millis:
     return Millis(time.monotonic_ns() // 1_000_000)
 
 
-def mac(secret: str, incarnation: Incarnation, fingerprint: str) -> bytes:
-    """What a HELLO must carry: 16 bytes over who speaks and what it serves."""
-    key = blake2b(secret.encode(), digest_size=32).digest()
-    data = incarnation + fingerprint.encode()
-    return blake2b(data, key=key, digest_size=16, person=b"tandem-hello").digest()
-
-
-def same_mac(one: bytes, other: bytes) -> bool:
-    """In constant time."""
-    return hmac.compare_digest(one, other)
-
-
 class Channel:
     """A control thread: sockets in, sockets out, beats in between."""
 
@@ -64,25 +51,35 @@ class Channel:
         board: ProgressBoard,
         metrics: HandoffMetrics,
         deliver: Callable[[ToMover], None],
+        offer: Callable[[FromPeer], bool] | None = None,
         guard: CurveGuard | None = None,
     ) -> None:
+        """``deliver`` takes what must not be lost, ``offer`` what peers say: False where too much
+        of it waits."""
         self.guard = guard
         self.config = config
-        self.me = incarnation
-        self.fingerprint = fingerprint
         self.metrics = metrics
         self.problem: str | None = None
         self._board = board
         self._deliver = deliver
+        self._offer = offer
         self._context = roomy() if guard is None else guard.context
         self._inbox: WakeQueue[ToControl] = WakeQueue()
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.fileno(), zmq.POLLIN)
-        self.times = LinkTimes(
+        times = LinkTimes(
             beat_interval=config.kv_beat_seconds,
             beat_timeout=config.kv_beat_timeout,
             stall_timeout=config.kv_stall_seconds,
             greet_timeout=config.kv_connect_seconds,
+        )
+        self.terms = Terms(
+            incarnation,
+            "version of the hand-off",
+            HANDOFF_VERSION,
+            times,
+            fingerprint=fingerprint,
+            secret=config.kv_secret,
         )
         self._pulse = Pulse(config.kv_beat_seconds)
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -136,10 +133,16 @@ class Channel:
         board = self._board
         return Beat(board.engine_turns, board.transfers, board.has_work)
 
-    def garbage(self, what: str) -> None:
+    def from_peer(self, said: FromPeer) -> bool:
+        """For the transfer thread; False where it does not keep up."""
+        if self._offer is not None:
+            return self._offer(said)
+        self._deliver(said)
+        return True
+
+    def garbage(self) -> None:
         """Something came that is no frame: counted, and that is all."""
         self.metrics.garbage.labels("control").inc()
-        logger.debug("dropped: %s", what)
 
     def _run(self) -> None:
         try:

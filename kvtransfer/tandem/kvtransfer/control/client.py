@@ -15,7 +15,7 @@ from socket import AddressFamily
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from tandem.kvtransfer.control.channel import Channel, control_socket, mac
+from tandem.kvtransfer.control.channel import Channel, control_socket
 from tandem.kvtransfer.control.mail import (
     Drop,
     FromPeer,
@@ -25,26 +25,17 @@ from tandem.kvtransfer.control.mail import (
     Say,
     SetPeers,
 )
-from tandem.kvtransfer.control.session import Session
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import (
-    HANDOFF_VERSION,
-    Hello,
     Message,
-    Reset,
-    ToConsumer,
-    TurnedAway,
-    Welcome,
+    ProducerCard,
     decode_to_consumer,
-    encode,
 )
 from tandem.kvtransfer.resolver import Lookup, Resolver
-from tandem.link.liveness import Liveness
+from tandem.link.session import Session, Verdict
 from tandem.link.sockets import HANDSHAKE_FAILED
-from tandem.protocol.errors import WireError
-from tandem.protocol.link import read_header
-from tandem.protocol.messages import Beat
+from tandem.protocol.messages import Reset, Welcome, encode
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +57,6 @@ class _Link:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     session: Session
-    liveness: Liveness
     stands: bool = False
     """Whether WELCOME has come."""
 
@@ -145,8 +135,8 @@ class ControlClient(Channel):
             link = producer.link
             if link is None:
                 continue
-            link.liveness.overslept(late)
-            fault = link.liveness.overdue(now / 1000, greeting=not link.stands)
+            link.session.alive.overslept(late)
+            fault = link.session.overdue(now / 1000)
             if fault is not None:
                 self._lose(producer, fault, now)
             elif link.stands:
@@ -209,8 +199,7 @@ class ControlClient(Channel):
             socket.close(0)
             raise
         number = LinkNumber(next(self._numbers))
-        liveness = Liveness(self.times, now / 1000)
-        producer.link = _Link(number, socket, monitor, Session(self.me), liveness)
+        producer.link = link = _Link(number, socket, monitor, Session(self.terms))
         try:
             socket.connect(f"tcp://{address}")
         except zmq.ZMQError as error:
@@ -219,9 +208,8 @@ class ControlClient(Channel):
         self._by_number[number] = producer
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
-        auth = mac(self.config.kv_secret, self.me, self.fingerprint)
-        hello = Hello(HANDOFF_VERSION, self.fingerprint, self.connectors, auth)
-        self._send(producer, hello, now)
+        head = link.session.greet(now / 1000)
+        self._write(producer, link, [head, encode(self.terms.hello(self.connectors))], now)
 
     def _read(self, producer: _Producer, link: _Link, now: Millis) -> None:
         for _ in range(_BATCH):
@@ -236,38 +224,31 @@ class ControlClient(Channel):
     def _on_frames(
         self, producer: _Producer, link: _Link, frames: list[bytes], now: Millis
     ) -> None:
-        if len(frames) != 2:
-            self.garbage(f"{len(frames)} frames")
-            return
-        try:
-            header, message = read_header(frames[0]), decode_to_consumer(frames[1])
-        except WireError as error:
-            self.garbage(str(error))
-            return
-        if isinstance(message, Reset):
-            self._lose(producer, f"the producer reset it: {message.reason}", now)
-        elif not link.session.accept(header):
-            self._lose(producer, "a frame is missing or misdirected", now)
-        else:
-            link.liveness.heard(now / 1000)
-            self._on_message(producer, link, message, now)
+        session = link.session
+        verdict, message = session.receive(frames, decode_to_consumer, now / 1000)
+        if verdict is Verdict.DELIVER:
+            assert message is not None
+            said = FromPeer(session.peer, link.number, message)  # type: ignore[arg-type]
+            if not self.from_peer(said):
+                self._send(producer, Reset("it says more than is taken"), now)
+                self._lose(producer, "it says more than is taken", now)
+        elif verdict is Verdict.UP:
+            assert isinstance(message, Welcome)
+            self._on_welcome(producer, link, message.card)
+        elif verdict is Verdict.GARBAGE or (verdict is Verdict.STRAY and link.stands):
+            self.garbage()
+        elif verdict is Verdict.REFUSED:
+            logger.warning("%s turned this worker away: %s", producer.endpoint, session.why)
+            self._lose(producer, session.why, now, rest_ms=LONGEST_PAUSE_MS)
+        elif verdict is not Verdict.NOTED:
+            # On a connection of its own even a stray frame is a doubt.
+            self._lose(producer, session.why or "a frame was lost or misdirected", now)
 
-    def _on_message(
-        self, producer: _Producer, link: _Link, message: ToConsumer, now: Millis
-    ) -> None:
-        if isinstance(message, Beat):
-            link.liveness.progress(now / 1000, message)
-        elif isinstance(message, TurnedAway):
-            logger.warning("%s turned this worker away: %s", producer.endpoint, message.reason)
-            self._lose(producer, message.reason, now, rest_ms=LONGEST_PAUSE_MS)
-        elif isinstance(message, Welcome):
-            link.stands = True
-            producer.pause_ms = FIRST_PAUSE_MS
-            host = producer.endpoint.rpartition(":")[0].strip("[]")
-            peer = link.session.peer
-            self._deliver(LinkUp(peer, link.number, message.connector, host, message))
-        elif link.stands and not isinstance(message, Reset):
-            self._deliver(FromPeer(link.session.peer, link.number, message))
+    def _on_welcome(self, producer: _Producer, link: _Link, card: ProducerCard) -> None:
+        link.stands = True
+        producer.pause_ms = FIRST_PAUSE_MS
+        host = producer.endpoint.rpartition(":")[0].strip("[]")
+        self._deliver(LinkUp(link.session.peer, link.number, card.connector, host, card))
 
     def _on_monitor(self, producer: _Producer, link: _Link, now: Millis) -> None:
         recv_monitor_message(link.monitor, zmq.NOBLOCK)
@@ -277,8 +258,11 @@ class ControlClient(Channel):
         link = producer.link
         if link is None:
             return
+        self._write(producer, link, [link.session.seal(), encode(message)], now)
+
+    def _write(self, producer: _Producer, link: _Link, parts: list[bytes], now: Millis) -> None:
         try:
-            link.socket.send_multipart([link.session.seal(), encode(message)], zmq.NOBLOCK)
+            link.socket.send_multipart(parts, zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._lose(producer, f"cannot send: {error}", now)
 

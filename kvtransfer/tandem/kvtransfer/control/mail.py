@@ -12,7 +12,7 @@ from tandem.kvtransfer.handoff.messages import (
     Probe,
     ProbeDone,
     ProbeReady,
-    Welcome,
+    ProducerCard,
 )
 from tandem.protocol.ids import Incarnation
 
@@ -29,7 +29,7 @@ class LinkUp:
     connector: str
     host: str = ""
     """Of P, for D's transport."""
-    welcome: Welcome | None = None
+    welcome: ProducerCard | None = None
     """What P said, for D."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import TypeVar
+from typing import TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -69,12 +69,15 @@ def _kinds() -> list[type[msgspec.Struct]]:
 def _message_row(kind: type[msgspec.Struct]) -> str:
     to_producer = kind in messages.ToProducer.__args__
     to_consumer = kind in messages.ToConsumer.__args__
+    (card,) = get_args(kind) or (None,)
+    kind = get_origin(kind) or kind
     way = "both" if to_producer and to_consumer else "D → P" if to_producer else "P → D"
     text = " ".join((kind.__doc__ or "").split())
-    for prefix in ("D → P: ", "P → D: ", "Both ways: ", "D → P, ", "P → D, "):
+    for prefix in ("From who calls, ", "D → P: ", "P → D: ", "Both ways: ", "D → P, ", "P → D, "):
         text = text.removeprefix(prefix)
     name = str(kind.__struct_config__.tag).upper()
-    return f"| {name} | {way} | {', '.join(kind.__struct_fields__)} | {text} |"
+    fields = ", ".join(kind.__struct_fields__ if card is None else card.__struct_fields__)
+    return f"| {name} | {way} | {fields} | {text} |"
 
 
 def _table(rules: Mapping[tuple[_State | None, _Event], Rule], states: type[_State]) -> str:

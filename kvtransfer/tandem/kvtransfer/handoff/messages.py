@@ -14,17 +14,15 @@ from msgspec import Meta
 
 from tandem.link.frames import Decoder
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.messages import Beat, Count
+from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 from tandem.protocol.outputs import TokenLogprobs
 
-HANDOFF_VERSION = 2
+HANDOFF_VERSION = 3
 """Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
-Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
-Words = Annotated[str, Meta(max_length=500)]
 
 
 class GoneReason(StrEnum):
@@ -57,19 +55,8 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
     logprobs: TokenLogprobs | None = None
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """D → P, first frame of a link."""
-
-    version: Small
-    fingerprint: Annotated[str, Meta(max_length=64)]
-    connectors: tuple[Annotated[str, Meta(max_length=32)], ...]
-    """Transports that D could load, in order of preference."""
-    auth: Digest
-    """MAC over D's incarnation and the fingerprint under the service's secret."""
-
-
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """P → D: the link stands; how to reach the send slots."""
+class ProducerCard(msgspec.Struct, frozen=True):
+    """Of P's WELCOME: how to reach the send slots."""
 
     connector: Annotated[str, Meta(max_length=32)]
     card: Annotated[bytes, Meta(max_length=64 << 10)]
@@ -78,12 +65,6 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     num_slots: Small
     """Send slots; one more after them holds the pattern."""
     block_bytes: Count
-
-
-class TurnedAway(msgspec.Struct, frozen=True, tag="turned_away"):
-    """P → D: no link (version, fingerprint, secret or transport); ask again later."""
-
-    reason: Words
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
@@ -180,27 +161,15 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     reason: GoneReason
 
 
-class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """Both ways: a frame was lost or misdirected; the link's keys have failed."""
-
-    reason: Words
-
-
 ToProducer = Hello | Probe | ProbeDone | Open | Want | Taken | Done | Beat | Reset
 ToConsumer = (
-    Welcome | TurnedAway | ProbeReady | Ready | Part | Final | Committed | Gone | Beat | Reset
+    Welcome[ProducerCard] | ProbeReady | Ready | Part | Final | Committed | Gone | Beat | Reset
 )
 Message = ToProducer | ToConsumer
 KeyedToProducer = Open | Want | Taken | Done
+ForProducer = Open | Want | Taken | Done | Probe | ProbeDone
+"""What the transfer thread of P is told of; the rest is the link's own."""
 KeyedToConsumer = Ready | Part | Final | Committed | Gone
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def encode(message: Message) -> bytes:
-    """Bytes of one message."""
-    return _encoder.encode(message)
-
 
 decode_to_producer: Decoder[ToProducer] = Decoder(ToProducer, MAX_MESSAGE_BYTES)
 """Of what a consumer says."""

@@ -13,7 +13,7 @@ from tandem.kvtransfer.events import ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Read, Send, Tell, Unpack
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import Final, ProbeReady, Welcome
+from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.mover.header import (
@@ -72,7 +72,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             slow_seconds=config.kv_slow_seconds,
         )
         self.prober = Prober(self)
-        self._welcomes: dict[Incarnation, Welcome] = {}
+        self._welcomes: dict[Incarnation, ProducerCard] = {}
         self._reads: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._unpacks: deque[Unpack] = deque()
         self._fingerprint = fingerprint_digest(parts.fingerprint)
@@ -83,7 +83,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """By which the peer is read."""
         return self.parts.transports[self._welcomes[peer].connector]
 
-    def welcome_of(self, peer: Incarnation) -> Welcome | None:
+    def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
         """What the peer said, while its link stands."""
         return self._welcomes.get(peer)
 

@@ -13,7 +13,7 @@ from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Action, Millis, Read
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, Welcome
+from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, ProducerCard
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.mover.pattern import pattern
@@ -54,7 +54,7 @@ class Links(Protocol):
         """By which the peer is read."""
         ...
 
-    def welcome_of(self, peer: Incarnation) -> Welcome | None:
+    def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
         """What the peer said, while its link stands."""
         ...
 
@@ -83,7 +83,7 @@ class Prober:
         self._numbers = itertools.count(1)
         self._probing: dict[Incarnation, _Probing] = {}
 
-    def begin(self, peer: Incarnation, host: str, welcome: Welcome, now: Millis) -> None:
+    def begin(self, peer: Incarnation, host: str, welcome: ProducerCard, now: Millis) -> None:
         """A link stands: connect the transport and ask P to keep it moving."""
         mover = self._mover
         rests = mover.book.rests(peer, now)

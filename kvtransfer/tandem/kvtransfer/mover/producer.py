@@ -13,7 +13,7 @@ from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Send, Tell
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
-from tandem.kvtransfer.handoff.messages import Committed, Probe, ProbeDone, ProbeReady, Welcome
+from tandem.kvtransfer.handoff.messages import Committed, Probe, ProbeDone, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.mover.header import (
     HEADER_BYTES,
@@ -88,11 +88,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Consumers whose link stands; read by the engine's thread."""
         return self._link_view
 
-    def welcome(self, connectors: tuple[str, ...]) -> Welcome | None:
+    def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | None:
         """Answer to a HELLO that offers these transports; called by the control thread."""
         for name in connectors:
             if name in self._cards:
-                return Welcome(
+                return ProducerCard(
                     connector=name,
                     card=self._cards[name],
                     slot_bytes=self.memory.slot_bytes,

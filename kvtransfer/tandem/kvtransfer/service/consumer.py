@@ -68,6 +68,7 @@ class HandoffConsumer:
             board=parts.board,
             metrics=parts.metrics,
             deliver=self._mover.inbox.put,
+            offer=self._mover.inbox.offer,
             guard=guard,
         )
         self._channel.connectors = tuple(parts.transports)

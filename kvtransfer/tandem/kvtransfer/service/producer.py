@@ -74,6 +74,7 @@ class HandoffProducer:
             board=parts.board,
             metrics=parts.metrics,
             deliver=self._mover.inbox.put,
+            offer=self._mover.inbox.offer,
             guard=guard,
             welcome=self._mover.welcome,
         )

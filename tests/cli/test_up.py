@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tandem.cli.__main__ import main
-from tandem.cli.child_flags import check_worker
+from tandem.cli.child_flags import ChildFlagsError, check_worker
 from tandem.cli.children import Child
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
@@ -154,6 +154,15 @@ def test_the_end_waits_as_long_as_router_and_workers_drain():
     given = UpConfig(router_flags="--drain-timeout 50", prefill_flags="--drain-seconds 70")
     graces, _ = Supervisor(given).check_flags()
     assert (graces.router, graces.workers) == (50.0, 70.0)
+
+
+def test_flags_are_checked_beside_the_devices_own_defaults(monkeypatch: pytest.MonkeyPatch):
+    """64 tokens of a mixed step are too few for 256 sequences, and enough for a CPU's 48."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for words in ("--max-num-mixed-tokens 64", "--least-mixed-tokens 32"):
+        Supervisor(UpConfig(worker_flags=words)).check_flags()
+    with pytest.raises(ChildFlagsError, match="max_num_mixed_tokens: 48"):
+        Supervisor(UpConfig(worker_flags="--max-num-mixed-tokens 48")).check_flags()
 
 
 def test_quoted_words_of_such_a_string_stay_together():

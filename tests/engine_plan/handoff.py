@@ -12,18 +12,10 @@ from dataclasses import dataclass, field
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import (
-    FirstToken,
-    Hold,
-    Loaded,
-    LoadFailed,
-    Lookup,
-    Released,
-    Remote,
-)
-from tandem.engine.step import Fence
+from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.requests import Produce
 
 Event = Loaded | LoadFailed | Released

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.step import (
-    Fence,
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
@@ -27,6 +26,7 @@ from tandem.engine.step import (
     StepRow,
 )
 from tandem.protocol.finish import Finish, finish_of
+from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.sampling import SamplingParams
 

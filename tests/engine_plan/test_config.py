@@ -158,11 +158,12 @@ def test_gpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
 
 
 def test_cpus_bound_mixed_steps_by_the_decodes_in_them(tmp_path):
-    """A step takes as long as it has tokens there: 128 of them, or four for each that decodes."""
+    """A step takes as long as it has tokens there: 64 of them, or four for each that decodes."""
     steps = config_of(tmp_path, device="cpu", max_num_batched_tokens=2048).scheduler
-    assert [steps.mixed_tokens(n) for n in (1, 16, 64, 256)] == [128, 128, 256, 1024]
+    assert [steps.mixed_tokens(n) for n in (1, 16, 48)] == [64, 64, 192]
+    assert steps.max_num_seqs == 48
     fixed = config_of(tmp_path, device="cpu", max_num_mixed_tokens=2048).scheduler
-    assert fixed.mixed_tokens(1) == fixed.mixed_tokens(256) == 2048
+    assert fixed.mixed_tokens(1) == fixed.mixed_tokens(48) == 2048
 
 
 @pytest.mark.parametrize(("given", "most"), [(-1, 100), (7, 7), (5000, 100)])
@@ -203,7 +204,7 @@ def test_device_is_detected(monkeypatch):
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 1.5),
         ("long_prefill_token_threshold", 0),
-        ("max_num_mixed_tokens", 256),
+        ("max_num_mixed_tokens", 48),
         ("mixed_tokens_per_decode", 1),
         ("least_mixed_tokens", 0),
         ("policy", "random"),

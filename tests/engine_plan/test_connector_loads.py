@@ -6,8 +6,9 @@ import pytest
 from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.pair import Pair, consume
 
-from tandem.engine.scheduler.connector import FirstToken, Loaded, Released
+from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.errors import FailCause
+from tandem.protocol.kv import FirstToken, Released
 
 
 def test_only_what_is_missing_is_loaded():

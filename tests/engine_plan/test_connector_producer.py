@@ -7,8 +7,8 @@ from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import Pair, produce
 
-from tandem.engine.step import Fence
 from tandem.protocol.errors import RefusalCode
+from tandem.protocol.kv import Fence
 
 
 class SlowFence:

@@ -22,9 +22,10 @@ from hypothesis.stateful import (
 from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.handoff import BothSides
 
-from tandem.engine.scheduler.connector import FirstToken, Loaded
+from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 

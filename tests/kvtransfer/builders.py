@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.handoff.messages import FirstToken
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
 
 BLOCK = 4

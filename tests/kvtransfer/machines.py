@@ -10,11 +10,11 @@ from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Read,
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import FirstToken
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.layout import blocks_for
 
 BLOCK = 4

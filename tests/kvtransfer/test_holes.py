@@ -13,18 +13,13 @@ from tests.kvtransfer.machines import A, Face, make_key
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
-from tandem.kvtransfer.handoff.messages import (
-    Done,
-    FirstToken,
-    Gone,
-    GoneReason,
-    Taken,
-)
+from tandem.kvtransfer.handoff.messages import Done, Gone, GoneReason, Taken
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms, Verdict
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import Beat, Welcome
 

@@ -8,14 +8,11 @@ from tests.kvtransfer.machines import TOKEN, A, Face, make_key
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.handoff.messages import (
-    FirstToken,
-    Open,
-    Part,
-)
+from tandem.kvtransfer.handoff.messages import Open, Part
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
+from tandem.protocol.kv import FirstToken
 
 
 def test_hole_19_token_1_reaches_the_consumer_with_the_kv(pair):

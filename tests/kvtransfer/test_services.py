@@ -10,11 +10,11 @@ from tests.kvtransfer.builders import Consumer, Producer, kv_of, make_config, ma
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.handoff.messages import FirstToken
 from tandem.kvtransfer.service.parts import as_bytes
 from tandem.kvtransfer.transports import choose
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
 from tandem.protocol.ids import new_incarnation
+from tandem.protocol.kv import FirstToken
 
 
 @pytest.mark.parametrize("connector", ["memory", "tcp", "nixl"])

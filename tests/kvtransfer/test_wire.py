@@ -16,6 +16,7 @@ from tandem.kvtransfer.mover.header import (
 )
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Hello, Reset, Welcome, encode
 from tandem.protocol.outputs import TokenLogprobs
 
@@ -27,7 +28,7 @@ _LOGPROBS = st.builds(
     TokenLogprobs, st.integers(0, 1 << 30), st.floats(-100, 0), st.integers(1, 1000)
 )
 _FIRST = st.tuples(
-    st.builds(m.FirstToken, st.integers(0, 127), st.integers(0, 1 << 30), st.none() | _LOGPROBS)
+    st.builds(FirstToken, st.integers(0, 127), st.integers(0, 1 << 30), st.none() | _LOGPROBS)
 )
 _TO_P = st.one_of(
     st.builds(

@@ -14,10 +14,12 @@ from typing import Any
 from tandem.cli.command import UsageError, read_command_line
 from tandem.cli.flags import Section
 from tandem.cli.worker_settings import worker_sections
-from tandem.engine.config.engine import SECTIONS
+from tandem.engine.config import EngineConfig
+from tandem.engine.config.engine import SECTIONS, defaults_of, resolve_device
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.protocol.settings import settings_of
 from tandem.router.config import RouterConfig
 from tandem.worker.server_config import ServerConfig
 
@@ -51,8 +53,13 @@ def check_worker(
     with _named(f"{role} workers"):
         KVTransferConfig(**given[KVTransferConfig])
         PrefillConfig(**given.get(PrefillConfig, {}))
+        device = resolve_device(given[EngineConfig].get("device", "auto"))
+        usual = defaults_of(device, engine)
         for settings in SECTIONS.values():
-            settings(**given[settings])
+            own = {each.name for each in settings_of(settings)}
+            settings(
+                **{name: value for name, value in usual.items() if name in own} | given[settings]
+            )
         return ServerConfig(**given[ServerConfig]), engine
 
 

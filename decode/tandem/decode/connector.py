@@ -11,21 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import (
-    FirstToken,
-    Hold,
-    Loaded,
-    LoadFailed,
-    Lookup,
-    Released,
-    Remote,
-)
-from tandem.engine.step import Fence
+from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.kvtransfer import events
-from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.requests import Consume
 
 _NOTHING = Remote(Lookup.NOTHING)
@@ -104,14 +95,14 @@ class DecodeConnector:
         """``finished`` has stopped its pull already."""
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
-        """What the service says, in the engine's words."""
-        return [told for event in self._consumer.poll() for told in self._translate(event)]
+        """What the service says, as far as the engine still waits for it."""
+        return [told for event in self._consumer.poll() for told in self._told(event)]
 
     def has_pending(self) -> bool:
         """Whether a pull has not ended."""
         return bool(self._pulls)
 
-    def _translate(self, event: events.ConsumerEvent) -> Iterator[Loaded | LoadFailed | Released]:
+    def _told(self, event: events.ConsumerEvent) -> Iterator[Loaded | LoadFailed | Released]:
         if isinstance(event, events.Ready):
             if event.key in self._pulls:
                 self._pulls[event.key].ready = Remote(Lookup.READY, event.num_tokens)
@@ -124,17 +115,13 @@ class DecodeConnector:
             if pull is not None and pull.let_go:
                 yield Released(event.key)
                 return
-            yield Loaded(event.key, _first(event.first))
+            yield Loaded(event.key, event.first)
             return
         if pull is not None and pull.let_go:
             if event.blocks_free:
                 yield Released(event.key)
         elif isinstance(event, events.FirstTokenEnded):
-            first, free = _first(event.first), event.blocks_free
-            yield Loaded(event.key, first, usable=False, blocks_free=free)
-        elif isinstance(event, events.LoadFailed):
-            yield LoadFailed(event.key, event.cause, event.message, event.blocks_free)
-
-
-def _first(first: Sequence[messages.FirstToken]) -> tuple[FirstToken, ...]:
-    return tuple(FirstToken(each.choice, each.token_id, each.logprobs) for each in first)
+            free = event.blocks_free
+            yield Loaded(event.key, event.first, usable=False, blocks_free=free)
+        elif isinstance(event, LoadFailed):
+            yield event

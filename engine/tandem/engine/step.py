@@ -5,23 +5,16 @@ sampled itself, so that a later step may be planned before the host knows them.
 """
 
 from dataclasses import dataclass, field
-from typing import NewType, Protocol
+from typing import NewType
 
 import msgspec
 
+from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.sampling import SamplingParams
 
 SeqId = NewType("SeqId", int)
 """One choice of one request within this engine; never reused while the engine lives."""
-
-
-class Fence(Protocol):
-    """Completion of the KV writes of a step on one device, as the host can see it."""
-
-    def done(self) -> bool:
-        """Whether every write has landed. Never blocks."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,31 @@
 """What the hand-off tells the engine's thread, and what it needs of it.
 
 Polled by prefill/ and decode/ once a step from ``HandoffProducer.poll`` and
-``HandoffConsumer.poll``; plain values, made by the transfer thread. No torch.
+``HandoffConsumer.poll``; plain values, made by the transfer thread. No torch. ``Released`` and
+``LoadFailed`` are the engine's own words for it, and go to it as they are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
-from tandem.kvtransfer.handoff.messages import FirstToken
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 
-
-class Fence(Protocol):
-    """Completion of KV writes on all ranks, as the host can see it (the engine's ``Fence``)."""
-
-    def done(self) -> bool:
-        """Whether every write has landed. Never blocks."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """Producer: the key's blocks are the engine's again.
-
-    Exactly once for every admitted key, after ``finished(key)``.
-    """
-
-    key: RequestKey
+__all__ = [
+    "BlocksFree",
+    "Cancelled",
+    "ConsumerEvent",
+    "Fence",
+    "FirstTokenEnded",
+    "LoadFailed",
+    "Loaded",
+    "ProducerEvent",
+    "Ready",
+    "Released",
+    "Revoked",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +70,6 @@ class FirstTokenEnded:
     finish: str
     blocks_free: bool = True
     """False: an unpack still writes; ``BlocksFree`` follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """Consumer: the hand-off failed. Ends the key; the blocks hold nothing to use or cache."""
-
-    key: RequestKey
-    cause: FailCause
-    message: str
-    blocks_free: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,22 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import (
-    FirstToken,
-    Hold,
-    Loaded,
-    LoadFailed,
-    Lookup,
-    Released,
-    Remote,
-)
+from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.engine.scheduler.roster import ABORT, FAILED
-from tandem.engine.step import Fence
 from tandem.kvtransfer import events
-from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.requests import Produce
 
@@ -79,10 +70,7 @@ class PrefillConnector:
     ) -> None:
         """Tell the consumer token 1 of each choice."""
         if request.key in self._exports:
-            told = [
-                messages.FirstToken(each.choice, each.token_id, each.logprobs) for each in first
-            ]
-            self._producer.final(request.key, told, finish)
+            self._producer.final(request.key, first, finish)
 
     def finished(self, request: Request, why: str) -> Hold:
         """The service frees the blocks when nobody may read them any more."""
@@ -98,15 +86,15 @@ class PrefillConnector:
         self._producer.cancel(key)
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
-        """Exports that ended, in the engine's words."""
-        return [self._translate(event) for event in self._producer.poll()]
+        """Exports that ended; one that was revoked has failed for the engine."""
+        return [self._told(event) for event in self._producer.poll()]
 
     def has_pending(self) -> bool:
         """Exports need no step of the engine: their ends wake the loop."""
         return bool(self._exports)
 
-    def _translate(self, event: events.ProducerEvent) -> Released | LoadFailed:
-        if isinstance(event, events.Released):
+    def _told(self, event: events.ProducerEvent) -> Released | LoadFailed:
+        if isinstance(event, Released):
             self._exports.discard(event.key)
-            return Released(event.key)
+            return event
         return LoadFailed(event.key, event.cause, event.message)

@@ -10,13 +10,14 @@ from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import FirstToken, Message, ProducerCard
+from tandem.kvtransfer.handoff.messages import Message, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.link import Header
 from tandem.protocol.messages import Welcome
 

@@ -27,16 +27,7 @@ from tests.kvtransfer.model.parts import (
     Work,
 )
 
-from tandem.kvtransfer.events import (
-    BlocksFree,
-    Cancelled,
-    FirstTokenEnded,
-    Loaded,
-    LoadFailed,
-    Ready,
-    Released,
-    Revoked,
-)
+from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready, Revoked
 from tandem.kvtransfer.handoff.actions import Action, Pack, Read, Send, Tell, Unpack
 from tandem.kvtransfer.handoff.export import Asked
 from tandem.kvtransfer.handoff.exports import ExportTable
@@ -46,6 +37,7 @@ from tandem.kvtransfer.handoff.pull import Told
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.link.session import LinkState, Session, Verdict
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.kv import LoadFailed, Released
 from tandem.protocol.link import Header, read_header
 from tandem.protocol.messages import Hello, Reset
 

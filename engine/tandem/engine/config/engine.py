@@ -17,6 +17,7 @@ from tandem.engine.config.revision import revision_of
 from tandem.engine.config.scheduler import (
     CPU_LEAST_MIXED_TOKENS,
     CPU_MIXED_TOKENS_PER_DECODE,
+    CPU_NUM_SEQS,
     GPU_BATCHED_TOKENS,
     GPU_IDLE_POLL_MS,
     GPU_LEAST_MIXED_TOKENS,
@@ -48,6 +49,7 @@ GPU_DEFAULTS: dict[str, Any] = {
 }
 """What ``EngineConfig.of`` takes on a CUDA device for settings that are not given."""
 CPU_DEFAULTS: dict[str, Any] = {
+    "max_num_seqs": CPU_NUM_SEQS,
     "mixed_tokens_per_decode": CPU_MIXED_TOKENS_PER_DECODE,
     "least_mixed_tokens": CPU_LEAST_MIXED_TOKENS,
 }
@@ -83,7 +85,7 @@ class EngineConfig:
         """
         device = resolve_device(flat.pop("device", "auto"))
         given = {name: value for name, value in flat.items() if value is not None}
-        flat = {**flat, **_defaults_of(device, given), **given}
+        flat = {**flat, **defaults_of(device, given), **given}
         parts = _sort_into_sections({"model": str(model), **flat})
         return cls(
             model=ModelConfig(**parts["model"]),
@@ -177,7 +179,7 @@ def resolve_device(device: str) -> str:
     return "cuda" if any(Path("/dev").glob("nvidia[0-9]*")) else "cpu"
 
 
-def _defaults_of(device: str, given: dict[str, Any]) -> dict[str, Any]:
+def defaults_of(device: str, given: dict[str, Any]) -> dict[str, Any]:
     """The device's defaults beside what is given: a fixed bound of mixed steps is the only one."""
     fixed = "max_num_mixed_tokens" in given
     return {

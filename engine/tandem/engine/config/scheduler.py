@@ -22,8 +22,10 @@ GPU_LEAST_MIXED_TOKENS = 1024
 """The same of tokens of such a step however few decode."""
 CPU_MIXED_TOKENS_PER_DECODE = 4
 """What ``EngineConfig.of`` takes on a CPU, whose steps take as long as they have tokens."""
-CPU_LEAST_MIXED_TOKENS = 128
+CPU_LEAST_MIXED_TOKENS = 64
 """The same of tokens of such a step however few decode."""
+CPU_NUM_SEQS = 48
+"""The same of sequences in one step."""
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
 """Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
 
@@ -34,7 +36,8 @@ class SchedulerConfig:
 
     max_num_seqs: int = setting(
         256,
-        "Sequences in one step, at most; a request with n choices counts n.",
+        "Sequences in one step, at most; a request with n choices counts n. "
+        f"{CPU_NUM_SEQS} on CPUs unless given.",
         unit="sequences",
     )
     max_num_batched_tokens: int = setting(
@@ -114,9 +117,6 @@ class SchedulerConfig:
                 if getattr(self, name) is not None:
                     allowed = "none where max_num_mixed_tokens is given"
                     raise InvalidParameter(name, getattr(self, name), allowed)
-        if self.mixed_tokens_per_decode is None and self.least_mixed_tokens is not None:
-            allowed = "none where mixed_tokens_per_decode is none"
-            raise InvalidParameter("least_mixed_tokens", self.least_mixed_tokens, allowed)
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)

@@ -12,10 +12,9 @@ from enum import Enum
 from typing import Protocol
 
 from tandem.engine.request import Request
-from tandem.engine.step import Fence
-from tandem.protocol.errors import FailCause, Refusal
+from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 
 
 class Lookup(Enum):
@@ -39,15 +38,6 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
-    """A token that the other side already drew, for one choice."""
-
-    choice: int
-    token_id: int
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """The request's remote KV is committed: it may run and its full blocks may be cached."""
 
@@ -59,25 +49,6 @@ class Loaded:
     """False: token 1 ended every choice, so no KV was brought; the blocks are freed, not cached."""
     blocks_free: bool = True
     """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """The hand-off failed: emit FAIL, free the blocks that ``begin_load`` was given. A producer's
-    revoked export too: what it still computes is given up."""
-
-    key: RequestKey
-    cause: FailCause
-    message: str
-    blocks_free: bool = True
-    """False: writes may still land; a ``Released`` with the same key follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """Blocks that ``finished`` left with the connector are the engine's again."""
-
-    key: RequestKey
 
 
 class Hold(Enum):

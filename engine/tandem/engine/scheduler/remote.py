@@ -10,19 +10,12 @@ from __future__ import annotations
 from collections import deque
 
 from tandem.engine.request import Request, RequestState
-from tandem.engine.scheduler.connector import (
-    KVConnector,
-    Loaded,
-    LoadFailed,
-    Lookup,
-    Released,
-    Remote,
-)
+from tandem.engine.scheduler.connector import KVConnector, Loaded, Lookup, Remote
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.settle import Settler
 from tandem.engine.scheduler.turns import Turns
-from tandem.engine.step import Fence
 from tandem.protocol.errors import FailCause
+from tandem.protocol.kv import Fence, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 
 

@@ -24,10 +24,11 @@ from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
 from tandem.engine.scheduler.settle import Chunk, Settler
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
-from tandem.engine.step import Fence, FenceDone, ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.kv import Fence
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
 

@@ -12,11 +12,11 @@ from itertools import repeat
 from operator import sub
 
 from tandem.engine.request import Request, RequestState
-from tandem.engine.scheduler.connector import FirstToken
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
-from tandem.engine.step import Fence, ModelRunnerOutput, Sampled
+from tandem.engine.step import ModelRunnerOutput, Sampled
 from tandem.protocol.errors import FailCause
 from tandem.protocol.finish import Finish, finish_of
+from tandem.protocol.kv import Fence, FirstToken
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume, Produce
 

@@ -11,13 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandem.kvtransfer.events import (
-    BlocksFree,
-    Cancelled,
-    FirstTokenEnded,
-    Loaded,
-    LoadFailed,
-)
+from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded
 from tandem.kvtransfer.events import Ready as ReadyEvent
 from tandem.kvtransfer.handoff.actions import (
     Action,
@@ -47,6 +41,7 @@ from tandem.kvtransfer.handoff.pull import (
 )
 from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
 from tandem.protocol.errors import FailCause
+from tandem.protocol.kv import LoadFailed
 from tandem.protocol.layout import blocks_for
 
 Result = tuple[Pull | None, list[Action]]

@@ -5,17 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.handoff.actions import Millis
-from tandem.kvtransfer.handoff.messages import (
-    Done,
-    Final,
-    FirstToken,
-    GoneReason,
-    Open,
-    Taken,
-    Want,
-)
+from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason, Open, Taken, Want
 from tandem.kvtransfer.handoff.tables import PEvent, PState
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
+from tandem.protocol.kv import FirstToken
 
 _MESSAGE_EVENT = {Open: PEvent.OPEN, Want: PEvent.WANT, Taken: PEvent.TAKEN}
 

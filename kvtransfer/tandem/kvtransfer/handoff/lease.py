@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from tandem.kvtransfer.events import Released, Revoked
+from tandem.kvtransfer.events import Revoked
 from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Send, Tell
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Ready
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Released
 
 Result = tuple[Export | None, list[Action]]
 

@@ -14,8 +14,8 @@ from msgspec import Meta
 
 from tandem.link.frames import Decoder
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
-from tandem.protocol.outputs import TokenLogprobs
 
 HANDOFF_VERSION = 3
 """Raised whenever a message or a slot's header changes meaning."""
@@ -45,14 +45,6 @@ class GoneReason(StrEnum):
     """Already handed over and committed."""
     INTERNAL = "internal"
     """A fault of P's own, while packing."""
-
-
-class FirstToken(msgspec.Struct, frozen=True, array_like=True):
-    """Token 1 of one choice, as P drew it."""
-
-    choice: Small
-    token_id: Count
-    logprobs: TokenLogprobs | None = None
 
 
 class ProducerCard(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandem.kvtransfer.events import Released, Revoked
+from tandem.kvtransfer.events import Revoked
 from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Pack, Send, Tell
 from tandem.kvtransfer.handoff.export import (
     Admit,
@@ -52,6 +52,7 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.kvtransfer.handoff.tables import PRODUCER, PEvent, PState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import NOBODY
+from tandem.protocol.kv import Released
 from tandem.protocol.layout import blocks_for
 
 _replace = msgspec.structs.replace

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import time
 
-from tandem.kvtransfer.events import (
-    BlocksFree,
-    Cancelled,
-    FirstTokenEnded,
-    Loaded,
-    LoadFailed,
-    Ready,
-)
+from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready
 from tandem.kvtransfer.handoff.messages import Done, Want
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import LoadFailed
 
 _OUTCOMES = {
     Loaded: "loaded",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
-from tandem.kvtransfer.events import Fence, ProducerEvent, Revoked
+from tandem.kvtransfer.events import ProducerEvent, Revoked
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Send, Tell
 from tandem.kvtransfer.handoff.export import ProducerPolicy
@@ -26,6 +26,7 @@ from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.kv import Fence
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
-from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, LoadFailed, Ready
+from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.service.parts import make_parts
@@ -24,6 +24,7 @@ from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.kv import LoadFailed
 from tandem.protocol.layout import KVLayout
 from tandem.protocol.messages import PeerHealth
 

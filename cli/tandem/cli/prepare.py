@@ -149,7 +149,7 @@ def _version(package: str) -> str | None:
 
 def _check_servable(folder: Path) -> None:
     from tandem.engine.config import read_facts
-    from tandem.engine.models.registry import check_servable
+    from tandem.engine.config.families import check_servable
 
     check_servable(read_facts(folder))
 

@@ -75,6 +75,9 @@ class Cluster:
         """With a ``fence`` nothing is written while that is closed."""
         settings = client.Configuration()
         _authenticate(settings, kubeconfig)
+        # The proxy is found once. A token's refresh would look for it at every call, through an
+        # environment that another thread may be changing.
+        settings._proxy_from_env = False
         settings.connection_pool_maxsize = pool
         settings.retries = 0
         self._api = client.ApiClient(settings)

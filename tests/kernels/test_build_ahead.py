@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,27 @@ def test_launches_build_in_threads_and_run_nothing(monkeypatch: pytest.MonkeyPat
     assert len(kernels) == len(builders) == 2
     assert all(kernel.asm["cubin"] for kernel in kernels)
     assert threading.main_thread() not in builders
+
+
+def test_no_two_threads_parse_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11.7's ast.parse raises a SystemError now and then when threads share it."""
+    parse, inside, at_once = JITFunction.parse, [0], []
+
+    def slow(self: JITFunction[Any]) -> ast.Module:
+        inside.append(1)
+        at_once.append(sum(inside))
+        time.sleep(0.05)
+        inside.remove(1)
+        tree: ast.Module = parse(self)
+        return tree
+
+    monkeypatch.setattr(JITFunction, "parse", slow)
+    with building_ahead():
+        for dtype in (torch.bfloat16, torch.float16):
+            silu_and_mul(torch.ones(4, 512, dtype=dtype), backend=Backend.TRITON)
+    assert JITFunction.parse is slow
+    assert len(at_once) >= 4, "each of two kernels calls another"
+    assert max(at_once) == 1
 
 
 def test_what_cannot_be_built_is_raised() -> None:

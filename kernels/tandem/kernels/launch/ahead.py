@@ -6,7 +6,9 @@ ptxas let go of the interpreter's lock, so threads build as many at once as ther
 
 from __future__ import annotations
 
+import ast
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,15 +30,23 @@ def building_ahead() -> Iterator[None]:
     What the block computes is worthless, so it must not index by it. Kernels that are on disk are
     loaded from there. One thread of a process at a time. Raises what a build raises.
     """
-    launch = JITFunction.run
+    launch, parse = JITFunction.run, JITFunction.parse
+    one_at_a_time = threading.Lock()
 
     def ask(self: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         return launch(self, *args, grid=grid, warmup=True, **options)
 
+    def parse_alone(self: JITFunction[Any]) -> ast.Module:
+        # Before 3.11.8 and 3.12.2 threads that parse share one count of the tree's depth, and
+        # ast.parse raises a SystemError when it is off (cpython issue 106905).
+        with one_at_a_time:
+            tree: ast.Module = parse(self)
+        return tree
+
     with ThreadPoolExecutor(min(MOST, len(os.sched_getaffinity(0)))) as threads:
-        JITFunction.run = ask
+        JITFunction.run, JITFunction.parse = ask, parse_alone
         try:
             with triton.AsyncCompileMode(threads), Launcher.asking_triton():
                 yield
         finally:
-            JITFunction.run = launch
+            JITFunction.run, JITFunction.parse = launch, parse

@@ -14,6 +14,7 @@ from tandem.engine.core.client import InprocClient
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
+from tandem.protocol.context import RequestContext, Route, Shape
 from tandem.protocol.errors import (
     FailCause,
     InvalidParameter,
@@ -120,6 +121,17 @@ async def test_refusals_and_bad_parameters_are_raised():
     with pytest.raises(RequestRefused):
         await second
     assert (await first)[0]
+    await client.close()
+
+
+async def test_one_engine_has_no_ways_to_choose():
+    """A canary's wish that nothing here can grant is refused; when a request came is no wish."""
+    client = client_of()
+    asked = RequestContext(route=Route(shape=Shape.DISAGGREGATED))
+    with pytest.raises(InvalidParameter, match="route"):
+        await anext(client.stream(request_of("a"), asked))
+    came = RequestContext(arrived=0.0)
+    assert (await anext(client.stream(request_of("b"), came))).choice == 0
     await client.close()
 
 

@@ -10,6 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from tandem.protocol.card import Fingerprint, ModelCard
 from tandem.protocol.commands import Command, Reply
+from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.outputs import EngineCoreOutput
@@ -33,11 +34,15 @@ class ReplayClient:
         self.ended = threading.Event()
         self.requests: list[EngineCoreRequest] = []
         self.aborted: list[str] = []
+        self.contexts: list[RequestContext] = []
         self.commands: list[Command] = []
         self.closed = 0
 
-    async def stream(self, request: EngineCoreRequest) -> AsyncGenerator[EngineCoreOutput, None]:
+    async def stream(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> AsyncGenerator[EngineCoreOutput, None]:
         """See EngineCoreClient."""
+        self.contexts.append(context)
         self.requests.append(request)
         self.asked.set()
         ended = False

@@ -13,6 +13,7 @@ from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.beside import IN_LOOP
 from tandem.llm.outputs import RequestOutput
 from tandem.protocol.commands import CommandName
+from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
@@ -56,6 +57,20 @@ async def test_a_prompt_streams_its_text(
     assert (outputs[-1].num_cached_tokens, outputs[-1].prompt) == (16, "hi")
     assert list(outputs[-1].prompt_token_ids) == tokenizer.encode("hi")
     assert (client.aborted, llm.num_running) == ([], 0)
+
+
+async def test_what_a_caller_says_of_a_request_reaches_the_client(
+    tokenizer: Tokenizer, says: Make, make_client: Make
+) -> None:
+    """The very value that was given; without one the request is an ordinary one."""
+    client = make_client(says("a"))
+    llm, context = AsyncLLM(client, tokenizer), RequestContext(arrived=1.0)
+    prepared = [await llm.prepare("hi") for _ in range(2)]
+
+    await collect(llm.stream(prepared[0], context))
+    await collect(llm.stream(prepared[1]))
+
+    assert client.contexts == [context, ORDINARY]
 
 
 async def test_the_models_own_defaults_fill_what_is_left_open(

@@ -12,6 +12,7 @@ from tests.waiting import until
 
 from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport
@@ -110,9 +111,12 @@ class Stack:
             if producer.revision == worker.revision
         )
 
-    async def run(self, request: EngineCoreRequest) -> list[EngineCoreOutput]:
+    async def run(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> list[EngineCoreOutput]:
         """All outputs of a request."""
-        async with aclosing(self.dispatcher.stream(request)) as outputs:  # type: ignore[type-var]
+        source = self.dispatcher.stream(request, context)
+        async with aclosing(source) as outputs:  # type: ignore[type-var]
             return [output async for output in outputs]
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
 
 from tandem.protocol.commands import Command, CommandName
+from tandem.protocol.context import RequestContext, Route, Shape
 from tandem.protocol.errors import (
     RequestFailed,
 )
@@ -40,6 +41,28 @@ async def test_hand_off(stack: Stack, prefill: Make, decode: Make) -> None:
     assert [] == p.cancelled == d.cancelled
     assert stack.metric("tandem:router_tokens_repeated_total") == 1
     assert stack.metric("tandem:router_first_token_total", source="prefill") == 1
+
+
+async def test_each_request_brings_its_own_wishes(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """As values: two callers in one task, without HTTP, go each its way, and users a third."""
+    p, d = prefill(), decode()
+    await stack.find(p, d)
+    pair, alone = Route(shape=Shape.DISAGGREGATED), Route(shape=Shape.AGGREGATED)
+    now = asyncio.get_running_loop().time()
+
+    for route in (pair, alone):
+        outputs = await stack.run(make_request(), RequestContext(route=route, arrived=now - 500))
+        assert tokens_of(outputs) == ANSWER
+    assert (pair.served_shape, alone.served_shape) == (pair.shape, alone.shape)
+    assert [request.kv is None for request in d.submitted] == [False, True]
+    first_token = "vllm:time_to_first_token_seconds"
+    assert stack.metric(f"{first_token}_count", model_name="fake") == 0
+
+    await stack.run(make_request(), RequestContext(arrived=now - 500))
+    assert stack.metric(f"{first_token}_count", model_name="fake") == 1
+    assert stack.metric(f"{first_token}_sum", model_name="fake") > 500
 
 
 async def test_without_prefill_worker(stack: Stack, decode: Make) -> None:

@@ -19,6 +19,7 @@ from tandem.llm.sampling import defaults_of, params_from
 from tandem.protocol.card import ModelCard
 from tandem.protocol.client import EngineCoreClient
 from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput
@@ -110,7 +111,9 @@ class AsyncLLM:
             ),
         )
 
-    async def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+    async def stream(
+        self, prepared: PreparedRequest, context: RequestContext = ORDINARY
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Send the request and yield what comes, until every choice has ended.
 
         Raises InvalidParameter for a ``request_id`` that is running, RequestRefused and
@@ -119,7 +122,7 @@ class AsyncLLM:
         self._take_id(prepared)
         state = self._outputs.begin(prepared.processed)
         try:
-            source = self._client.stream(prepared.processed.request)
+            source = self._client.stream(prepared.processed.request, context)
             # The protocol promises aclose, which AsyncIterator does not have.
             closing = aclosing(cast("AsyncGenerator[EngineCoreOutput, None]", source))
             async with closing as outputs:

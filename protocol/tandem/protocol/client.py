@@ -5,6 +5,7 @@ from typing import Protocol
 
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
+from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 
@@ -13,14 +14,17 @@ class EngineCoreClient(Protocol):
     """``InprocClient`` (engine in this process) and the router's ``Dispatcher`` (many workers,
     hand-off, failure ladder)."""
 
-    def stream(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+    def stream(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> AsyncIterator[EngineCoreOutput]:
         """Yield the outputs of all choices until each has finished; then stop.
 
         Positions of one choice come in order without gaps or repeats. Closing the iterator
         (``aclose``) aborts the request wherever it is and frees what it holds.
 
         Raises RequestRefused when nothing was started, RequestFailed when it ended without an
-        answer (after the request's budget at the latest), InvalidParameter for bad parameters.
+        answer (after the request's budget at the latest), InvalidParameter for bad parameters and
+        for a route where there is one way only.
         """
         ...
 

@@ -17,8 +17,10 @@ from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.scheduler.admission import open_choices
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
+from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import (
     FailCause,
+    InvalidParameter,
     RequestFailed,
     RequestRefused,
     TandemError,
@@ -62,8 +64,12 @@ class InprocClient:
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
         self._thread.start()
 
-    async def stream(self, request: EngineCoreRequest) -> AsyncGenerator[EngineCoreOutput]:
+    async def stream(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> AsyncGenerator[EngineCoreOutput]:
         """See ``EngineCoreClient.stream``."""
+        if context.route is not None:
+            raise InvalidParameter("route", context.route, "None: one engine has no ways to choose")
         card = self._card
         request.params.verify().verify_vocabulary(card.vocab_size, card.max_logprobs)
         stream = _Stream(asyncio.get_running_loop())

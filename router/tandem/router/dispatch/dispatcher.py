@@ -17,13 +17,13 @@ import msgspec
 
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
+from tandem.protocol.context import ORDINARY, RequestContext, Route, Shape
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
-from tandem.router.dispatch import routing
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
 from tandem.router.dispatch.failure import AttemptFailure, FailedClosed, ReaderTooSlow
 from tandem.router.dispatch.fleet import Fleet
@@ -31,7 +31,6 @@ from tandem.router.dispatch.inbox import Backlog
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
-from tandem.router.dispatch.routing import Routing, Shape
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import check_hope, no_place, too_late, worth_waiting
 from tandem.router.metrics import RouterMetrics
@@ -130,13 +129,15 @@ class Dispatcher:
         ]
         return Reply(id=command.id, ok=not problems, message="; ".join(problems), values=values)
 
-    async def stream(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+    async def stream(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> AsyncIterator[EngineCoreOutput]:
         """See ``EngineCoreClient.stream``. ``request.key`` is replaced by the router's own."""
         loop = asyncio.get_running_loop()
-        job = self._open(request, loop)
+        job = self._open(request, context.route, loop)
         timer = loop.call_at(job.deadline, job.expire)
-        came = routing.arrived.get()
-        watch = Stopwatch(job.metrics, request, loop.time() if came is None else came)
+        came = loop.time() if context.arrived is None else context.arrived
+        watch = Stopwatch(job.metrics, request, came)
         try:
             await self._enter(job, loop)
             while not job.ledger.done:
@@ -168,8 +169,9 @@ class Dispatcher:
             job.metrics.repeated(job.ledger.num_repeated)
             del self._jobs[job.name]
 
-    def _open(self, request: EngineCoreRequest, loop: asyncio.AbstractEventLoop) -> Job:
-        asked = routing.current.get()
+    def _open(
+        self, request: EngineCoreRequest, route: Route | None, loop: asyncio.AbstractEventLoop
+    ) -> Job:
         seconds = self._limits.request_timeout
         if request.budget_ms is not None:
             seconds = min(seconds, request.budget_ms / 1000)
@@ -181,8 +183,8 @@ class Dispatcher:
             name=name,
             deadline=loop.time() + seconds,
             max_attempts=self._limits.max_attempts,
-            metrics=self._metrics if asked is None else self.canary_metrics,
-            routing=asked,
+            metrics=self._metrics if route is None else self.canary_metrics,
+            route=route,
         )
         self._jobs[name] = job
         return job
@@ -301,7 +303,7 @@ class Dispatcher:
         if leg.spoke:
             return output
         job.fingerprint = leg.worker.fingerprint
-        _note_way(job.routing, attempt)
+        _note_way(job.route, attempt)
         pair = attempt.placement.pair
         if not any(each.spoke for each in attempt.legs):
             job.metrics.first_token_from(str(leg.worker.role))
@@ -351,12 +353,12 @@ class Dispatcher:
                         attempt.give_up(failure)
 
 
-def _note_way(asked: Routing | None, attempt: Attempt) -> None:
+def _note_way(route: Route | None, attempt: Attempt) -> None:
     """For a canary: which workers speak."""
-    if asked is None:
+    if route is None:
         return
     revisions = {leg.is_prefill: leg.worker.note.revision for leg in attempt.legs}
     paired = attempt.placement.prefill is not None
-    asked.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
-    asked.served_prefill = revisions.get(True, "")
-    asked.served_decode = revisions.get(False, "")
+    route.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
+    route.served_prefill = revisions.get(True, "")
+    route.served_decode = revisions.get(False, "")

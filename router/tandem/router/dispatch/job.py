@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.context import Route
 from tandem.protocol.errors import FailCause
 from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
@@ -16,7 +17,6 @@ from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
-from tandem.router.dispatch.routing import Routing
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import PromptFacts
@@ -34,11 +34,11 @@ class Job:
         deadline: float,
         max_attempts: int,
         metrics: RouterMetrics,
-        routing: Routing | None = None,
+        route: Route | None = None,
     ) -> None:
         self.metrics = metrics
         """Where it is counted: a canary apart from users."""
-        self.routing = routing
+        self.route = route
         self.request = request
         """As the caller gave it, with a seed."""
         self.name = name
@@ -115,13 +115,13 @@ class Job:
             one_token=left == 1 and not resumed_fork,
             fingerprint=self.fingerprint,
             hits=hits,
-            shape=None if self.routing is None else self.routing.shape,
+            shape=None if self.route is None else self.route.shape,
             revisions={}
-            if self.routing is None
+            if self.route is None
             else {
                 role: revision
                 for role in WorkerRole
-                if (revision := self.routing.revision_of(role)) is not None
+                if (revision := self.route.revision_of(role)) is not None
             },
         )
 

@@ -59,4 +59,4 @@ class ApiKeys:
 
 def _is_canary(scope: Scope) -> bool:
     """Its own token was checked by the middleware around this one."""
-    return bool(scope.get("state", {}).get("canary"))
+    return scope.get("state", {}).get("route") is not None

@@ -12,14 +12,13 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tandem.protocol.context import Route, Shape
 from tandem.protocol.names import (
     HEADER_CANARY,
     HEADER_DECODE_REVISION,
     HEADER_PREFILL_REVISION,
     HEADER_SHAPE,
 )
-from tandem.router.dispatch import routing
-from tandem.router.dispatch.routing import Routing, Shape
 from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer, not_authorized
 
@@ -45,17 +44,13 @@ class Canary:
         if shape is not None and shape not in list(Shape):
             await send_error(send, _unknown_shape(shape))
             return
-        asked = Routing(
+        route = Route(
             shape=Shape(shape) if shape else None,
             prefill_revision=headers.get(HEADER_PREFILL_REVISION),
             decode_revision=headers.get(HEADER_DECODE_REVISION),
         )
-        scope.setdefault("state", {})["canary"] = True
-        handle = routing.current.set(asked)
-        try:
-            await self._app(scope, receive, _telling(asked, send))
-        finally:
-            routing.current.reset(handle)
+        scope.setdefault("state", {})["route"] = route
+        await self._app(scope, receive, _telling(route, send))
 
     def _is_right(self, token: str) -> bool:
         try:
@@ -65,13 +60,13 @@ class Canary:
         return bool(known) and hmac.compare_digest(token.encode(), known.encode())
 
 
-def _telling(asked: Routing, send: Send) -> Send:
+def _telling(route: Route, send: Send) -> Send:
     async def told(message: Message) -> None:
-        if message["type"] == "http.response.start" and asked.served_shape is not None:
+        if message["type"] == "http.response.start" and route.served_shape is not None:
             said = {
-                HEADER_SHAPE: asked.served_shape.value,
-                HEADER_PREFILL_REVISION: asked.served_prefill,
-                HEADER_DECODE_REVISION: asked.served_decode,
+                HEADER_SHAPE: route.served_shape.value,
+                HEADER_PREFILL_REVISION: route.served_prefill,
+                HEADER_DECODE_REVISION: route.served_decode,
             }
             more = [(name.lower().encode(), value.encode()) for name, value in said.items()]
             message = {**message, "headers": [*message["headers"], *more]}

@@ -8,7 +8,6 @@ import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tandem.router.dispatch import routing
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.service import is_request_id
 
@@ -37,8 +36,7 @@ class Trace:
             return
         state = scope.setdefault("state", {})
         state["request_id"] = _given_id(scope) or os.urandom(16).hex()
-        started = time.monotonic()
-        routing.arrived.set(started)
+        state["arrived"] = started = time.monotonic()
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -50,7 +48,7 @@ class Trace:
         await self._app(scope, receive, answered)
 
     def _answered(self, scope: Scope, status: int, started: float) -> None:
-        if scope["state"].get("canary"):
+        if scope["state"].get("route") is not None:
             return
         route = scope.get("route")
         path = getattr(route, "path", "none")  # never the client's own words: labels are bounded

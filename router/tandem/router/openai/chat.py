@@ -20,6 +20,7 @@ from tandem.router.openai.service import (
     PlainRoute,
     Service,
     blaming,
+    context_of,
     input_options,
     read,
     request_id_of,
@@ -38,7 +39,7 @@ async def create_chat_completion(request: Request) -> Response:
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
         events = _events(service, body, request, answer)
-        gone = service.counters.request_cancelled
+        gone = service.counters(context_of(request)).request_cancelled
         return EventStream(events, seconds=service.stream_seconds, gone=gone)
     async with while_connected(request.receive):
         return await _whole(service, body, request, answer)
@@ -54,7 +55,7 @@ async def _outputs(service: Service, body: ChatBody, request: Request) -> Output
             options=input_options(body, request),
             chat=chat_options(body, service),
         )
-    async with aclosing(run(service.llm, [prepared], service.counters)) as outputs:
+    async with aclosing(run(service, [prepared], context_of(request))) as outputs:
         async for output in outputs:
             yield output
 

@@ -15,12 +15,13 @@ from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.choices import Choices, choices_of
 from tandem.router.openai.chunks import DONE, ChunkWriter, completion_writer, usage
-from tandem.router.openai.generate import Answer, Outputs, Totals, begin, prepare_all, run
+from tandem.router.openai.generate import Answer, Totals, begin, prepare_all, run
 from tandem.router.openai.logprobs import prompt_logprobs
 from tandem.router.openai.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
+    context_of,
     input_options,
     read,
     request_id_of,
@@ -40,7 +41,7 @@ async def create_completion(request: Request) -> Response:
     answer = begin("cmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
         events = _events(service, body, request, answer)
-        gone = service.counters.request_cancelled
+        gone = service.counters(context_of(request)).request_cancelled
         return EventStream(events, seconds=service.stream_seconds, gone=gone)
     async with while_connected(request.receive):
         return await _whole(service, body, request, answer)
@@ -56,18 +57,13 @@ async def _prepare(
     return await prepare_all(service.llm, prompts, params, options)
 
 
-def _run(service: Service, prepared: Sequence[PreparedRequest]) -> Outputs:
-    limit = service.max_parallel_prompts
-    return run(service.llm, prepared, service.counters, max_parallel=limit)
-
-
 async def _whole(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> Response:
     """One JSON object."""
     prepared = await _prepare(service, body, request)
     choices = await choices_of(service.llm, body, prepared)
-    async with aclosing(_run(service, prepared)) as outputs:
+    async with aclosing(run(service, prepared, context_of(request))) as outputs:
         last = {prompt: output async for prompt, output in outputs}
     assert len(last) == len(prepared), "a stream that ends without an error has said something"
     rendered = [
@@ -130,7 +126,7 @@ async def _events(
     )
     extra = body.echo or body.logprobs is not None or body.return_token_ids or running
     last: dict[int, RequestOutput] = {}
-    async with aclosing(_run(service, prepared)) as outputs:
+    async with aclosing(run(service, prepared, context_of(request))) as outputs:
         async for prompt, output in outputs:
             last[prompt] = output
             for choice in output.outputs:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 from tandem.llm.async_llm import AsyncLLM, PreparedRequest
 from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
 from tandem.router.metrics import RouterMetrics
+from tandem.router.openai.service import Service
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import Prompt
 
@@ -63,33 +65,32 @@ async def prepare_all(
 
 
 async def run(
-    llm: AsyncLLM,
-    prepared: Sequence[PreparedRequest],
-    metrics: RouterMetrics,
-    *,
-    max_parallel: int = 64,
+    service: Service, prepared: Sequence[PreparedRequest], context: RequestContext
 ) -> Outputs:
-    """Outputs of all prompts, ``max_parallel`` of them at a time. Closing it aborts them all."""
+    """Outputs of all prompts, some of them at a time. Closing it aborts them all."""
+    metrics = service.counters(context)
     if len(prepared) == 1:
-        async with aclosing(llm.stream(prepared[0])) as outputs:
+        async with aclosing(service.llm.stream(prepared[0], context)) as outputs:
             async for output in outputs:
                 _count(metrics, output)
                 yield 0, output
         return
-    async with aclosing(_merged(llm, prepared, max_parallel)) as merged:
+    async with aclosing(_merged(service, prepared, context)) as merged:
         async for index, output in merged:
             _count(metrics, output)
             yield index, output
 
 
-async def _merged(llm: AsyncLLM, prepared: Sequence[PreparedRequest], max_parallel: int) -> Outputs:
+async def _merged(
+    service: Service, prepared: Sequence[PreparedRequest], context: RequestContext
+) -> Outputs:
     """Side by side through one bounded queue; the first error ends all."""
-    turns = asyncio.Semaphore(max_parallel)
+    turns = asyncio.Semaphore(service.max_parallel_prompts)
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(_QUEUE)
 
     async def pump(index: int) -> None:
         try:
-            async with turns, aclosing(llm.stream(prepared[index])) as outputs:
+            async with turns, aclosing(service.llm.stream(prepared[index], context)) as outputs:
                 async for output in outputs:
                     await queue.put((index, output))
         except Exception as error:

@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import request_response
 
 from tandem.llm.async_llm import AsyncLLM
+from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.dispatch import routing
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
@@ -65,10 +65,9 @@ class Service:
     max_parallel_prompts: int = 64
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
-    @property
-    def counters(self) -> RouterMetrics:
-        """Where the request that this task answers is counted."""
-        return self.metrics if routing.current.get() is None else self.canary_metrics
+    def counters(self, context: RequestContext) -> RouterMetrics:
+        """Where a request is counted."""
+        return self.metrics if context.route is None else self.canary_metrics
 
     def model_name(self, asked: str | None) -> str:
         """The name to answer with, or HttpProblem 404."""
@@ -106,6 +105,12 @@ def service_of(request: Request) -> Service:
     """The app's service."""
     service: Service = request.app.state.service
     return service
+
+
+def context_of(request: Request) -> RequestContext:
+    """What the layers above noted of a request."""
+    state: dict[str, Any] = request.scope["state"]
+    return RequestContext(arrived=state["arrived"], route=state.get("route"))
 
 
 def is_request_id(value: str) -> bool:

@@ -1,12 +1,7 @@
-"""What a request brings to the dispatcher beside its body: when it came, and a canary's wishes.
-
-Set by middleware for the task of one HTTP request; read where the dispatcher opens the request.
-Ordinary requests have no wishes.
-"""
+"""What a caller says of a request beside what an engine computes: for a client, for no worker."""
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,8 +18,8 @@ class Shape(StrEnum):
 
 
 @dataclass(slots=True)
-class Routing:
-    """Wishes of one canary, and what came of them."""
+class Route:
+    """The way through a fleet that a canary asks for, and the way that it went."""
 
     shape: Shape | None = None
     prefill_revision: str | None = None
@@ -40,8 +35,15 @@ class Routing:
         return self.prefill_revision if role is WorkerRole.PREFILL else self.decode_revision
 
 
-arrived: ContextVar[float | None] = ContextVar("arrived", default=None)
-"""When the request's head was read, on the monotonic clock (the loop's); None outside HTTP."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestContext:
+    """Goes with a request, as a value, from where it came in to ``EngineCoreClient.stream``."""
 
-current: ContextVar[Routing | None] = ContextVar("routing", default=None)
-"""Of the request that this task answers."""
+    arrived: float | None = None
+    """When it came in, on the loop's (monotonic) clock; None takes the time of ``stream``."""
+    route: Route | None = None
+    """Of an operator's canary, which is counted apart; None for users."""
+
+
+ORDINARY = RequestContext()
+"""Of a user's request that has just come."""

@@ -18,10 +18,11 @@ from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.mover.extents import slot_extent
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.resolver import MAX_LOOKUPS, Address, Lookup, Resolver, first_address
-from tandem.kvtransfer.transports.base import Progress, Ticket
+from tandem.kvtransfer.transports.base import Extent, Progress, Ticket
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.ids import Incarnation, new_incarnation
 
@@ -48,6 +49,11 @@ def server() -> Iterator[NameServer]:
     made = NameServer()
     yield made
     made.may_answer.set()
+
+
+def slot_of(slot: int) -> Extent:
+    """All of a peer's first slot, for this one."""
+    return slot_extent(slot, 0, BYTES, slot_bytes=BYTES, remote_slot_bytes=BYTES)
 
 
 class Reader:
@@ -105,8 +111,8 @@ def test_a_name_that_hangs_does_not_hold_up_other_reads(server, reader):
     """The thread that reads goes on with another peer, and asks no name server itself."""
     d = reader(Resolver(server))
     slow, fast = d.meet("slow.example"), d.meet("127.0.0.1")
-    late = d.transport.read(slow, 0, 0, BYTES)
-    assert d.outcome(d.transport.read(fast, 0, 1, BYTES)) is Progress.DONE
+    late = d.transport.read(slow, [slot_of(0)])
+    assert d.outcome(d.transport.read(fast, [slot_of(1)])) is Progress.DONE
     d.transport.advance()
     assert d.transport.poll(late) is Progress.PENDING
     server.may_answer.set()
@@ -119,7 +125,7 @@ def test_a_name_without_an_answer_fails_its_reads_in_time(server, reader):
     d = reader(Resolver(server, seconds=0.0))
     peer = d.meet("slow.example")
     for slot in (0, 1):
-        assert d.outcome(d.transport.read(peer, 0, slot, BYTES)) is Progress.FAILED
+        assert d.outcome(d.transport.read(peer, [slot_of(slot)])) is Progress.FAILED
 
 
 def test_an_unknown_name_fails_its_reads(reader):
@@ -129,7 +135,7 @@ def test_an_unknown_name_fails_its_reads(reader):
         raise OSError(f"no such host: {host}")
 
     d = reader(Resolver(nobody))
-    assert d.outcome(d.transport.read(d.meet("x.example"), 0, 0, BYTES)) is Progress.FAILED
+    assert d.outcome(d.transport.read(d.meet("x.example"), [slot_of(0)])) is Progress.FAILED
 
 
 def test_names_that_hang_take_a_bounded_number_of_threads(server):

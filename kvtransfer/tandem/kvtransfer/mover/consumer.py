@@ -16,6 +16,7 @@ from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.kvtransfer.mover.extents import slot_extent
 from tandem.kvtransfer.mover.header import (
     HEADER_BYTES,
     Header,
@@ -28,7 +29,7 @@ from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
-from tandem.kvtransfer.transports.base import Progress, Ticket, Transport
+from tandem.kvtransfer.transports.base import Check, Progress, Ticket, Transport
 from tandem.protocol.errors import FailCause, WireError
 from tandem.protocol.ids import Incarnation
 
@@ -167,10 +168,18 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.start_read(item, now)
         return []
 
-    def start_read(self, item: Read, now: Millis) -> None:
+    def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read; ``work`` polls it to its end, wanted or not."""
         transport = self.transport_to(item.peer)
-        ticket = transport.read(item.peer, item.remote_slot, item.slot, item.nbytes)
+        extent = slot_extent(
+            item.slot,
+            item.remote_slot,
+            item.nbytes,
+            slot_bytes=self.memory.slot_bytes,
+            remote_slot_bytes=self._welcomes[item.peer].slot_bytes,
+            check=check,
+        )
+        ticket = transport.read(item.peer, (extent,))
         self._reads[(transport.traits.name, ticket)] = (item, time.perf_counter())
         self.active()
 

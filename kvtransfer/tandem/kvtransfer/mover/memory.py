@@ -43,8 +43,16 @@ class SlotMemory:
 
     def view(self, slot: int, nbytes: int) -> memoryview:
         """The first ``nbytes`` of a slot, writable; of host memory alone."""
-        start = slot * self.slot_bytes
-        return self._bytes[start : start + nbytes]
+        return self.span(slot * self.slot_bytes, nbytes)
+
+    def span(self, offset: int, nbytes: int) -> memoryview:
+        """``nbytes`` from ``offset`` bytes behind slot 0 on, writable; of host memory alone."""
+        return self._bytes[offset : offset + nbytes]
+
+    def is_within_a_slot(self, offset: int, nbytes: int) -> bool:
+        """Whether these bytes are the start of one slot: all that peers may ask for."""
+        slot, rest = divmod(offset, self.slot_bytes)
+        return rest == 0 and 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes
 
     def read(self, slot: int, nbytes: int) -> bytes:
         """A copy of the first ``nbytes`` of a slot."""

@@ -17,7 +17,7 @@ from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeR
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.mover.pattern import pattern
-from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.base import Check, Transport
 from tandem.protocol.ids import Incarnation, RequestKey
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Links(Protocol):
         """Send on the link as it stands."""
         ...
 
-    def start_read(self, item: Read, now: Millis) -> None:
+    def start_read(self, item: Read, now: Millis, check: Check = ...) -> None:
         """Post a read; its end comes back as ``Prober.read_ended``."""
         ...
 
@@ -165,7 +165,7 @@ class Prober:
         probing.started = time.perf_counter()
         slot_of_pattern = welcome.num_slots
         read = Read(PROBE_KEY, peer, 0, slot_of_pattern, probing.slot, probing.nbytes)
-        mover.start_read(read, now)
+        mover.start_read(read, now, Check.PATTERN)
 
     def _is_right(self, read: Read) -> bool:
         return self._mover.memory.read(read.slot, read.nbytes) == pattern(read.peer, read.nbytes)

@@ -1,16 +1,59 @@
-"""What the transfer thread asks of a mover of bytes."""
+"""What the transfer thread asks of a mover of bytes: to bring extents, wherever they land.
+
+An extent lands in a receive slot, with a header in front and a digest in it, or right in blocks of
+the slab, whose tags are compared afterwards. A transport says by its traits which of the two it
+does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NewType, Protocol
+from typing import NamedTuple, NewType, Protocol
 
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.protocol.ids import Incarnation
 
 Ticket = NewType("Ticket", int)
 """One read, from ``read`` until ``poll`` says that it is terminal."""
+
+
+class Region(Enum):
+    """Memory of a worker in which an extent may lie."""
+
+    SLOTS = "slots"
+    """Send slots of P, receive slots of D."""
+    BLOCKS = "blocks"
+    """The slab."""
+
+
+class Check(Enum):
+    """What tells D that the bytes of an extent are those it asked for."""
+
+    HEADER = "header"
+    """A header and a digest, at the start of the extent itself."""
+    PATTERN = "pattern"
+    """They are known: the probe of a link."""
+
+
+class Place(NamedTuple):
+    """Where an extent begins."""
+
+    region: Region
+    offset: int
+    """Bytes from the region's start."""
+
+
+class Extent(NamedTuple):
+    """Bytes that lie together at both ends."""
+
+    local: Place
+    """Of D: where they land."""
+    remote: Place
+    """Of P: where they lie."""
+    nbytes: int
+    check: Check
 
 
 class Progress(Enum):
@@ -33,6 +76,15 @@ class Traits:
     """P's transfer thread must call ``advance`` for D's reads to move, wanted ones or not."""
     moves_gpu_memory: bool = False
     """Slots may lie in a GPU's memory at both ends."""
+    lands_in: Region = Region.SLOTS
+    """Where the KV of hand-offs lands: blocks are written directly, without slots and packing."""
+    fenced: bool = False
+    """The owner of the destination runs the copies itself and sees the end of each, wanted or not:
+    no byte of a read lands after ``poll`` has said that it is terminal, and it becomes so."""
+
+    def __post_init__(self) -> None:
+        if self.lands_in is Region.BLOCKS and not self.fenced:
+            raise ValueError(f"{self.name}: only fenced copies may write blocks that are live")
 
 
 class Transport(Protocol):
@@ -55,8 +107,9 @@ class Transport(Protocol):
         """D: make reads from this peer possible. Raises TransportError."""
         ...
 
-    def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
-        """D: start to bring the first ``nbytes`` of a peer's slot. A fault shows in ``poll``."""
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
+        """D: start to bring extents of a peer. A fault (an extent out of
+        the peer's regions, too) shows in ``poll``; the read is done when all of them are."""
         ...
 
     def poll(self, ticket: Ticket) -> Progress:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover.memory import SlotMemory
-from tandem.kvtransfer.transports.base import Progress, Ticket, Traits
+from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
 from tandem.protocol.ids import Incarnation
 
 _served: dict[bytes, SlotMemory] = {}
@@ -26,7 +27,7 @@ class MemoryTransport:
 
     def __init__(self) -> None:
         self._tickets = itertools.count()
-        self._reads: dict[Ticket, tuple[bytes, int, int, int]] = {}
+        self._reads: dict[Ticket, tuple[bytes, tuple[Extent, ...]]] = {}
         self._cards: dict[Incarnation, bytes] = {}
         self._memory: SlotMemory | None = None
         self._card: bytes | None = None
@@ -50,21 +51,25 @@ class MemoryTransport:
             raise TransportError("memory: the producer is not in this process")
         self._cards[peer] = card
 
-    def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
         """Note it; the copy is made by ``poll``."""
         ticket = Ticket(next(self._tickets))
-        self._reads[ticket] = (self._cards.get(peer, b""), remote_slot, slot, nbytes)
+        self._reads[ticket] = (self._cards.get(peer, b""), tuple(extents))
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
         """Copy, unless held."""
         if self.hold.is_set():
             return Progress.PENDING
-        card, remote_slot, slot, nbytes = self._reads.pop(ticket)
+        card, extents = self._reads.pop(ticket)
         source = _served.get(card)
         if source is None or self._memory is None:
             return Progress.FAILED
-        self._memory.view(slot, nbytes)[:] = source.view(remote_slot, nbytes)
+        for each in extents:
+            if not source.is_within_a_slot(each.remote.offset, each.nbytes):
+                return Progress.FAILED
+            taken = source.span(each.remote.offset, each.nbytes)
+            self._memory.span(each.local.offset, each.nbytes)[:] = taken
         return Progress.DONE
 
     def advance(self) -> None:

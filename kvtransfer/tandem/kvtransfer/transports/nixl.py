@@ -1,4 +1,4 @@
-"""KV over NIXL (UCX backend) between host memories or those of GPUs, one READ a part.
+"""KV over NIXL (UCX backend) between host memories or those of GPUs, a READ for all its extents.
 
 What the library does, measured with 1.5.1: without its progress thread (which spins on a core) a
 READ moves only while both processes call into it. So D's transfer thread does while it has reads,
@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -23,7 +23,7 @@ from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover.memory import SlotMemory
-from tandem.kvtransfer.transports.base import Progress, Ticket, Traits
+from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -124,23 +124,28 @@ class NixlTransport:
         remote.card = where
         self._links[peer] = remote
 
-    def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
-        """Post a READ of one extent."""
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
+        """Post one READ of all extents."""
         ticket = Ticket(next(self._tickets))
         remote = self._links.get(peer)
         card = None if remote is None else remote.card
-        if remote is None or card is None or remote_slot >= card.count or nbytes > card.slot_bytes:
+        if remote is None or card is None or not all(_lies_in(card, each) for each in extents):
             self._ended[ticket] = Progress.FAILED
             return ticket
         assert self._memory is not None
-        here = self._memory.address + slot * self._memory.slot_bytes
-        there = card.address + remote_slot * card.slot_bytes
+        here, there = self._memory.address, card.address
         agent = self._agent
         handle = None
         try:
             mine, theirs = self._memory.gpu, card.gpu
-            into = agent.get_xfer_descs([(here, nbytes, mine or 0)], _kind(mine))
-            source = agent.get_xfer_descs([(there, nbytes, theirs or 0)], _kind(theirs))
+            into = agent.get_xfer_descs(
+                [(here + each.local.offset, each.nbytes, mine or 0) for each in extents],
+                _kind(mine),
+            )
+            source = agent.get_xfer_descs(
+                [(there + each.remote.offset, each.nbytes, theirs or 0) for each in extents],
+                _kind(theirs),
+            )
             handle = agent.initialize_xfer("READ", into, source, remote.agent)
             state = agent.transfer(handle)
         except self._disconnected:
@@ -213,6 +218,11 @@ class NixlTransport:
                 self._agent.deregister_memory(self._registered)
             self._registered = None
         self._agent = None
+
+
+def _lies_in(card: NixlCard, extent: Extent) -> bool:
+    """Whether the peer's slots have these bytes."""
+    return extent.remote.offset + extent.nbytes <= card.count * card.slot_bytes
 
 
 def _kind(gpu: int | None) -> str:

@@ -11,12 +11,12 @@ import itertools
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.resolver import Lookup, Resolver
-from tandem.kvtransfer.transports.base import Progress, Ticket, Traits
+from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
 from tandem.kvtransfer.transports.tcp_server import TcpServer
 from tandem.kvtransfer.transports.tcp_wire import (
     ANSWER,
@@ -45,7 +45,7 @@ class _Link:
         """None before and after."""
         self.outgoing = bytearray(greeting)
         self.waiting: deque[tuple[Ticket, int, int]] = deque()
-        """(ticket, slot, bytes) in the order of their answers."""
+        """(ticket, offset in the receive slots, bytes) in the order of their answers."""
         self.head = bytearray()
         self.into: memoryview | None = None
         """What is still to come of the first answer's bytes."""
@@ -76,6 +76,8 @@ class TcpTransport:
         self._links: dict[Incarnation, _Link] = {}
         self._tickets = itertools.count()
         self._progress: dict[Ticket, Progress] = {}
+        self._missing: dict[Ticket, int] = {}
+        """Extents of a pending read that are not here yet, where it has several."""
 
     def serve(self, memory: SlotMemory) -> bytes:
         """Start the server thread."""
@@ -104,16 +106,19 @@ class TcpTransport:
         self._links[peer] = link
         self._advance(link)
 
-    def read(self, peer: Incarnation, remote_slot: int, slot: int, nbytes: int) -> Ticket:
-        """Ask for a slot."""
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
+        """Ask for slots."""
         ticket = Ticket(next(self._tickets))
         link = self._links.get(peer)
         if link is None or (link.sock is None and link.lookup is None):
             self._progress[ticket] = Progress.FAILED
             return ticket
         self._progress[ticket] = Progress.PENDING
-        link.waiting.append((ticket, slot, nbytes))
-        link.outgoing += REQUEST.pack(remote_slot, nbytes, ticket)
+        if len(extents) > 1:
+            self._missing[ticket] = len(extents)
+        for each in extents:
+            link.waiting.append((ticket, each.local.offset, each.nbytes))
+            link.outgoing += REQUEST.pack(each.remote.offset, each.nbytes, ticket)
         self._advance(link)
         return ticket
 
@@ -200,9 +205,16 @@ class TcpTransport:
             left -= got
             link.into = link.into[got:]
             if not len(link.into):
-                ticket, _, _ = link.waiting.popleft()
-                self._progress[ticket] = Progress.DONE
+                self._landed(link.waiting.popleft()[0])
                 link.into = None
+
+    def _landed(self, ticket: Ticket) -> None:
+        """One extent is here; the last one ends the read."""
+        missing = self._missing.pop(ticket, 1) - 1
+        if missing:
+            self._missing[ticket] = missing
+        else:
+            self._progress[ticket] = Progress.DONE
 
     def _receive_head(self, link: _Link) -> None:
         assert link.sock is not None
@@ -215,10 +227,10 @@ class TcpTransport:
             return
         answered, size = ANSWER.unpack(link.head)
         link.head.clear()
-        ticket, slot, nbytes = link.waiting[0]
+        ticket, offset, nbytes = link.waiting[0]
         if (answered, size) != (ticket, nbytes):
             raise ConnectionAbortedError
-        link.into = self._memory.view(slot, nbytes)
+        link.into = self._memory.span(offset, nbytes)
 
     def _break(self, link: _Link) -> None:
         """The socket is closed first, so that failed is terminal."""
@@ -229,4 +241,5 @@ class TcpTransport:
         link.into = None
         for ticket, _, _ in link.waiting:
             self._progress[ticket] = Progress.FAILED
+            self._missing.pop(ticket, None)
         link.waiting.clear()

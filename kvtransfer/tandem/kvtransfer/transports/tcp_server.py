@@ -1,8 +1,8 @@
 """P's half of tcp: a thread that sends slots to peers that greeted rightly, and nothing else.
 
-It serves slot numbers, never addresses. Whatever does not follow the protocol (garbage, a wrong
-secret, a slot or size that does not exist, silence before the greeting) closes that connection
-and is counted.
+It serves whole slots from their start, never addresses. Whatever does not follow the protocol
+(garbage, a wrong secret, a slot or size that does not exist, silence before the greeting) closes
+that connection and is counted.
 """
 
 from __future__ import annotations
@@ -158,14 +158,14 @@ class TcpServer:
             del peer.received[: GREETING.size]
             peer.greeted = True
         while peer.greeted and len(peer.received) >= REQUEST.size:
-            slot, nbytes, ticket = REQUEST.unpack_from(peer.received)
+            offset, nbytes, ticket = REQUEST.unpack_from(peer.received)
             del peer.received[: REQUEST.size]
-            in_range = slot < self._memory.count and 0 < nbytes <= self._memory.slot_bytes
+            in_range = self._memory.is_within_a_slot(offset, nbytes)
             if not in_range or len(peer.sending) > 2 * MAX_QUEUED:
                 self._on_garbage()
                 return False
             peer.sending.append(memoryview(ANSWER.pack(ticket, nbytes)))
-            peer.sending.append(self._memory.view(slot, nbytes))
+            peer.sending.append(self._memory.span(offset, nbytes))
         return True
 
     def _send(self, peer: _Peer) -> None:

@@ -1,7 +1,8 @@
-"""Bytes of the tcp transport: a greeting, requests for a slot, answers with its bytes.
+"""Bytes of the tcp transport: a greeting, requests for starts of slots, answers with their bytes.
 
-Both sides know the slots by number only. The greeting carries P's incarnation and a secret that P
-gave to D over the authenticated control link, so that whoever else finds the port is turned away.
+A slot is named by its offset behind the first. The greeting carries P's incarnation and a secret
+that P gave to D over the authenticated control link, so that whoever else finds the port is turned
+away.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from tandem.kvtransfer.errors import TransportError
 
 GREETING = struct.Struct("<8s16s16s")
 """Magic, P's incarnation, P's secret."""
-MAGIC = b"TDMDATA1"
-REQUEST = struct.Struct("<IIQ")
-"""Slot, bytes, ticket."""
+MAGIC = b"TDMDATA2"
+REQUEST = struct.Struct("<QIQ")
+"""Offset, bytes, ticket."""
 ANSWER = struct.Struct("<QI")
 """Ticket, bytes; the bytes follow."""
 SECRET_BYTES = 16

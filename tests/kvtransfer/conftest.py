@@ -1,7 +1,7 @@
 """A linked producer and consumer, ended with the test."""
 
 import pytest
-from tests.kvtransfer.builders import Consumer, Producer
+from tests.kvtransfer.builders import Consumer, Producer, make_config
 
 
 @pytest.fixture
@@ -19,9 +19,10 @@ def workers():
         worker.service.close()
 
 
-@pytest.fixture
-def pair(workers):
-    """A producer and a consumer over tcp whose link is up."""
-    producer, consumer = workers(Producer), workers(Consumer)
+@pytest.fixture(params=["tcp", "memory_blocks"])
+def pair(workers, request):
+    """A producer and a consumer whose link is up: over slots, and from block to block."""
+    config = make_config(kv_connector=request.param)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     return producer, consumer

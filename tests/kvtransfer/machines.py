@@ -4,12 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
-from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Read, Send, Tell, Unpack
+from tandem.kvtransfer.handoff.actions import (
+    Action,
+    Count,
+    Millis,
+    Pack,
+    Read,
+    Send,
+    Tag,
+    Tell,
+    Unpack,
+    Untag,
+)
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.manifest import Group, manifest
+from tandem.kvtransfer.handoff.messages import Part, Ready
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.protocol.errors import FailCause
@@ -23,10 +38,11 @@ LEASE_MS, EXPECT_MS, TOMBSTONE_MS, WAIT_MS = 30_000, 20_000, 60_000, 600_000
 TRANSFER_MS, COMMIT_MS = 10_000, 5_000
 TOKEN = (FirstToken(0, 42),)
 
+GROUP = Group(block_bytes=100, blocks_per_part=2)
+
 P_POLICY = ProducerPolicy(
     block_size=BLOCK,
-    blocks_per_part=2,
-    block_bytes=100,
+    groups=(GROUP,),
     header_bytes=10,
     lease_ms=LEASE_MS,
     expect_ms=EXPECT_MS,
@@ -35,8 +51,7 @@ P_POLICY = ProducerPolicy(
 )
 D_POLICY = ConsumerPolicy(
     block_size=BLOCK,
-    blocks_per_part=2,
-    block_bytes=100,
+    groups=(GROUP,),
     header_bytes=10,
     credits=2,
     transfer_ms=TRANSFER_MS,
@@ -51,18 +66,42 @@ def make_key(name: str = "a") -> RequestKey:
     return RequestKey(b"R" * 16, name, 0)
 
 
+def ready(key: RequestKey, upto: int, num_tokens: int) -> Ready:
+    """READY with the manifest that fits."""
+    return Ready(key, upto, num_tokens, manifest((GROUP,), num_tokens, BLOCK))
+
+
+def as_copied(part: Part) -> Part:
+    """The same part, of P's blocks instead of a slot."""
+    blocks = tuple(range(part.start // BLOCK, blocks_for(part.stop, BLOCK)))
+    nbytes = max(0, part.nbytes - P_POLICY.header_bytes)
+    return msgspec.structs.replace(part, slot=None, nbytes=nbytes, blocks=blocks)
+
+
 A = make_key("a")
 
 
 class Face:
     """Both tables. Messages wait in ``to_p`` and ``to_d`` until ``flow`` or ``deliver_*``."""
 
-    def __init__(self, *, send_slots: int = 4, receive_slots: int = 4, per_peer: int = 4) -> None:
+    direct = False
+    """P's blocks are copied into D's; else parts go by slots."""
+
+    def __init__(
+        self,
+        *,
+        send_slots: int = 4,
+        receive_slots: int = 4,
+        per_peer: int = 4,
+        direct: bool | None = None,
+    ) -> None:
+        self.direct = self.direct if direct is None else direct
         self.exports = ExportTable(P_POLICY, SlotRing(send_slots, per_peer))
         self.imports = ImportTable(D_POLICY, SlotRing(receive_slots, per_peer))
         self.exports.link_up(D_INC)
         self.imports.link_up(P_INC)
         self.now = Millis(0)
+        self.tags: list[Tag | Untag] = []
         self.to_p: list[Any] = []
         self.to_d: list[Any] = []
         self.packs: list[Pack] = []
@@ -72,12 +111,23 @@ class Face:
         self.d_told: list[Any] = []
         self.counted: list[str] = []
 
+    @property
+    def parts(self) -> list[Pack | Part]:
+        """What P has cut: packs, or (of blocks) PARTs that were said and not delivered."""
+        if self.direct:
+            return [each for each in self.to_d if isinstance(each, Part)]
+        return list(self.packs)
+
     def p(self, event: p.Event) -> None:
         """Something happens to P."""
+        if isinstance(event, p.Admit):
+            event = msgspec.structs.replace(event, direct=self.direct)
         self._carry_out(self.exports.apply(event, self.now), self.to_d, self.p_told)
 
     def d(self, event: d.Event) -> None:
         """Something happens to D."""
+        if isinstance(event, d.Opened):
+            event = msgspec.structs.replace(event, direct=self.direct)
         self._carry_out(self.imports.apply(event, self.now), self.to_p, self.d_told)
 
     def _carry_out(self, actions: list[Action], messages: list[Any], told: list[Any]) -> None:
@@ -89,7 +139,13 @@ class Face:
             elif isinstance(action, Count):
                 self.counted.append(action.what)
             else:
-                kinds = {Pack: self.packs, Read: self.reads, Unpack: self.unpacks}
+                kinds = {
+                    Pack: self.packs,
+                    Read: self.reads,
+                    Unpack: self.unpacks,
+                    Tag: self.tags,
+                    Untag: self.tags,
+                }
                 kinds[type(action)].append(action)  # type: ignore[attr-defined]
 
     def admit(self, key: RequestKey, num_tokens: int, budget_ms: int | None = None) -> None:
@@ -99,7 +155,7 @@ class Face:
 
     def compute(self, key: RequestKey, upto: int) -> None:
         """A chunk is launched and its fence is seen."""
-        self.p(p.Launched(key, tuple(range(blocks_for(upto, BLOCK))), upto))
+        self.p(p.Launched(key, (tuple(range(blocks_for(upto, BLOCK))),), upto))
         self.p(p.Fenced(key, upto))
 
     def end(self, key: RequestKey, finish: str | None = None) -> None:
@@ -115,7 +171,7 @@ class Face:
     def load(self, key: RequestKey, num_tokens: int, hit: int = 0) -> None:
         """D's engine has reserved."""
         blocks = tuple(range(100, 100 + blocks_for(num_tokens, BLOCK)))
-        self.d(d.Load(key, blocks, hit, num_tokens))
+        self.d(d.Load(key, (blocks,), hit, num_tokens))
 
     def deliver_p(self, message) -> None:
         """P reads a message of D."""
@@ -127,7 +183,10 @@ class Face:
 
     def read_done(self, read: Read, fault: FailCause | None = None) -> None:
         """A read is terminal."""
-        actions = self.imports.read_ended(read.slot, self.now, fault, "")
+        if read.slot is None:
+            actions = self.imports.copy_ended(read.key, read.index, self.now, fault, "")
+        else:
+            actions = self.imports.read_ended(read.slot, self.now, fault, "")
         self._carry_out(actions, self.to_p, self.d_told)
 
     def flow(self) -> None:

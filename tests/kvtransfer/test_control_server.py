@@ -53,7 +53,9 @@ class Server:
             board=ProgressBoard(),
             metrics=metrics_of(self.registry),
             deliver=self.told.append,
-            welcome=lambda connectors: CARD if "tcp" in connectors else None,
+            welcome=lambda connectors: (
+                CARD if "tcp" in connectors else f"no transport in common: {connectors[0]}"
+            ),
         )
 
     def read(self, now: Millis = NOW) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 import zmq
 from tests.hand_link import HandLink
-from tests.kvtransfer.builders import Producer, make_config, make_key
+from tests.kvtransfer.builders import SECONDS, Producer, make_config, make_key
 
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.handoff.messages import MAX_MESSAGE_BYTES, Open, ProducerCard
@@ -18,7 +18,7 @@ from tandem.protocol.link import HEADER_BYTES
 from tandem.protocol.messages import Welcome, encode
 
 
-def _send(endpoint: str, messages: list[list[bytes]]) -> list[bytes] | None:
+def _send(endpoint: str, messages: list[list[bytes]], seconds=0.5) -> list[bytes] | None:
     """Over a connection of its own; the last answer, if any comes."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
@@ -27,7 +27,7 @@ def _send(endpoint: str, messages: list[list[bytes]]) -> list[bytes] | None:
         dealer.connect(f"tcp://{endpoint}")
         for frames in messages:
             dealer.send_multipart(frames)
-        return dealer.recv_multipart() if dealer.poll(500) else None
+        return dealer.recv_multipart() if dealer.poll(1000 * seconds) else None
     finally:
         dealer.close()
         context.term()
@@ -76,12 +76,14 @@ def test_frames_without_a_session_are_answered_reset(pair):
     producer, consumer = pair
     link = HandLink(new_incarnation(), producer.incarnation)
     link.seal()
-    answer = _send(producer.service.control, [[link.seal(), encode(Open(make_key("a"), 5))]])
+    wild = [[link.seal(), encode(Open(make_key("a"), 5))]]
+    answer = _send(producer.service.control, wild, seconds=SECONDS)
     assert answer is not None
     assert b"reset" in answer[1]
     _expect_service(producer, consumer)
 
 
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
 def test_garbage_on_the_data_port_ends_its_own_connection_only(pair):
     """Random bytes, a wrong secret, slots and sizes that do not exist: closed and counted."""
     producer, consumer = pair

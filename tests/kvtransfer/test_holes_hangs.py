@@ -1,7 +1,7 @@
 """Holes 7 to 18, but 14: what makes a hand-off hang or strand its blocks, one test a hole."""
 
 from tests.kvtransfer import builders
-from tests.kvtransfer.machines import LEASE_MS, TOKEN, A, Face, make_key
+from tests.kvtransfer.machines import LEASE_MS, TOKEN, A, Face, make_key, ready
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.messages import (
@@ -11,7 +11,6 @@ from tandem.kvtransfer.handoff.messages import (
     GoneReason,
     Open,
     Part,
-    Ready,
 )
 from tandem.kvtransfer.service.quota import Quota
 from tandem.link.liveness import LinkTimes, Liveness
@@ -39,7 +38,7 @@ def test_hole_08_a_late_consumer_gets_everything_announced_so_far():
     face.end(A)
     face.after(LEASE_MS - 1)
     face.deliver_p(Open(A, None))
-    assert face.to_d == [Ready(A, 8, 8), Final(A, TOKEN)]
+    assert face.to_d == [ready(A, 8, 8), Final(A, TOKEN)]
 
 
 def test_hole_08_the_lease_ends_at_the_smaller_of_cap_and_budget():
@@ -128,7 +127,7 @@ def test_hole_15_a_cancel_that_comes_first_is_remembered(pair):
 def test_hole_15_unknown_keys_are_answered_so_that_both_ends_can_free():
     """READY, FINAL and PART of an unknown key: DONE(abandon). DONE of one: GONE."""
     face = Face()
-    for message in (Ready(A, 4, 4), Final(A, TOKEN), Part(A, 0, 0, 4, 0, 110)):
+    for message in (ready(A, 4, 4), Final(A, TOKEN), Part(A, 0, 0, 4, 0, 110)):
         face.deliver_d(message)
     assert face.to_p == [Done(A, ok=False)] * 3
     for message in face.to_p:

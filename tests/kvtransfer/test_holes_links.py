@@ -140,6 +140,7 @@ def test_hole_29_without_the_secret_or_the_fingerprint_there_is_no_link(workers)
     assert stranger.service.peer_health() == elsewhere.service.peer_health() == ()
 
 
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
 def test_hole_29_a_part_names_a_slot_that_exists(pair):
     """A slot number out of P's range is an identity fault, not a read."""
     producer, consumer = pair

@@ -63,6 +63,7 @@ def test_hole_14_a_read_that_was_given_up_ends_though_nobody_asks_for_more(worke
     consumer.until(lambda: imports.free == len(imports))
 
 
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
 def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another_way(pair):
     """A data connection that broke must not fail every request for as long as the beats go on."""
     producer, consumer = pair

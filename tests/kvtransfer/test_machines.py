@@ -1,5 +1,6 @@
 """Both machines over virtual time: the straight way, and the ways out of it."""
 
+import pytest
 from tests.kvtransfer.machines import (
     COMMIT_MS,
     D_INC,
@@ -12,6 +13,7 @@ from tests.kvtransfer.machines import (
     A,
     Face,
     make_key,
+    ready,
 )
 
 from tandem.kvtransfer import events
@@ -23,11 +25,17 @@ from tandem.kvtransfer.handoff.messages import (
     Gone,
     GoneReason,
     Open,
-    Ready,
     Want,
 )
 from tandem.kvtransfer.handoff.tables import DState, PState
 from tandem.protocol.errors import FailCause
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["slots", "blocks"])
+def kind(request, monkeypatch):
+    """Parts go by slots, or P's blocks are copied into D's."""
+    monkeypatch.setattr(Face, "direct", request.param)
+    return "blocks" if request.param else "slots"
 
 
 def test_a_hand_off_in_chunks_ends_loaded_and_released_once():
@@ -59,9 +67,9 @@ def test_parts_never_exceed_the_credits_and_slots():
     face.admit(A, 64)
     face.compute(A, 64)
     face.deliver_p(Open(A, None))
-    face.deliver_p(Want(A, 0, 2, 8))
-    assert [pack.index for pack in face.packs] == [0, 1]
-    assert all(len(pack.block_ids) == 2 for pack in face.packs)
+    face.deliver_p(Want(A, 0, 2, (8,)))
+    assert [part.index for part in face.parts] == [0, 1]
+    assert all(part.stop - part.start == 8 for part in face.parts)
 
 
 def test_a_part_is_no_larger_than_the_consumers_slots():
@@ -70,8 +78,8 @@ def test_a_part_is_no_larger_than_the_consumers_slots():
     face.admit(A, 16)
     face.compute(A, 16)
     face.deliver_p(Open(A, None))
-    face.deliver_p(Want(A, 0, 2, 1))
-    assert [(pack.start, pack.stop) for pack in face.packs] == [(0, 4), (4, 8)]
+    face.deliver_p(Want(A, 0, 2, (1,)))
+    assert [(part.start, part.stop) for part in face.parts] == [(0, 4), (4, 8)]
 
 
 def test_an_open_before_the_request_waits_for_it():
@@ -127,7 +135,7 @@ def test_a_done_too_early_or_for_too_little_is_no_commit():
         face.compute(A, 16)
         face.deliver_p(Open(A, None))
         if wanted:
-            face.deliver_p(Want(A, 0, 1, 1))
+            face.deliver_p(Want(A, 0, 1, (1,)))
         face.end(A)
         face.to_d.clear()
         face.deliver_p(Done(A, ok=True))
@@ -136,7 +144,7 @@ def test_a_done_too_early_or_for_too_little_is_no_commit():
 
 def test_a_second_want_or_one_out_of_range_ends_the_export():
     """A consumer that contradicts itself gets nothing."""
-    for want in (Want(A, 3, 1, 1), Want(A, 20, 1, 1)):
+    for want in (Want(A, 3, 1, (1,)), Want(A, 20, 1, (1,))):
         face = Face()
         face.admit(A, 16)
         face.deliver_p(Open(A, None))
@@ -160,7 +168,7 @@ def test_another_producer_is_not_believed():
     """COMMITTED from somebody else is counted."""
     face = Face()
     face.open(A)
-    face.d(d.Told(A, D_INC, Ready(A, 4, 4)))
+    face.d(d.Told(A, D_INC, ready(A, 4, 4)))
     assert face.counted == ["d:wrong producer"]
 
 
@@ -179,7 +187,7 @@ def test_a_budget_that_is_spent_fails_both_ends():
     assert face.is_free()
 
 
-def test_waiting_for_computation_is_no_stall_but_a_read_that_hangs_is():
+def test_waiting_for_computation_is_no_stall_but_a_read_that_hangs_is(kind):
     """Only what is due makes D's clock run."""
     face = Face()
     face.admit(A, 16)
@@ -197,7 +205,8 @@ def test_waiting_for_computation_is_no_stall_but_a_read_that_hangs_is():
         face.deliver_d(face.to_d.pop(0))
     face.after(TRANSFER_MS)
     assert face.d_told[-1].cause is FailCause.TIMEOUT
-    assert face.imports.ring.quarantined == 1
+    assert face.d_told[-1].blocks_free is (kind == "slots")
+    assert face.imports.ring.quarantined == (kind == "slots")
 
 
 def test_no_answer_to_done_fails_the_load():
@@ -240,8 +249,8 @@ def test_a_failed_read_frees_its_slot_and_fails_the_load():
 
 
 def test_a_pack_that_fails_ends_the_export():
-    """P's own fault is told, not hidden."""
-    face = Face()
+    """P's own fault is told, not hidden. (Nothing is packed where blocks are read.)"""
+    face = Face(direct=False)
     face.admit(A, 4)
     face.open(A)
     face.compute(A, 4)
@@ -262,7 +271,7 @@ def test_a_load_that_does_not_fit_is_the_engines_fault():
         face.open(A)
         face.compute(A, 8)
         face.flow()
-        face.d(d.Load(A, blocks, start, stop))
+        face.d(d.Load(A, (blocks,), start, stop))
         assert face.d_told[-1].cause is FailCause.INTERNAL
 
 

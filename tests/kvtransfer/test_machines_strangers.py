@@ -9,7 +9,9 @@ from tests.kvtransfer.machines import (
     TOKEN,
     A,
     Face,
+    as_copied,
     make_key,
+    ready,
 )
 
 from tandem.kvtransfer import events
@@ -58,13 +60,13 @@ def test_a_part_that_does_not_follow_is_an_identity_fault(part):
 
 def test_a_ready_that_contradicts_itself_is_an_identity_fault():
     """The length may not change under a key, nor more be announced than there is."""
-    for ready in (Ready(A, 8, 12), Ready(A, 20, 16)):
+    for said in (ready(A, 8, 12), ready(A, 20, 16)):
         face = Face()
         face.admit(A, 16)
         face.open(A)
         face.compute(A, 4)
         face.flow()
-        face.deliver_d(ready)
+        face.deliver_d(said)
         assert face.d_told[-1].cause is FailCause.IDENTITY
 
 
@@ -89,7 +91,7 @@ _P_EVENTS = st.one_of(
         st.sampled_from([None, 1000]),
         st.just(True),
     ),
-    st.builds(p.Launched, st.builds(make_key, _NAMES), st.just((0, 1)), st.sampled_from([4, 8])),
+    st.builds(p.Launched, st.builds(make_key, _NAMES), st.just(((0, 1),)), st.sampled_from([4, 8])),
     st.builds(p.Fenced, st.builds(make_key, _NAMES), st.sampled_from([4, 8])),
     st.builds(p.First, st.builds(make_key, _NAMES), st.just(TOKEN), st.just(None)),
     st.builds(p.Finished, st.builds(make_key, _NAMES), st.booleans()),
@@ -99,18 +101,25 @@ _P_EVENTS = st.one_of(
 )
 _TO_P = st.one_of(
     st.builds(Open, st.builds(make_key, _NAMES), st.sampled_from([None, 500])),
-    st.builds(Want, st.builds(make_key, _NAMES), st.integers(0, 9), st.integers(1, 3), st.just(2)),
+    st.builds(
+        Want,
+        st.builds(make_key, _NAMES),
+        st.integers(0, 9),
+        st.integers(1, 3),
+        st.sampled_from([(2,), (2, 2)]),
+    ),
     st.builds(Taken, st.builds(make_key, _NAMES), st.integers(0, 3)),
     st.builds(Done, st.builds(make_key, _NAMES), st.booleans()),
 )
 
 
+@pytest.mark.parametrize("direct", [False, True], ids=["slots", "blocks"])
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(_P_EVENTS, _TO_P, st.integers(0, 90_000)), max_size=60))
-def test_no_sequence_of_events_breaks_the_producer(sequence):
+@given(sequence=st.lists(st.one_of(_P_EVENTS, _TO_P, st.integers(0, 90_000)), max_size=60))
+def test_no_sequence_of_events_breaks_the_producer(sequence, direct):
     """Whatever comes in whatever order: slots add up, and each key is released at most as often
     as the engine let go of it."""
-    face = Face(send_slots=2)
+    face = Face(send_slots=2, direct=direct)
     for event in sequence:
         if isinstance(event, int):
             face.after(event)
@@ -118,8 +127,10 @@ def test_no_sequence_of_events_breaks_the_producer(sequence):
             face.deliver_p(event)
         else:
             face.p(event)
-        out = sum(len(export.out) for export in face.exports.exports.values())
-        assert face.exports.ring.free == len(face.exports.ring) - out
+        parts = [out for export in face.exports.exports.values() for out in export.out]
+        in_slots = sum(out.slot is not None for out in parts)
+        assert face.exports.ring.free == len(face.exports.ring) - in_slots
+        assert not (direct and in_slots)
     released = [each.key for each in face.p_told if isinstance(each, events.Released)]
     let_go = [e.key for e in sequence if isinstance(e, p.Finished)]
     assert len(released) <= len(let_go)
@@ -138,14 +149,14 @@ _D_EVENTS = st.one_of(
     st.builds(
         d.Load,
         st.builds(make_key, _NAMES),
-        st.just((0, 1)),
+        st.just(((0, 1),)),
         st.sampled_from([0, 4, 8]),
         st.just(8),
     ),
     st.builds(d.Cancel, st.builds(make_key, _NAMES)),
 )
 _TO_D = st.one_of(
-    st.builds(Ready, st.builds(make_key, _NAMES), st.sampled_from([4, 8]), st.just(8)),
+    st.builds(ready, st.builds(make_key, _NAMES), st.sampled_from([4, 8]), st.just(8)),
     st.builds(
         Final, st.builds(make_key, _NAMES), st.just(TOKEN), st.sampled_from([None, None, "stop"])
     ),
@@ -163,19 +174,20 @@ _TO_D = st.one_of(
 )
 
 
+@pytest.mark.parametrize("direct", [False, True], ids=["slots", "blocks"])
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(
+    sequence=st.lists(
         st.one_of(
             _D_EVENTS, _TO_D, st.integers(0, 90_000), st.sampled_from(["read", "lost", "unpack"])
         ),
         max_size=60,
     )
 )
-def test_no_sequence_of_events_breaks_the_consumer(sequence):
+def test_no_sequence_of_events_breaks_the_consumer(sequence, direct):
     """Whatever comes in whatever order: each opened key ends at most once, loaded only after
     COMMITTED (or when nothing was wanted), and slots add up."""
-    face = Face(receive_slots=2)
+    face = Face(receive_slots=2, direct=direct)
     for event in sequence:
         if isinstance(event, int):
             face.after(event)
@@ -187,11 +199,12 @@ def test_no_sequence_of_events_breaks_the_consumer(sequence):
         elif isinstance(event, str):
             continue
         elif isinstance(event, Ready | Final | Part | Committed | Gone):
-            face.deliver_d(event)
+            face.deliver_d(as_copied(event) if direct and isinstance(event, Part) else event)
         else:
             face.d(event)
         ring = face.imports.ring
-        assert len(ring) - ring.free == len(face.reads) + len(face.unpacks)
+        slots = [each.slot for each in face.reads] + [each.slot for each in face.unpacks]
+        assert len(ring) - ring.free == sum(slot is not None for slot in slots)
     endings = (events.Loaded, events.LoadFailed, events.FirstTokenEnded, events.Cancelled)
     for name in "abc":
         key = make_key(name)

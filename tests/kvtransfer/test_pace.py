@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
-from tests.kvtransfer.machines import P_INC, TOKEN, A, make_key
+from tests.kvtransfer.machines import BLOCK, GROUP, P_INC, TOKEN, A, make_key
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.manifest import manifest
 from tandem.kvtransfer.handoff.messages import Final
 from tandem.kvtransfer.handoff.pull import Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
@@ -32,6 +33,8 @@ def pull(key: RequestKey = A, **changes: object) -> Pull:
         "num_tokens": 640,
         "upto": 640,
         "start": 0,
+        "items": manifest((GROUP,), 640, BLOCK),
+        "reached": (0,),
         **changes,
     }
     final = Final(key, TOKEN, None)
@@ -118,8 +121,8 @@ def test_a_link_that_came_to_rest_is_told_once_more():
         ("pack", {}),
         ("slot", {"queued": (PART,)}),
         ("read", {"reading": (PART,), "queued": (PART,)}),
-        ("unpack", {"unpacking": (PART,), "unpacked": 576}),
-        ("commit", {"state": DState.COMMITTING, "unpacked": 640}),
+        ("unpack", {"unpacking": (PART,), "reached": (576,)}),
+        ("commit", {"state": DState.COMMITTING, "reached": (640,)}),
     ],
 )
 def test_a_slow_hand_off_is_warned_of_with_what_it_waits_for(caplog, phase, changes):

@@ -17,7 +17,7 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.kv import FirstToken
 
 
-@pytest.mark.parametrize("connector", ["memory", "tcp", "nixl"])
+@pytest.mark.parametrize("connector", ["memory", "memory_blocks", "tcp", "nixl"])
 def test_every_transport_delivers_the_right_bytes(workers, connector):
     """Prompts of many lengths, several at once, in blocks that are out of order."""
     config = make_config(kv_connector=connector)
@@ -214,6 +214,7 @@ def test_a_slab_of_another_size_is_named():
         as_bytes(kv_of("a", 4), 2, builders.LAYOUT)
 
 
+@pytest.mark.parametrize("pair", ["tcp"], indirect=True)
 def test_phases_bytes_and_outcomes_are_counted(pair):
     """What an operator looks at first."""
     producer, consumer = pair

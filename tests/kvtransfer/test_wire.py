@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.kvtransfer.handoff import messages as m
+from tandem.kvtransfer.handoff.manifest import Item
 from tandem.kvtransfer.mover.header import (
     HEADER_BYTES,
     Header,
@@ -17,6 +18,7 @@ from tandem.kvtransfer.mover.header import (
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
+from tandem.protocol.layout import KVKind
 from tandem.protocol.messages import Beat, Hello, Reset, Welcome, encode
 from tandem.protocol.outputs import TokenLogprobs
 
@@ -30,6 +32,7 @@ _LOGPROBS = st.builds(
 _FIRST = st.tuples(
     st.builds(FirstToken, st.integers(0, 127), st.integers(0, 1 << 30), st.none() | _LOGPROBS)
 )
+_ITEM = st.builds(Item, st.integers(0, 15), st.sampled_from(KVKind), _COUNT, _COUNT)
 _TO_P = st.one_of(
     st.builds(
         Hello,
@@ -41,20 +44,37 @@ _TO_P = st.one_of(
     st.builds(m.Probe, _COUNT),
     st.builds(m.ProbeDone, _COUNT, st.booleans()),
     st.builds(m.Open, _KEY, st.none() | _COUNT),
-    st.builds(m.Want, _KEY, _COUNT, st.integers(1, 1 << 16), st.integers(1, 1 << 24)),
+    st.builds(m.Want, _KEY, _COUNT, st.integers(1, 1 << 16), st.tuples(st.integers(1, 1 << 24))),
     st.builds(m.Taken, _KEY, _COUNT),
     st.builds(m.Done, _KEY, st.booleans()),
     st.builds(Beat, _COUNT, _COUNT, st.booleans()),
     st.builds(Reset, st.text(max_size=500)),
 )
 _CARD = st.builds(
-    m.ProducerCard, st.just("tcp"), st.binary(max_size=99), _COUNT, st.just(8), _COUNT
+    m.ProducerCard,
+    st.just("tcp"),
+    st.binary(max_size=99),
+    _COUNT,
+    st.just(8),
+    _COUNT,
+    st.just(9),
+    st.just(("x",)),
 )
 _TO_D = st.one_of(
     st.builds(Welcome, _CARD),
     st.builds(m.ProbeReady, _COUNT, _COUNT),
-    st.builds(m.Ready, _KEY, _COUNT, _COUNT),
-    st.builds(m.Part, _KEY, _COUNT, _COUNT, _COUNT, st.integers(0, 1 << 24), _COUNT),
+    st.builds(m.Ready, _KEY, _COUNT, _COUNT, st.tuples(_ITEM)),
+    st.builds(
+        m.Part,
+        _KEY,
+        _COUNT,
+        _COUNT,
+        _COUNT,
+        st.none() | st.integers(0, 1 << 24),
+        _COUNT,
+        st.integers(0, 15),
+        st.lists(st.integers(0, 1 << 24), max_size=9).map(tuple),
+    ),
     st.builds(m.Final, _KEY, _FIRST, st.none() | st.just("stop")),
     st.builds(m.Committed, _KEY),
     st.builds(m.Gone, _KEY, st.sampled_from(m.GoneReason)),
@@ -103,8 +123,8 @@ def test_numbers_out_of_range_are_wire_errors():
     key = RequestKey(b"R" * 16, "a", 0)
     for message in (
         m.Taken(key, -1),
-        m.Want(key, 0, 0, 1),
-        m.Want(key, 0, 1, 0),
+        m.Want(key, 0, 0, (1,)),
+        m.Want(key, 0, 1, (0,)),
         Hello(1, "f" * 65),
     ):
         with pytest.raises(WireError):
@@ -113,7 +133,7 @@ def test_numbers_out_of_range_are_wire_errors():
 
 _U64 = st.integers(0, 2**64 - 1)
 _ID = st.binary(min_size=16, max_size=16)
-_HEADER = st.builds(Header, _ID, _ID, _ID.map(Incarnation), _U64, _U64, _U64, _U64, _U64)
+_HEADER = st.builds(Header, _ID, _ID, _ID.map(Incarnation), *[_U64] * 6)
 
 
 @given(_HEADER)
@@ -125,7 +145,7 @@ def test_a_slot_header_is_read_back(header):
     assert header.differs(header) is None
 
 
-@given(_HEADER, st.integers(0, 115), st.integers(1, 255))
+@given(_HEADER, st.integers(0, 123), st.integers(1, 255))
 def test_a_changed_byte_of_a_header_is_seen(header, at, by):
     """The header has a check sum of its own."""
     slot = bytearray(HEADER_BYTES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 
+from tandem.kvtransfer.transports.base import Progress, Ticket
+from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
 from tandem.protocol.ids import new_incarnation
@@ -44,6 +46,19 @@ class UnevenTcp(Uneven, TcpTransport):
         super().__init__(new_incarnation(), host="127.0.0.1")
 
 
+class UnevenBlocks(Uneven, MemoryTransport):
+    """A consumer's copies stay pending while it stands."""
+
+    def __init__(self) -> None:
+        super().__init__(direct=True)
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """See Transport."""
+        return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
+
+
 def uneven(connector: str, role: str) -> dict[str, Uneven]:
     """The transport of one worker."""
+    if connector == "memory_blocks":
+        return {connector: UnevenBlocks()}
     return {connector: UnevenNixl(role) if connector == "nixl" else UnevenTcp()}

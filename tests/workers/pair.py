@@ -1,4 +1,4 @@
-"""A prefill and a decode engine married to the hand-off, in one process over plain TCP."""
+"""A prefill and a decode engine married to the hand-off, in one process."""
 
 from __future__ import annotations
 
@@ -75,8 +75,9 @@ class Half:
 class Pair:
     """P and D, linked."""
 
-    def __init__(self, **settings: object) -> None:
-        self.kv = KVTransferConfig(kv_connector="tcp", kv_control_port=0, **settings)  # type: ignore[arg-type]
+    def __init__(self, connector: str = "tcp", **settings: object) -> None:
+        fields: dict[str, Any] = {"kv_connector": connector, "kv_control_port": 0, **settings}
+        self.kv = KVTransferConfig(**fields)
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""

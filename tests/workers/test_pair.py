@@ -26,10 +26,10 @@ from tandem.worker.launch import RoleContext, RoleParts
 from tandem.worker.server_config import ServerConfig
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    """A linked pair."""
-    made = Pair()
+@pytest.fixture(params=["tcp", "memory_blocks"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A linked pair: KV goes by slots, and from block to block."""
+    made = Pair(request.param)
     yield made
     made.close()
 

@@ -65,9 +65,9 @@ class DecodeConnector:
         pull = self._pulls.get(request.key)
         if pull is not None:
             pull.loading = True
-            self._consumer.begin_load(
-                request.key, block_ids, from_token=tokens.start, to_token=tokens.stop
-            )
+            full = tokens.stop // request.group.block_size
+            hashes = request.hashes_upto(full) if self._consumer.wants_hashes else ()
+            self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

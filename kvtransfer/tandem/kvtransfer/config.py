@@ -14,7 +14,7 @@ from tandem.protocol.settings import (
     setting,
 )
 
-CONNECTORS = ("auto", "nixl", "tcp", "memory")
+CONNECTORS = ("auto", "nixl", "tcp", "memory", "memory_blocks")
 MIN_SLOT_BYTES = 4 << 10
 
 
@@ -24,7 +24,8 @@ class KVTransferConfig:
 
     kv_connector: str = setting(
         "auto",
-        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load.",
+        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load. memory and memory_blocks "
+        "are for two workers in one process: the one by slots, the other from block to block.",
         choices=CONNECTORS,
     )
     kv_slot_bytes: int | None = setting(

@@ -63,7 +63,9 @@ class PrefillConnector:
     ) -> None:
         """Announce the chunk once its fence is seen."""
         if request.key in self._exports:
-            self._producer.computed(request.key, block_ids, tokens.stop, done)
+            wants = self._producer.wants_hashes
+            hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
+            self._producer.computed(request.key, block_ids, tokens.stop, done, hashes)
 
     def first_tokens(
         self, request: Request, first: Sequence[FirstToken], finish: str | None

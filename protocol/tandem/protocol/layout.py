@@ -5,13 +5,35 @@ One slab per rank, block-major with all layers of a block contiguous:
 offload; head slices are contiguous for unequal tensor parallelism.
 """
 
+from enum import StrEnum
+
 import msgspec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 
 
+class KVKind(StrEnum):
+    """What a group's blocks hold, and with it what of them a sequence needs to go on."""
+
+    FULL = "full_attention"
+    """Keys and values of every token."""
+    WINDOW = "sliding_window"
+    """Keys and values, of which only those of the last ``span`` tokens are looked at."""
+    LATENT = "latent"
+    """One latent vector for every token."""
+    STATE = "recurrent_state"
+    """One state, which each token overwrites."""
+    DRAFT = "draft"
+    """Keys and values of every token, of the layers that draft."""
+    ENCODER = "encoder_output"
+    """What an encoder said, at ``span`` positions of its own."""
+
+
 class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layers that share one block shape. Sliding windows, MLA or draft layers are groups."""
+    """Layers that share one block shape and one rule of what a sequence needs of them.
+
+    Raises ValueError when ``span`` is not there, or there where ``kind`` has none.
+    """
 
     num_layers: int
     num_kv_heads: int
@@ -21,6 +43,15 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens per block."""
     dtype: str
     """One of ``DTYPE_BYTES``."""
+    kind: KVKind = KVKind.FULL
+    span: int | None = None
+    """Tokens that a sliding window keeps, positions of an encoder's output; None for the rest."""
+
+    def __post_init__(self) -> None:
+        spans = self.kind in (KVKind.WINDOW, KVKind.ENCODER)
+        if spans != (self.span is not None) or (self.span is not None and self.span < 1):
+            allowed = "at least 1" if spans else "none"
+            raise ValueError(f"span of a {self.kind} group: {self.span}; allowed is {allowed}")
 
     @property
     def block_shape(self) -> tuple[int, int, int, int, int]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from tests.kvtransfer.model.limits import finish_at_p
-from tests.kvtransfer.model.parts import KEYS, NOW, P_ADDRESS, TOKEN, Broken, Use
+from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, P_ADDRESS, TOKEN, Broken, InFlight, Use
 from tests.kvtransfer.model.world import World, replaced
 
 from tandem.kvtransfer.handoff import export as p_events
@@ -16,6 +16,7 @@ from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
+from tandem.protocol.layout import KVKind
 
 Move = tuple[str, Callable[[World], None]]
 Fault = tuple[str, str, Callable[[World], None]]
@@ -38,6 +39,7 @@ ALL_FAULTS = (
     "p forgets",
     "d forgets",
     "read fails",
+    "p overwrites",
 )
 
 
@@ -124,6 +126,9 @@ def _key_faults(world: World, index: int) -> Iterator[Fault]:
     yield "router cancels", f"router cancels {index}", lambda w: _router_cancels(w, index)
     if work.step == 0:
         yield "p refuses", f"p refuses {index}", lambda w: _refuse(w, index)
+    if world.setup.direct and work.fenced and not work.released:
+        name = f"p overwrites a leased block of {index}"
+        yield "p overwrites", name, lambda w: _p_overwrites(w, index)
     if work.step and not work.done:
         name = f"p's engine gives up {index}"
         yield "p's engine gives up", name, lambda w: _finish(w, index, cancelled=True)
@@ -153,7 +158,8 @@ def _work(world: World, index: int, **changes: Any) -> None:
 def _admit(world: World, index: int) -> None:
     _work(world, index, step=1)
     up = world.d in world.exports.links
-    _p(world, p_events.Admit(KEYS[index], world.d, world.setup.num_blocks, 40, up))
+    direct = world.setup.direct
+    _p(world, p_events.Admit(KEYS[index], world.d, world.setup.num_blocks, 40, up, direct))
 
 
 def _refuse(world: World, index: int) -> None:
@@ -165,14 +171,19 @@ def _refuse(world: World, index: int) -> None:
 def _launch(world: World, index: int) -> None:
     step = world.work[index].step
     _work(world, index, step=step + 1)
-    _p(world, p_events.Launched(KEYS[index], tuple(world.blocks(index)), step))
+    _p(world, p_events.Launched(KEYS[index], world.tables(index), step))
 
 
 def _fence(world: World, index: int) -> None:
     fenced = world.work[index].fenced
-    block = world.blocks(index)[fenced]
-    if not world.work[index].released:
-        world.p_blocks = replaced(world.p_blocks, block, (index, block, world.p))
+    last = fenced == world.setup.num_blocks - 1
+    for kind, table in zip(world.setup.kinds, world.tables(index), strict=True):
+        block, content = table[fenced], table[fenced]
+        if kind is KVKind.STATE:  # each chunk overwrites it
+            block = table[0]
+            content = block if last else -1
+        if not world.work[index].released:
+            world.p_blocks = replaced(world.p_blocks, block, (index, content, world.p))
     _work(world, index, fenced=fenced + 1)
     _p(world, p_events.Fenced(KEYS[index], fenced + 1))
 
@@ -195,6 +206,14 @@ def _compute(world: World, index: int) -> None:
         _fence(world, index)
     _first(world, index)
     _finish(world, index, cancelled=False)
+
+
+def _p_overwrites(world: World, index: int) -> None:
+    """A fault of P's engine: a block is written again though it is promised. Whoever writes a block
+    clears its tag first."""
+    block = world.tables(index)[0][0]
+    world.p_tags = replaced(world.p_tags, block, None)
+    world.p_blocks = replaced(world.p_blocks, block, JUNK)
 
 
 def _p_cancels(world: World, index: int) -> None:
@@ -251,13 +270,13 @@ def _open(world: World, index: int) -> None:
     peer = next(iter(world.imports.links), world.p)
     _use(world, index, opened=True, producer=peer)
     up = peer in world.imports.links
-    _d(world, d_events.Opened(KEYS[index], peer, 40, up))
+    _d(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct))
 
 
 def _load(world: World, index: int) -> None:
     _use(world, index, loading=True, blocks_free=False)
-    blocks = tuple(world.blocks(index))
-    _d(world, d_events.Load(KEYS[index], blocks, world.setup.hit, world.setup.num_blocks))
+    tables = world.tables(index)
+    _d(world, d_events.Load(KEYS[index], tables, world.setup.hit, world.setup.num_blocks))
 
 
 def _d_cancels(world: World, index: int) -> None:
@@ -273,6 +292,9 @@ def _land(world: World, n: int) -> None:
     """The bytes of a read arrive, whatever lies in the slot at that address by now."""
     read = world.reads[n]
     world.reads = world.reads[:n] + world.reads[n + 1 :]
+    if read.slot is None or read.remote_slot is None:
+        _copy_lands(world, read)
+        return
     world.d_slots = replaced(world.d_slots, read.slot, world.p_slots[read.remote_slot])
     if not world.setup.strict_slots and world.imports.ring[read.slot].key != read.key:
         return  # its handle was let go of: the bytes land, and nobody is told
@@ -281,9 +303,25 @@ def _land(world: World, n: int) -> None:
     world.d_does(world.imports.read_ended(read.slot, NOW))
 
 
+def _copy_lands(world: World, read: InFlight) -> None:
+    """Bytes of P's blocks, whatever they hold by now, arrive in D's."""
+    use = world.use[KEYS.index(read.key)]
+    if use.ended and use.blocks_free:
+        raise Broken(f"{read} writes blocks that are free")
+    for mine, theirs in zip(read.block_ids, read.remote_blocks, strict=True):
+        world.d_blocks = replaced(world.d_blocks, mine, world.p_blocks[theirs])
+    world.own_d()
+    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
+
+
 def _read_fails(world: World, n: int) -> None:
     read = world.reads[n]
     world.reads = world.reads[:n] + world.reads[n + 1 :]
+    if read.slot is None:
+        world.own_d()
+        ended = world.imports.copy_ended(read.key, read.part, NOW, FailCause.PEER, "failed")
+        world.d_does(ended)
+        return
     _owned_or_quarantined(world, read.slot, read.key)
     world.own_d()
     world.d_does(world.imports.read_ended(read.slot, NOW, FailCause.PEER, "failed"))
@@ -303,8 +341,12 @@ def _unpack(world: World, n: int) -> None:
     if use.ended and use.blocks_free:
         raise Broken(f"{unpack} writes blocks that are free")
     (block,) = unpack.block_ids
-    world.d_blocks = replaced(world.d_blocks, block, world.d_slots[unpack.slot])
-    _d(world, d_events.Unpacked(unpack.key, unpack.index))
+    fault = None
+    if unpack.slot is not None:
+        world.d_blocks = replaced(world.d_blocks, block, world.d_slots[unpack.slot])
+    elif world.setup.compares and world.p_tags[block] != world.tag(block):
+        fault = FailCause.IDENTITY
+    _d(world, d_events.Unpacked(unpack.key, unpack.index, fault))
 
 
 def _d_restarts(world: World) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
+from tandem.kvtransfer.events import Cancelled
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.handoff.actions import Millis, Send
-from tandem.kvtransfer.handoff.consumer import Result as DResult
+from tandem.kvtransfer.handoff.actions import Action, Millis, Send, Tell
 from tandem.kvtransfer.handoff.consumer import step as d_step
+from tandem.kvtransfer.handoff.endings import Result as DResult
+from tandem.kvtransfer.handoff.endings import done_if_complete
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
@@ -15,7 +21,10 @@ from tandem.kvtransfer.handoff.messages import Committed, Done
 from tandem.kvtransfer.handoff.producer import step as p_step
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.tables import DState
 from tandem.link.session import LinkState, Session, Verdict
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import LoadFailed
 from tandem.protocol.link import Header
 from tandem.protocol.messages import Hello
 
@@ -53,6 +62,55 @@ class NoFence(ExportTable):
     """P announces a chunk when it is launched."""
 
     machine = staticmethod(_announce_at_launch)
+
+
+def _free_at_once(
+    pull: Pull | None, event: d_events.Event, now: Millis, policy: ConsumerPolicy
+) -> DResult:
+    after, actions = d_step(pull, event, now, policy)
+    ended = pull is not None and pull.state is not DState.FAILING
+    if after is None or after.state is not DState.FAILING or after.unpacking or not ended:
+        return after, actions
+    freed: list[Action] = [
+        Tell(replace(each.event, blocks_free=True))
+        if isinstance(each, Tell) and isinstance(each.event, Cancelled | LoadFailed)
+        else each
+        for each in actions
+    ]
+    return msgspec.structs.replace(after, state=DState.CLOSED, reading=()), freed
+
+
+class NoWait(ImportTable):
+    """D's blocks are free as soon as nobody wants what is copied into them."""
+
+    machine = staticmethod(_free_at_once)
+
+    def copy_ended(
+        self, key: RequestKey, index: int, *rest: object, **more: object
+    ) -> list[Action]:
+        """Nobody asks any more."""
+        pull = self.pulls.get(key)
+        known = pull is not None and any(each.index == index for each in pull.reading)
+        return super().copy_ended(key, index, *rest, **more) if known else []  # type: ignore[arg-type]
+
+
+def _first_item_only(
+    pull: Pull | None, event: d_events.Event, now: Millis, policy: ConsumerPolicy
+) -> DResult:
+    after, actions = d_step(pull, event, now, policy)
+    if after is None or after.state is not DState.PULLING or not after.items:
+        return after, actions
+    first = msgspec.structs.replace(after, items=after.items[:1], reached=after.reached[:1])
+    done, actions = done_if_complete(first, now, policy, actions)
+    if done is None or done.state is DState.PULLING:
+        return after, actions
+    return msgspec.structs.replace(done, items=after.items, reached=after.reached), actions
+
+
+class FirstItemOnly(ImportTable):
+    """A missing item of another group is counted as complete."""
+
+    machine = staticmethod(_first_item_only)
 
 
 class NoQuarantine(SlotRing):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from tandem.kvtransfer.handoff import export as p_events
@@ -10,6 +11,7 @@ from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
@@ -18,6 +20,7 @@ from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
+from tandem.protocol.layout import KVKind
 from tandem.protocol.link import Header
 from tandem.protocol.messages import Welcome
 
@@ -29,27 +32,47 @@ KEYS = tuple(RequestKey(ROUTER, name, 0) for name in "ab")
 P_ADDRESS = tuple(Incarnation(f"producer-{n:07d}".encode()) for n in range(4))
 D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
 
-P_POLICY = ProducerPolicy(
-    block_size=BLOCK,
-    blocks_per_part=1,
-    block_bytes=1,
-    header_bytes=0,
-    lease_ms=10,
-    expect_ms=20,
-    tombstone_ms=30,
-    wait_ms=40,
-)
-D_POLICY = ConsumerPolicy(
-    block_size=BLOCK,
-    blocks_per_part=1,
-    block_bytes=1,
-    header_bytes=0,
-    credits=2,
-    transfer_ms=10,
-    commit_ms=5,
-    tombstone_ms=30,
-    wait_ms=40,
-)
+WINDOW = 1
+"""Tokens (and so blocks) that a sliding window keeps."""
+
+
+@lru_cache
+def _groups(kinds: tuple[KVKind, ...]) -> tuple[Group, ...]:
+    spans = {KVKind.WINDOW: WINDOW}
+    return tuple(
+        Group(kind=kind, span=spans.get(kind), block_bytes=1, blocks_per_part=1) for kind in kinds
+    )
+
+
+@lru_cache
+def p_policy(kinds: tuple[KVKind, ...]) -> ProducerPolicy:
+    """P's, for groups of these kinds."""
+    return ProducerPolicy(
+        block_size=BLOCK,
+        groups=_groups(kinds),
+        header_bytes=0,
+        lease_ms=10,
+        expect_ms=20,
+        tombstone_ms=30,
+        wait_ms=40,
+    )
+
+
+@lru_cache
+def d_policy(kinds: tuple[KVKind, ...]) -> ConsumerPolicy:
+    """D's, for groups of these kinds."""
+    return ConsumerPolicy(
+        block_size=BLOCK,
+        groups=_groups(kinds),
+        header_bytes=0,
+        credits=2,
+        transfer_ms=10,
+        commit_ms=5,
+        tombstone_ms=30,
+        wait_ms=40,
+    )
+
+
 WELCOME: Welcome[ProducerCard] = Welcome(ProducerCard("memory", b"", 1, 1, 1))
 TERMS = {
     me: Terms(me, "hand-off", 1, LinkTimes(), fingerprint="print")
@@ -134,6 +157,12 @@ class Setup(NamedTuple):
     """D frees the blocks of a false end though they are still written (a mutation)."""
     deaf: bool = False
     """A cancel of what P's engine no longer has ends there (a mutation)."""
+    kinds: tuple[KVKind, ...] = (KVKind.FULL,)
+    """Groups of the layout, each with an item in the manifest."""
+    direct: bool = False
+    """P's blocks are copied into D's, without slots."""
+    compares: bool = True
+    """D compares the tags of what it copied (False: a mutation)."""
 
 
 class Work(NamedTuple):
@@ -171,9 +200,12 @@ class Frame(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A read that is not terminal."""
+    """A read that is not terminal: of a slot, or (without slots) of blocks."""
 
-    slot: int
-    remote_slot: int
+    slot: int | None
+    remote_slot: int | None
     key: RequestKey
     peer: Incarnation
+    part: int
+    block_ids: tuple[int, ...] = ()
+    remote_blocks: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import TAKEN, Setup
 
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
+from tandem.protocol.layout import KVKind
 
 _LINKS = ("p restarts", "p counts d as lost", "d counts p as lost", "frame lost")
 
@@ -70,6 +71,38 @@ def _told(name, found):
             1,
             20_000,
             id="two keys share a slot",
+        ),
+        pytest.param(
+            Setup(num_blocks=1, direct=True, faults=ALL_FAULTS), 2, 50_000, id="a copy, two faults"
+        ),
+        pytest.param(
+            Setup(num_blocks=2, direct=True, faults=ALL_FAULTS),
+            1,
+            30_000,
+            id="two copies, one fault",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                kinds=(KVKind.FULL, KVKind.STATE),
+                brisk=True,
+                faults=(*_LINKS, "d cancels"),
+            ),
+            1,
+            3_000,
+            id="a recurrent state beside, one fault",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                kinds=(KVKind.FULL, KVKind.WINDOW, KVKind.STATE),
+                direct=True,
+                brisk=True,
+                faults=(*_LINKS, "d cancels", "p overwrites"),
+            ),
+            1,
+            3_000,
+            id="three groups copied, one fault",
         ),
     ],
 )
@@ -147,6 +180,46 @@ def test_the_same_holds_further_out(setup, faults):
             id="the slot quarantine",
         ),
         pytest.param(Setup(num_blocks=1, exports=mutations.NoFence), 0, id="READY's event"),
+        pytest.param(
+            Setup(num_blocks=1, direct=True, exports=mutations.NoFence), 0, id="the tag's event"
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=1,
+                direct=True,
+                compares=False,  # else the tags, which P clears, keep D from it
+                imports=mutations.NoCommit,
+                faults=("p counts d as lost",),
+            ),
+            1,
+            id="the commit check of copies",
+        ),
+        pytest.param(
+            Setup(num_blocks=1, direct=True, compares=False, faults=("p overwrites",)),
+            1,
+            id="the comparison of tags",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=1,
+                kinds=(KVKind.FULL, KVKind.STATE),
+                imports=mutations.FirstItemOnly,
+                brisk=True,
+            ),
+            0,
+            id="the completeness of each item",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                kinds=(KVKind.FULL, KVKind.WINDOW),
+                direct=True,
+                imports=mutations.FirstItemOnly,
+                brisk=True,
+            ),
+            0,
+            id="the completeness of each copied item",
+        ),
     ],
 )
 def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
@@ -177,6 +250,12 @@ def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
             0,
             "writes blocks that are free",
             id="blocks of a false end",
+        ),
+        pytest.param(
+            Setup(num_blocks=1, direct=True, imports=mutations.NoWait, faults=("d cancels",)),
+            1,
+            "writes blocks that are free",
+            id="the end of a copy",
         ),
     ],
 )

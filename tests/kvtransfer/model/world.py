@@ -10,25 +10,26 @@ from __future__ import annotations
 from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
 from tests.kvtransfer.model.parts import (
     D_ADDRESS,
-    D_POLICY,
     HELLO,
     JUNK,
     KEYS,
     NOW,
     P_ADDRESS,
-    P_POLICY,
     TERMS,
     WELCOME,
+    WINDOW,
     Broken,
     Frame,
     InFlight,
     Setup,
     Use,
     Work,
+    d_policy,
+    p_policy,
 )
 
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready, Revoked
-from tandem.kvtransfer.handoff.actions import Action, Pack, Read, Send, Tell, Unpack
+from tandem.kvtransfer.handoff.actions import Action, Pack, Read, Send, Tag, Tell, Unpack, Untag
 from tandem.kvtransfer.handoff.export import Asked
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
@@ -38,6 +39,7 @@ from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.link.session import LinkState, Session, Verdict
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.kv import LoadFailed, Released
+from tandem.protocol.layout import KVKind
 from tandem.protocol.link import Header, read_header
 from tandem.protocol.messages import Hello, Reset
 
@@ -107,6 +109,7 @@ class World:
             self.reads,
             self.unpacks,
             self.p_blocks,
+            self.p_tags,
             self.p_slots,
             self.d_slots,
             self.d_blocks,
@@ -133,24 +136,29 @@ class World:
         """P's process starts, with nothing."""
         setup = self.setup
         self.p_shared = False
-        self.exports = setup.exports(P_POLICY, setup.ring(setup.send_slots, setup.send_slots))
+        self.exports = setup.exports(
+            p_policy(setup.kinds), setup.ring(setup.send_slots, setup.send_slots)
+        )
         self.p_session = None
         self.packs: tuple[Pack, ...] = ()
         self.work: tuple[Work, ...] = (Work(),) * setup.num_keys
-        self.p_blocks: tuple[object, ...] = (JUNK,) * (setup.num_keys * setup.num_blocks)
+        self.p_blocks: tuple[object, ...] = (JUNK,) * self.total
+        self.p_tags: tuple[object, ...] = (None,) * self.total
         self.p_slots: tuple[object, ...] = (JUNK,) * setup.send_slots
 
     def new_consumer(self) -> None:
         """D's process starts, with nothing."""
         setup = self.setup
         self.d_shared = False
-        self.imports = setup.imports(D_POLICY, setup.ring(setup.receive_slots, setup.receive_slots))
+        self.imports = setup.imports(
+            d_policy(setup.kinds), setup.ring(setup.receive_slots, setup.receive_slots)
+        )
         self.d_session = None
         self.reads: tuple[InFlight, ...] = ()
         self.unpacks: tuple[Unpack, ...] = ()
         self.use: tuple[Use, ...] = (Use(),) * setup.num_keys
         self.d_slots: tuple[object, ...] = (JUNK,) * setup.receive_slots
-        self.d_blocks: tuple[object, ...] = (JUNK,) * (setup.num_keys * setup.num_blocks)
+        self.d_blocks: tuple[object, ...] = (JUNK,) * self.total
 
     # -- network ------------------------------------------------------------------------------
 
@@ -247,6 +255,12 @@ class World:
                     self._p_says(action.message)
             elif isinstance(action, Pack):
                 self.packs = (*self.packs, action)
+            elif isinstance(action, Tag):
+                for block in action.block_ids:
+                    self.p_tags = replaced(self.p_tags, block, self.tag(block))
+            elif isinstance(action, Untag):
+                for block in self.blocks(KEYS.index(action.key)):
+                    self.p_tags = replaced(self.p_tags, block, None)
             elif isinstance(action, Tell):
                 self._p_hears(action.event)
         for slot in range(len(self.p_slots)):  # a free slot is anybody's to overwrite
@@ -263,6 +277,8 @@ class World:
             raise Broken(f"{event.key} is released {'twice' if work.released else 'too early'}")
         self.work = replaced(self.work, index, work._replace(released=True))
         for block in self.blocks(index):  # the engine reuses them at once
+            if self.p_tags[block] is not None:
+                raise Broken(f"block {block} is free with its tag on")
             self.p_blocks = replaced(self.p_blocks, block, JUNK)
 
     def d_does(self, actions: list[Action]) -> None:
@@ -271,7 +287,15 @@ class World:
                 if self.d_session is not None and self.d_session.peer == action.to:
                     self._d_says(action.message)
             elif isinstance(action, Read):
-                read = InFlight(action.slot, action.remote_slot, action.key, action.peer)
+                read = InFlight(
+                    action.slot,
+                    action.remote_slot,
+                    action.key,
+                    action.peer,
+                    action.index,
+                    action.block_ids,
+                    action.remote_blocks,
+                )
                 self.reads = (*self.reads, read)
             elif isinstance(action, Unpack):
                 self.unpacks = (*self.unpacks, action)
@@ -307,13 +331,40 @@ class World:
     def _must_be_right(self, index: int, use: Use) -> None:
         if finish_at_p(self.setup) is not None:
             raise Broken("loaded although token 1 ended it")
-        for block in list(self.blocks(index))[self.setup.hit :]:
+        for block in self.needed(index):
             if self.d_blocks[block] != (index, block, use.producer):
                 raise Broken(f"D uses {self.d_blocks[block]} as block {block} of key {index}")
 
+    @property
+    def total(self) -> int:
+        """Blocks of either side."""
+        return self.setup.num_keys * self.setup.num_blocks * len(self.setup.kinds)
+
     def blocks(self, index: int) -> range:
         """The blocks of a key, the same numbers on both sides."""
-        return range(index * self.setup.num_blocks, (index + 1) * self.setup.num_blocks)
+        each = self.setup.num_blocks * len(self.setup.kinds)
+        return range(index * each, (index + 1) * each)
+
+    def tables(self, index: int) -> tuple[tuple[int, ...], ...]:
+        """The blocks of a key by group."""
+        blocks, size = self.blocks(index), self.setup.num_blocks
+        starts = range(0, len(blocks), size)
+        return tuple(tuple(blocks[start : start + size]) for start in starts)
+
+    def needed(self, index: int) -> list[int]:
+        """What D cannot go on without, by the meaning of each kind and not by the manifest."""
+        needed: list[int] = []
+        hit, last = self.setup.hit, self.setup.num_blocks - WINDOW
+        for kind, table in zip(self.setup.kinds, self.tables(index), strict=True):
+            if kind is KVKind.STATE:
+                needed.append(table[0])
+            else:
+                needed += table[max(hit, last) if kind is KVKind.WINDOW else hit :]
+        return needed
+
+    def tag(self, block: int) -> object:
+        """What a block's tag must be: the same in every process, as a hash is."""
+        return "tag", block
 
 
 def _copied(session: Session | None) -> Session | None:

@@ -58,7 +58,7 @@ class ControlServer(Channel):
         metrics: HandoffMetrics,
         deliver: Callable[[ToMover], None],
         offer: Callable[[FromPeer], bool] | None = None,
-        welcome: Callable[[tuple[str, ...]], ProducerCard | None],
+        welcome: Callable[[tuple[str, ...]], ProducerCard | str],
         guard: CurveGuard | None = None,
     ) -> None:
         super().__init__(
@@ -143,9 +143,7 @@ class ControlServer(Channel):
     def welcome(self, hello: Hello) -> Welcome[ProducerCard] | str:
         """How to reach the send slots, over a transport that both have."""
         card = self._welcome(hello.connectors)
-        if card is None:
-            return f"no transport in common: {', '.join(hello.connectors)}"
-        return Welcome(card)
+        return card if isinstance(card, str) else Welcome(card)
 
     def up(self, link: Link, welcome: Welcome[ProducerCard]) -> None:
         """A consumer's link stands."""

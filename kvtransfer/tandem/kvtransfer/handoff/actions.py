@@ -37,30 +37,52 @@ class Pack(msgspec.Struct, frozen=True):
     stop: int
     slot: int
     block_ids: tuple[int, ...]
+    group: int = 0
+
+
+class Tag(msgspec.Struct, frozen=True):
+    """P: these blocks are written for good: set the tags, before anything is said of them."""
+
+    key: RequestKey
+    group: int
+    first: int
+    """Index in the group's block table of the first."""
+    block_ids: tuple[int, ...]
+
+
+class Untag(msgspec.Struct, frozen=True):
+    """P: clear the tags that were set for this key; its blocks may be written from here on."""
+
+    key: RequestKey
 
 
 class Read(msgspec.Struct, frozen=True):
-    """D: bring a send slot of the peer into a receive slot; answer with ``read_ended``."""
+    """D: bring a send slot of the peer into a receive slot, answer with ``read_ended``; or (without
+    slots) blocks of the peer into blocks of its own, answer with ``copy_ended``."""
 
     key: RequestKey
     peer: Incarnation
     index: int
-    remote_slot: int
-    slot: int
+    remote_slot: int | None
+    slot: int | None
     nbytes: int
+    remote_blocks: tuple[int, ...] = ()
+    block_ids: tuple[int, ...] = ()
 
 
 class Unpack(msgspec.Struct, frozen=True):
-    """D: check header and digest of a receive slot, copy it to blocks; answer ``Unpacked``."""
+    """D: check header and digest of a receive slot and copy it to blocks; or (without a slot) check
+    the tags of what was copied. Answer ``Unpacked``."""
 
     key: RequestKey
     peer: Incarnation
     index: int
     start: int
     stop: int
-    slot: int
+    slot: int | None
     block_ids: tuple[int, ...]
     nbytes: int
+    group: int = 0
 
 
 class Free(msgspec.Struct, frozen=True):
@@ -81,4 +103,4 @@ class Count(msgspec.Struct, frozen=True):
     what: str
 
 
-Action = Send | Tell | Pack | Read | Unpack | Free | Quarantine | Count
+Action = Send | Tell | Pack | Tag | Untag | Read | Unpack | Free | Quarantine | Count

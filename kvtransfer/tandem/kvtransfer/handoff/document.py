@@ -15,7 +15,9 @@ from typing import TypeVar, get_args, get_origin
 import msgspec
 
 from tandem.kvtransfer.handoff import messages
+from tandem.kvtransfer.handoff.manifest import CARRIED, RULES
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER, DState, PState, Rule
+from tandem.protocol.layout import KVKind
 
 _State = TypeVar("_State", bound=StrEnum)
 _Event = TypeVar("_Event", bound=StrEnum)
@@ -42,6 +44,17 @@ What holds:
 4. A key is leased at most once per incarnation. What has ended is remembered for a while, to answer
    what comes late; what is unknown is answered, so that the other end can free.
 5. A pair of state and event that is not below changes nothing and is counted.
+6. Where a link's transport copies P's blocks into D's, no slot is used: PART names blocks, and only
+   copies that D itself runs or fences may do so. P sets a block's tag after its last write, and
+   clears it before the block is anybody's again; D compares the tag that it read after the copy.
+   D's blocks are free only after the last copy into them is terminal, wanted or not.
+7. What a hand-off carries is the manifest of its layout: an item a group. D is done when every item
+   is complete by its own rule; no item stands in for another.
+"""
+
+_AFTER_ITEMS = """
+Blocks that D has cached need not come, except states and what encoders said. A layout with a group
+that is not handed over, or that the other end has not, is refused by name when a link is made.
 """
 
 
@@ -52,12 +65,20 @@ def document() -> str:
         "## Messages\n",
         "| message | way | fields | meaning |\n|---|---|---|---|",
         *(_message_row(kind) for kind in _kinds()),
+        "\n## Items of a manifest\n",
+        "| kind | complete with | handed over |\n|---|---|---|",
+        *(f"| {kind} | {rule} | {_carried(kind)} |" for kind, rule in RULES.items()),
+        _AFTER_ITEMS,
         "\n## P's states\n",
         _table(PRODUCER, PState),
         "\n## D's states\n",
         _table(CONSUMER, DState),
     ]
     return "\n".join(parts) + "\n"
+
+
+def _carried(kind: KVKind) -> str:
+    return "yes" if kind in CARRIED else "no"
 
 
 def _kinds() -> list[type[msgspec.Struct]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.manifest import Group, Item
 from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason, Open, Taken, Want
 from tandem.kvtransfer.handoff.tables import PEvent, PState
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
@@ -18,9 +19,8 @@ class ProducerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size: int
     """Tokens per block."""
-    blocks_per_part: int
-    """Blocks that fit a send slot behind its header."""
-    block_bytes: int
+    groups: tuple[Group, ...]
+    """Of the layout: what a manifest is made of."""
     header_bytes: int
     lease_ms: int
     expect_ms: int
@@ -29,14 +29,16 @@ class ProducerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Out(msgspec.Struct, frozen=True):
-    """A part between its slot's grant and its return."""
+    """A part between its grant and D's answer to it."""
 
     index: int
-    slot: int
+    slot: int | None
+    """None: D reads the blocks themselves."""
     start: int
     stop: int
     sent: bool = False
-    """PART is sent: D may be reading the slot."""
+    """PART is sent: D may be reading."""
+    group: int = 0
 
 
 class Export(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,8 +50,13 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     """Of the state: budget, hard cap, or the tombstone's end."""
     budget: Millis | None = None
     consumer: Incarnation = NOBODY
+    direct: bool = False
+    """D reads blocks, not slots: parts need none, and blocks carry tags."""
     num_tokens: int = 0
-    block_ids: tuple[int, ...] = ()
+    items: tuple[Item, ...] = ()
+    """The manifest."""
+    tables: tuple[tuple[int, ...], ...] = ()
+    """Block tables by group, as far as they are known."""
     launched: int = 0
     """Tokens whose chunks are launched."""
     ready: int = 0
@@ -57,11 +64,11 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     final: Final | None = None
     opened: bool = False
     wants: bool = False
-    packed: int = 0
-    """Tokens up to which parts were cut."""
+    packed: tuple[int, ...] = ()
+    """Tokens up to which parts were cut, by item."""
     next_index: int = 0
     credits: int = 0
-    max_blocks: int = 1
+    max_blocks: tuple[int, ...] = ()
     out: tuple[Out, ...] = ()
     engine_holds: bool = False
     """The engine was given the key and has not let go."""
@@ -76,6 +83,8 @@ class Admit(msgspec.Struct, frozen=True):
     num_tokens: int
     budget_ms: int | None
     link_up: bool
+    direct: bool = False
+    """The link's transport reads blocks."""
     kind = PEvent.ADMIT
 
 
@@ -90,7 +99,8 @@ class Launched(msgspec.Struct, frozen=True):
     """A chunk's kernels are on their way; nothing may be said yet."""
 
     key: RequestKey
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+    """Block tables by group, so far."""
     upto: int
     kind = PEvent.LAUNCHED
 
@@ -143,10 +153,10 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """A free send slot, for the next part."""
+    """The next part's turn: a free send slot for it, or None where it needs none."""
 
     key: RequestKey
-    slot: int
+    slot: int | None
     kind = PEvent.SLOT
 
 

@@ -13,7 +13,8 @@ from typing import ClassVar
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
 from tandem.kvtransfer.handoff.age import Age
-from tandem.kvtransfer.handoff.consumer import Result, step
+from tandem.kvtransfer.handoff.consumer import step
+from tandem.kvtransfer.handoff.endings import Result
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
@@ -41,6 +42,8 @@ class ImportTable:
         self._age = Age()
         self._closed: dict[RequestKey, None] = {}
         self._timers = Timers()
+        self._has_direct = False
+        """Parts of some pull need no slot."""
 
     def apply(self, event: d_events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
@@ -59,6 +62,19 @@ class ImportTable:
         if fault is None:
             return self.apply(d_events.ReadDone(held.key, held.index), now)
         return self.apply(d_events.ReadFailed(held.key, held.index, message, fault), now)
+
+    def copy_ended(
+        self,
+        key: RequestKey,
+        index: int,
+        now: Millis,
+        fault: FailCause | None = None,
+        message: str = "",
+    ) -> list[Action]:
+        """The copy of a part into D's blocks is terminal: its bytes are there, or never will be."""
+        if fault is None:
+            return self.apply(d_events.ReadDone(key, index), now)
+        return self.apply(d_events.ReadFailed(key, index, message, fault), now)
 
     def give_back(self, slot: int, now: Millis) -> list[Action]:
         """A slot that was taken from the ring for something else than a pull is free."""
@@ -100,6 +116,7 @@ class ImportTable:
         other._hungry = dict(self._hungry)
         other._age = self._age.copy()
         other._closed = dict(self._closed)
+        other._has_direct = self._has_direct
         return other
 
     def _apply_all(self, each: list[d_events.Event], now: Millis) -> list[Action]:
@@ -130,6 +147,7 @@ class ImportTable:
             self._age.forget(key)
             return
         self.pulls[key] = after
+        self._has_direct = self._has_direct or after.direct
         self._age.note(key)
         if was is None or was.deadline != after.deadline:
             self._timers.arm(key, after.deadline)
@@ -142,15 +160,17 @@ class ImportTable:
                 self._store(oldest, self.pulls[oldest], None)
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to the oldest key's queued parts, then to the next one's."""
-        if not self._hungry or not self.ring.free:
+        """Grant free slots to the oldest key's queued parts, then to the next one's; copies need
+        none."""
+        if not self._hungry or not (self.ring.free or self._has_direct):
             return
         for key in self._age.order(self._hungry):
             while key in self._hungry:
-                pull = self.pulls[key]
-                if not self.ring.has_room(pull.producer):
-                    break
-                slot = self.ring.take(pull.producer, key, pull.queued[0].index)
+                pull, slot = self.pulls[key], None
+                if not pull.direct:
+                    if not self.ring.has_room(pull.producer):
+                        break
+                    slot = self.ring.take(pull.producer, key, pull.queued[0].index)
                 actions += self._step(Granted(key, slot), now)
 
     def _deadline(self, key: RequestKey) -> Millis | None:

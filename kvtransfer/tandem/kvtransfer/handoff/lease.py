@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.events import Revoked
-from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Send, Tell
+from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Send, Tag, Tell, Untag
 from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
+from tandem.kvtransfer.handoff.manifest import available, blocks_of
 from tandem.kvtransfer.handoff.messages import Gone, GoneReason, Ready
 from tandem.kvtransfer.handoff.tables import PState
 from tandem.protocol.errors import FailCause
@@ -25,22 +26,43 @@ _replace = msgspec.structs.replace
 
 
 def can_cut(export: Export, policy: ProducerPolicy) -> bool:
-    """Whether the export would pack a part if it had a slot."""
+    """Whether the export would give out a part if it were its turn."""
     return (
         export.wants
         and export.state in (PState.COMPUTING, PState.LEASED)
         and len(export.out) < export.credits
-        and cut(export, policy) > export.packed
+        and next_part(export, policy) is not None
     )
 
 
-def cut(export: Export, policy: ProducerPolicy) -> int:
-    """Where the next part would stop: whole blocks, except at the end of the prompt."""
-    ready = export.ready
-    if ready < export.num_tokens:
-        ready -= ready % policy.block_size
-    longest = min(policy.blocks_per_part, export.max_blocks) * policy.block_size
-    return min(ready, export.packed + longest)
+def next_part(export: Export, policy: ProducerPolicy) -> tuple[int, int] | None:
+    """The item of the next part and where it would stop: whole blocks, except at the item's end."""
+    for item, packed in zip(export.items, export.packed, strict=True):
+        upto = available(item, export.ready, export.num_tokens, policy.block_size)
+        if upto > packed:
+            group = policy.groups[item.group]
+            blocks = min(group.blocks_per_part, export.max_blocks[item.group])
+            return item.group, min(upto, packed + blocks * policy.block_size)
+    return None
+
+
+def tags(export: Export, before: int, policy: ProducerPolicy) -> list[Action]:
+    """Tag what has been written for good since ``before`` tokens were, where blocks are read."""
+    found: list[Action] = []
+    size = policy.block_size
+    for item in export.items if export.direct else ():
+        start = max(item.start, available(item, before, export.num_tokens, size))
+        stop = available(item, export.ready, export.num_tokens, size)
+        if stop > start:
+            ids = blocks_of(item, export.tables[item.group], start, stop, size)
+            found.append(Tag(export.key, item.group, start // size, ids))
+    return found
+
+
+def release(export: Export) -> list[Action]:
+    """Give the blocks back to the engine, which may write them at once."""
+    told = Tell(Released(export.key))
+    return [Untag(export.key), told] if export.direct else [told]
 
 
 def tombstone(key: RequestKey, reason: GoneReason, now: Millis, policy: ProducerPolicy) -> Export:
@@ -60,11 +82,11 @@ def end(
     actions: list[Action] = []
     if reason is not GoneReason.PEER_LOST and export.opened:
         actions.append(Send(export.consumer, Gone(export.key, reason)))
-    if answered:
+    if answered or export.direct:  # a late copy of blocks harms nobody: D alone needs its end
         export, freed = free_sent(export)
         actions += freed
     if not export.engine_holds:
-        actions.append(Tell(Released(export.key)))
+        actions += release(export)
     elif export.final is None and reason is not GoneReason.CANCELLED:
         cause = _CAUSE.get(reason, FailCause.GONE)
         actions.append(Tell(Revoked(export.key, cause, f"the export is gone: {reason}")))
@@ -107,7 +129,7 @@ def announce(
 
 def say_ready(export: Export) -> Ready:
     """All that is announced so far."""
-    return Ready(export.key, export.ready, export.num_tokens)
+    return Ready(export.key, export.ready, export.num_tokens, export.items)
 
 
 def why(export: Export) -> GoneReason:
@@ -117,5 +139,5 @@ def why(export: Export) -> GoneReason:
 
 def free_sent(export: Export) -> tuple[Export, list[Action]]:
     """Slots that D might have read are free: it reads no more. Those being packed stay."""
-    freed: list[Action] = [Free(o.slot) for o in export.out if o.sent]
+    freed: list[Action] = [Free(o.slot) for o in export.out if o.sent and o.slot is not None]
     return _replace(export, out=tuple(o for o in export.out if not o.sent)), freed

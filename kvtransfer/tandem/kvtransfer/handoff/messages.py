@@ -3,7 +3,7 @@
 P binds a ZMQ ROUTER, D connects a DEALER. A ZMQ message is two parts: the header of
 ``tandem.protocol.link`` (both incarnations and a sequence number) and one of these. Decoding is
 strict: unknown tags, wrong types and numbers out of range raise WireError. Deadlines travel as
-remaining milliseconds; slots and ranges, never addresses or block ids.
+remaining milliseconds; slots, ranges and numbers of blocks, never addresses.
 """
 
 from enum import StrEnum
@@ -12,17 +12,19 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tandem.kvtransfer.handoff.manifest import MAX_GROUPS, Item
 from tandem.link.frames import Decoder
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
-HANDOFF_VERSION = 3
+HANDOFF_VERSION = 4
 """Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
+MAX_PART_BLOCKS = 1 << 16
 
 
 class GoneReason(StrEnum):
@@ -57,6 +59,10 @@ class ProducerCard(msgspec.Struct, frozen=True):
     num_slots: Small
     """Send slots; one more after them holds the pattern."""
     block_bytes: Count
+    num_blocks: Small = 0
+    """Blocks of P's slab, for transports that read them."""
+    groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=99)] = ()
+    """Kinds of the groups of P's KV layout, in order."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
@@ -87,34 +93,44 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased."""
+    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased; items is the
+    manifest of all that comes."""
 
     key: RequestKey
     upto: Count
     num_tokens: Count
+    items: Annotated[tuple[Item, ...], Meta(min_length=1, max_length=MAX_GROUPS)]
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """D → P: pack tokens from here on, so many parts ahead of what I took."""
+    """D → P: cut parts from this token on, so many ahead of what I took."""
 
     key: RequestKey
     from_token: Count
     """A multiple of the block size."""
     credits: Annotated[int, Meta(ge=1, le=1 << 16)]
-    max_blocks: Annotated[int, Meta(ge=1, le=1 << 24)]
-    """Blocks of a part that fit D's receive slots."""
+    max_blocks: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...],
+        Meta(min_length=1, max_length=MAX_GROUPS),
+    ]
+    """Blocks of a part that D takes, by group."""
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
-    """P → D: tokens [start, stop) lie packed in a send slot behind a header."""
+    """P → D: tokens [start, stop) of an item lie packed in a send slot behind a header, or in
+    these blocks of P's slab."""
 
     key: RequestKey
     index: Count
     start: Count
     stop: Count
-    slot: Small
+    slot: Small | None
+    """None where the transport reads blocks."""
     nbytes: Count
-    """Header and payload together."""
+    """In a slot: header and payload together."""
+    group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)] = 0
+    """Of the item."""
+    blocks: Annotated[tuple[Small, ...], Meta(max_length=MAX_PART_BLOCKS)] = ()
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):

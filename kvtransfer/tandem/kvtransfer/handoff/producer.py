@@ -32,13 +32,16 @@ from tandem.kvtransfer.handoff.lease import (
     Result,
     announce,
     answered_tombstone,
-    cut,
     end,
     free_sent,
+    next_part,
+    release,
     say_ready,
+    tags,
     tombstone,
     why,
 )
+from tandem.kvtransfer.handoff.manifest import begins, blocks_of, is_complete, manifest, num_blocks
 from tandem.kvtransfer.handoff.messages import (
     Committed,
     Final,
@@ -52,8 +55,6 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.kvtransfer.handoff.tables import PRODUCER, PEvent, PState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import NOBODY
-from tandem.protocol.kv import Released
-from tandem.protocol.layout import blocks_for
 
 _replace = msgspec.structs.replace
 
@@ -89,7 +90,9 @@ def _on_admit(export: Export | None, event: Admit, now: Millis, policy: Producer
         deadline=Millis(now + policy.wait_ms) if budget is None else budget,
         budget=budget,
         consumer=event.consumer,
+        direct=event.direct,
         num_tokens=event.num_tokens,
+        items=manifest(policy.groups, event.num_tokens, policy.block_size),
         opened=opened,
         engine_holds=True,
     )
@@ -117,7 +120,7 @@ def _on_refuse(export: Export | None, event: Event, now: Millis, policy: Produce
 def _on_launched(export: Export, event: Launched, _now: Millis, _policy: ProducerPolicy) -> Result:
     if export.state in ENDED:
         return export, []
-    return _replace(export, block_ids=event.block_ids, launched=event.upto), []
+    return _replace(export, tables=event.tables, launched=event.upto), []
 
 
 def _on_fenced(export: Export, event: Fenced, now: Millis, policy: ProducerPolicy) -> Result:
@@ -126,7 +129,9 @@ def _on_fenced(export: Export, event: Fenced, now: Millis, policy: ProducerPolic
     ready = min(max(export.ready, event.upto), export.launched)
     if ready == export.ready:
         return export, [Count("p:fence out of order")]
-    return announce(_replace(export, ready=ready), now, policy)
+    fenced = _replace(export, ready=ready)
+    announced, said = announce(fenced, now, policy)
+    return announced, tags(fenced, export.ready, policy) + said
 
 
 def _on_first(export: Export, event: First, now: Millis, policy: ProducerPolicy) -> Result:
@@ -141,7 +146,7 @@ def _on_finished(export: Export, event: Finished, now: Millis, policy: ProducerP
         return export, [Count("p:finished twice")]
     export = _replace(export, engine_holds=False)
     if export.state in ENDED:
-        return export, [Tell(Released(export.key))]
+        return export, release(export)
     if event.cancelled or export.final is None:
         return end(export, GoneReason.CANCELLED, now, policy, answered=False)
     return export, []
@@ -191,12 +196,13 @@ def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerP
     if export is None or export.state in ENDED:
         reason = GoneReason.UNKNOWN if export is None else why(export)
         return export, [Send(event.source, Gone(event.key, reason))]
-    if export.wants or want.from_token % policy.block_size or want.from_token > export.num_tokens:
+    fits = not want.from_token % policy.block_size and want.from_token <= export.num_tokens
+    if export.wants or not fits or len(want.max_blocks) != len(export.items):
         return end(export, GoneReason.PROTOCOL, now, policy, answered=False)
     wanting = _replace(
         export,
         wants=True,
-        packed=want.from_token,
+        packed=begins(export.items, want.from_token),
         credits=want.credits,
         max_blocks=want.max_blocks,
     )
@@ -204,20 +210,28 @@ def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerP
 
 
 def _on_slot(export: Export, event: Granted, _now: Millis, policy: ProducerPolicy) -> Result:
-    start, stop = export.packed, cut(export, policy)
-    first = start // policy.block_size
-    part = Pack(
-        key=export.key,
-        consumer=export.consumer,
-        index=export.next_index,
-        start=start,
-        stop=stop,
-        slot=event.slot,
-        block_ids=export.block_ids[first : blocks_for(stop, policy.block_size)],
-    )
-    out = Out(export.next_index, event.slot, start, stop)
-    export = _replace(export, packed=stop, next_index=export.next_index + 1, out=(*export.out, out))
-    return export, [part]
+    due = next_part(export, policy)
+    assert due is not None, "a part was granted that is not due"
+    group, stop = due
+    start, index, key = export.packed[group], export.next_index, export.key
+    table = export.tables[group]
+    blocks = blocks_of(export.items[group], table, start, stop, policy.block_size)
+    out = Out(index, event.slot, start, stop, sent=event.slot is None, group=group)
+    action: Action
+    if event.slot is None:
+        action = Send(export.consumer, _part(export, out, policy, blocks))
+    else:
+        action = Pack(key, export.consumer, index, start, stop, event.slot, blocks, group)
+    packed = (*export.packed[:group], stop, *export.packed[group + 1 :])
+    return _replace(export, packed=packed, next_index=index + 1, out=(*export.out, out)), [action]
+
+
+def _part(export: Export, out: Out, policy: ProducerPolicy, blocks: tuple[int, ...] = ()) -> Part:
+    count = num_blocks(out.start, out.stop, policy.block_size)
+    nbytes = count * policy.groups[out.group].block_bytes
+    if out.slot is not None:
+        nbytes += policy.header_bytes
+    return Part(export.key, out.index, out.start, out.stop, out.slot, nbytes, out.group, blocks)
 
 
 def _on_packed(export: Export, event: Packed, now: Millis, policy: ProducerPolicy) -> Result:
@@ -227,16 +241,14 @@ def _on_packed(export: Export, event: Packed, now: Millis, policy: ProducerPolic
     if export.state is PState.GONE or not event.ok:
         rest = tuple(o for o in export.out if o is not out)
         export = _replace(export, out=rest)
+        assert out.slot is not None
         freed: list[Action] = [Free(out.slot)]
         if export.state is PState.GONE:
             return export, freed
         ended, actions = end(export, GoneReason.INTERNAL, now, policy, answered=False)
         return ended, freed + actions
     sent = tuple(_replace(o, sent=True) if o is out else o for o in export.out)
-    blocks = blocks_for(out.stop, policy.block_size) - out.start // policy.block_size
-    nbytes = policy.header_bytes + blocks * policy.block_bytes
-    part = Part(export.key, out.index, out.start, out.stop, out.slot, nbytes)
-    return _replace(export, out=sent), [Send(export.consumer, part)]
+    return _replace(export, out=sent), [Send(export.consumer, _part(export, out, policy))]
 
 
 def _on_taken(export: Export, event: Asked, _now: Millis, _policy: ProducerPolicy) -> Result:
@@ -246,7 +258,7 @@ def _on_taken(export: Export, event: Asked, _now: Millis, _policy: ProducerPolic
     if out is None:
         return export, [Count("p:taken twice")]
     rest = tuple(o for o in export.out if o is not out)
-    return _replace(export, out=rest), [Free(out.slot)]
+    return _replace(export, out=rest), [] if out.slot is None else [Free(out.slot)]
 
 
 def _on_done_ok(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
@@ -254,13 +266,13 @@ def _on_done_ok(export: Export | None, event: Event, now: Millis, policy: Produc
         return _answer_gone(export, event)
     if export.state is PState.CLOSED:
         return export, [Send(export.consumer, Committed(export.key))]
-    whole = export.wants and export.packed == export.num_tokens
+    whole = export.wants and is_complete(export.items, export.packed)
     if export.state is PState.COMPUTING or not whole or any(not o.sent for o in export.out):
         return end(export, GoneReason.PROTOCOL, now, policy, answered=True)
     export, actions = free_sent(export)
     actions.append(Send(export.consumer, Committed(export.key)))
     if not export.engine_holds:
-        actions.append(Tell(Released(export.key)))
+        actions += release(export)
     closed = _replace(
         export,
         state=PState.CLOSED,

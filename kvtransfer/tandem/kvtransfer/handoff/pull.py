@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.manifest import Group, Item, begin
 from tandem.kvtransfer.handoff.messages import Committed, Final, Gone, Part, Ready
 from tandem.kvtransfer.handoff.tables import DEvent, DState
 from tandem.protocol.errors import FailCause
@@ -24,9 +25,8 @@ class ConsumerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     block_size: int
     """Tokens per block."""
-    blocks_per_part: int
-    """Blocks that fit a receive slot behind the header."""
-    block_bytes: int
+    groups: tuple[Group, ...]
+    """Of the layout: what a manifest must be made of."""
     header_bytes: int
     credits: int
     transfer_ms: int
@@ -41,10 +41,12 @@ class Flight(msgspec.Struct, frozen=True):
     index: int
     start: int
     stop: int
-    remote_slot: int
+    remote_slot: int | None
     nbytes: int
     slot: int | None = None
-    """Receive slot, once there is one."""
+    """Receive slot, once there is one; a copy into blocks gets none."""
+    group: int = 0
+    remote_blocks: tuple[int, ...] = ()
 
 
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,22 +59,32 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """When the request's own deadline ends it."""
     deadline: Millis
     """The nearest of the state's deadlines."""
+    direct: bool = False
+    """P's blocks are copied into D's: parts need no slot."""
     num_tokens: int | None = None
     """Known from the first READY."""
     upto: int = 0
+    items: tuple[Item, ...] = ()
+    """The manifest."""
     final: Final | None = None
-    block_ids: tuple[int, ...] = ()
+    tables: tuple[tuple[int, ...], ...] = ()
+    """Block tables by group."""
     start: int | None = None
     """First token wanted; None before ``begin_load``."""
-    cut: int = 0
-    """Tokens up to which parts have been announced."""
+    cut: tuple[int, ...] = ()
+    """Tokens up to which parts have been announced, by item."""
     next_index: int = 0
     queued: tuple[Flight, ...] = ()
-    """Parts without a receive slot, oldest first."""
+    """Parts whose turn has not come, oldest first."""
     reading: tuple[Flight, ...] = ()
     unpacking: tuple[Flight, ...] = ()
-    unpacked: int = 0
-    """Tokens whose KV lies in D's blocks."""
+    reached: tuple[int, ...] = ()
+    """By item: where it begins, and as many tokens more as lie verified in D's blocks."""
+
+    @property
+    def unpacked(self) -> int:
+        """Tokens of the first item that came."""
+        return self.reached[0] - begin(self.items[0], self.start or 0) if self.reached else 0
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -82,6 +94,8 @@ class Opened(msgspec.Struct, frozen=True):
     producer: Incarnation
     budget_ms: int | None
     link_up: bool
+    direct: bool = False
+    """The link's transport copies blocks into blocks."""
     kind = DEvent.OPEN
 
 
@@ -89,7 +103,8 @@ class Load(msgspec.Struct, frozen=True):
     """Blocks are reserved; ``[from_token, to_token)`` is wanted."""
 
     key: RequestKey
-    block_ids: tuple[int, ...]
+    tables: tuple[tuple[int, ...], ...]
+    """Block tables by group."""
     from_token: int
     to_token: int
     kind = DEvent.LOAD
@@ -109,15 +124,15 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """A free receive slot, for the oldest queued part."""
+    """The turn of the oldest queued part: a free receive slot for it, or None for a copy."""
 
     key: RequestKey
-    slot: int
+    slot: int | None
     kind = DEvent.SLOT
 
 
 class ReadDone(msgspec.Struct, frozen=True):
-    """All bytes of a part lie in its receive slot."""
+    """All bytes of a part lie in its receive slot, or in D's blocks."""
 
     key: RequestKey
     index: int
@@ -135,7 +150,8 @@ class ReadFailed(msgspec.Struct, frozen=True):
 
 
 class Unpacked(msgspec.Struct, frozen=True):
-    """A part was verified and copied, as the host has seen; or ``fault`` says what was wrong."""
+    """A part was verified and lies in D's blocks, as the host has seen; or ``fault`` says what was
+    wrong."""
 
     key: RequestKey
     index: int

@@ -38,7 +38,7 @@ class PEvent(StrEnum):
     CANCEL = "cancel"
     OPEN = "OPEN"
     WANT = "WANT"
-    SLOT = "send slot granted"
+    SLOT = "part's turn"
     PACKED = "packed"
     TAKEN = "TAKEN"
     DONE_OK = "DONE(ok)"
@@ -56,7 +56,7 @@ class DState(StrEnum):
     COMMITTING = "committing"
     """All is unpacked, DONE(ok) is sent."""
     FAILING = "failing"
-    """It has ended, but an unpack still writes its blocks."""
+    """It has ended, but an unpack or a copy still writes its blocks."""
     CLOSED = "closed"
 
 
@@ -68,7 +68,7 @@ class DEvent(StrEnum):
     FINAL = "FINAL"
     LOAD = "begin load"
     PART = "PART"
-    SLOT = "receive slot granted"
+    SLOT = "part's turn"
     READ_DONE = "read done"
     READ_FAILED = "read failed"
     UNPACKED = "unpacked"
@@ -87,6 +87,7 @@ class Rule(NamedTuple):
 
 
 _P, _E = PState, PEvent
+_TURN = "pack it into the slot granted; where blocks are read: PART"
 _END = "GONE → D; slots not sent and, if the engine has let go, blocks are free"
 
 PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
@@ -108,7 +109,9 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.EXPECTED, _E.TIMEOUT): Rule((_P.GONE,), "GONE(unknown)"),
     (_P.COMPUTING, _E.LAUNCHED): Rule((_P.COMPUTING,), "remember the blocks; say nothing"),
     (_P.COMPUTING, _E.FENCED): Rule(
-        (_P.COMPUTING, _P.LEASED), "READY to a consumer that opened; all and token 1 known: FINAL"
+        (_P.COMPUTING, _P.LEASED),
+        "where blocks are read: their tags; READY to a consumer that opened; "
+        "all and token 1 known: FINAL",
     ),
     (_P.COMPUTING, _E.FIRST): Rule((_P.COMPUTING, _P.LEASED), "all fenced: FINAL"),
     (_P.COMPUTING, _E.FINISHED): Rule(
@@ -116,7 +119,7 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     ),
     (_P.COMPUTING, _E.OPEN): Rule((_P.COMPUTING,), "say all again: READY, FINAL"),
     (_P.COMPUTING, _E.WANT): Rule((_P.COMPUTING, _P.GONE), "parts are due; a bad range ends it"),
-    (_P.COMPUTING, _E.SLOT): Rule((_P.COMPUTING,), "pack the next part"),
+    (_P.COMPUTING, _E.SLOT): Rule((_P.COMPUTING,), _TURN),
     (_P.COMPUTING, _E.PACKED): Rule((_P.COMPUTING, _P.GONE), "PART; a failed pack ends it"),
     (_P.COMPUTING, _E.TAKEN): Rule((_P.COMPUTING,), "slot is free"),
     (_P.COMPUTING, _E.DONE_OK): Rule((_P.GONE,), "too early: " + _END),
@@ -127,11 +130,12 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.LEASED, _E.FINISHED): Rule((_P.LEASED, _P.GONE), "cancelled: " + _END),
     (_P.LEASED, _E.OPEN): Rule((_P.LEASED,), "say all again: READY, FINAL"),
     (_P.LEASED, _E.WANT): Rule((_P.LEASED, _P.GONE), "parts are due; a bad range ends it"),
-    (_P.LEASED, _E.SLOT): Rule((_P.LEASED,), "pack the next part"),
+    (_P.LEASED, _E.SLOT): Rule((_P.LEASED,), _TURN),
     (_P.LEASED, _E.PACKED): Rule((_P.LEASED, _P.GONE), "PART; a failed pack ends it"),
     (_P.LEASED, _E.TAKEN): Rule((_P.LEASED,), "slot is free"),
     (_P.LEASED, _E.DONE_OK): Rule(
-        (_P.CLOSED, _P.GONE), "COMMITTED → D; slots and blocks are free; not all was sent: ends it"
+        (_P.CLOSED, _P.GONE),
+        "COMMITTED → D; slots and blocks are free; an item was not sent wholly: ends it",
     ),
     (_P.LEASED, _E.DONE_ABANDON): Rule((_P.GONE,), _END + "; sent slots too"),
     (_P.LEASED, _E.CANCEL): Rule((_P.GONE,), _END),
@@ -185,21 +189,27 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
     (_D.WAITING, _V.CANCEL): Rule((_D.CLOSED,), "DONE(abandon) → P"),
     (_D.WAITING, _V.LINK_LOST): Rule((_D.CLOSED,), "fail"),
     (_D.WAITING, _V.TIMEOUT): Rule((_D.CLOSED,), _FAIL),
-    (_D.PULLING, _V.READY): Rule((_D.PULLING, _D.FAILING, _D.CLOSED), "another length: fail"),
+    (_D.PULLING, _V.READY): Rule(
+        (_D.PULLING, _D.FAILING, _D.CLOSED), "another length or manifest: fail"
+    ),
     (_D.PULLING, _V.FINAL): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
-        "all unpacked: DONE(ok); nothing was wanted: DONE(abandon), loaded; "
+        "each item complete: DONE(ok); nothing was wanted: DONE(abandon), loaded; "
         "token 1 ended it: DONE(abandon)",
     ),
     (_D.PULLING, _V.PART): Rule(
-        (_D.PULLING, _D.FAILING, _D.CLOSED), "read it when a slot is free; wrong range: fail"
+        (_D.PULLING, _D.FAILING, _D.CLOSED), "read it in its turn; wrong item, range or kind: fail"
     ),
-    (_D.PULLING, _V.SLOT): Rule((_D.PULLING,), "read the oldest part into it"),
-    (_D.PULLING, _V.READ_DONE): Rule((_D.PULLING,), "TAKEN → P; verify and unpack"),
+    (_D.PULLING, _V.SLOT): Rule(
+        (_D.PULLING,), "read the oldest part into the slot granted, or copy it into blocks"
+    ),
+    (_D.PULLING, _V.READ_DONE): Rule(
+        (_D.PULLING,), "TAKEN → P; verify and unpack; of a copy: compare tags"
+    ),
     (_D.PULLING, _V.READ_FAILED): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.UNPACKED): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
-        "slot is free; all there and FINAL: DONE(ok); wrong header or digest: fail",
+        "slot is free; each item complete and FINAL: DONE(ok); wrong header, digest or tag: fail",
     ),
     (_D.PULLING, _V.GONE): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.CANCEL): Rule((_D.FAILING, _D.CLOSED), "DONE(abandon) → P"),
@@ -212,12 +222,18 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
     (_D.COMMITTING, _V.CANCEL): Rule((_D.CLOSED,), "DONE(abandon) → P"),
     (_D.COMMITTING, _V.LINK_LOST): Rule((_D.CLOSED,), "fail"),
     (_D.COMMITTING, _V.TIMEOUT): Rule((_D.CLOSED,), _FAIL),
+    (_D.FAILING, _V.READ_DONE): Rule(
+        (_D.FAILING, _D.CLOSED), "of a copy; last one: blocks are free"
+    ),
+    (_D.FAILING, _V.READ_FAILED): Rule(
+        (_D.FAILING, _D.CLOSED), "of a copy; last one: blocks are free"
+    ),
     (_D.FAILING, _V.UNPACKED): Rule((_D.FAILING, _D.CLOSED), "last one: blocks are free"),
     (_D.FAILING, _V.CANCEL): Rule((_D.FAILING,), "its ending is already told"),
     (_D.FAILING, _V.LOAD): Rule((_D.FAILING,), "its ending is already told"),
     (_D.FAILING, _V.LINK_LOST): Rule((_D.FAILING,), "–"),
     (_D.FAILING, _V.GONE): Rule((_D.FAILING,), "–"),
-    (_D.FAILING, _V.TIMEOUT): Rule((_D.FAILING,), "wait on: the unpack is our own"),
+    (_D.FAILING, _V.TIMEOUT): Rule((_D.FAILING,), "wait on: the unpack or copy is our own"),
     (_D.CLOSED, _V.LOAD): Rule((_D.CLOSED,), "its ending is already told"),
     (_D.CLOSED, _V.LINK_LOST): Rule((_D.CLOSED,), "–"),
     (_D.CLOSED, _V.GONE): Rule((_D.CLOSED,), "the answer to DONE(abandon)"),

@@ -5,6 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
 
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
@@ -13,29 +17,39 @@ from tandem.kvtransfer.events import ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Read, Send, Tell, Unpack
 from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
-from tandem.kvtransfer.mover.extents import slot_extent
-from tandem.kvtransfer.mover.header import (
-    HEADER_BYTES,
-    Header,
-    fingerprint_digest,
-    key_digest,
-    read_header,
-)
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.mover.extents import block_extents, slot_extent
+from tandem.kvtransfer.mover.header import HEADER_BYTES, fingerprint_digest
+from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
 from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
 from tandem.kvtransfer.transports.base import Check, Progress, Ticket, Transport
-from tandem.protocol.errors import FailCause, WireError
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 
 logger = logging.getLogger(__name__)
 
-FromEngine = d_events.Opened | d_events.Load | d_events.Cancel
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The engine has blocks: bring tokens [from_token, to_token) into them."""
+
+    key: RequestKey
+    block_ids: tuple[int, ...]
+    from_token: int
+    to_token: int
+    hashes: tuple[BlockHash, ...] = ()
+    """Of the full blocks, where tags are compared."""
+
+
+FromEngine = d_events.Opened | Reserved | d_events.Cancel
 ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
 
@@ -51,8 +65,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.memory, sizes = sized_slots(config, config.kv_receive_slots, parts.slab, traits)
         policy = ConsumerPolicy(
             block_size=parts.layout.block_size,
-            blocks_per_part=(sizes.slot_bytes - HEADER_BYTES) // block_bytes,
-            block_bytes=block_bytes,
+            groups=parts.groups(sizes),
             header_bytes=HEADER_BYTES,
             credits=sizes.credits,
             transfer_ms=millis(config.kv_transfer_seconds),
@@ -62,8 +75,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         )
         ring = SlotRing(config.kv_receive_slots, config.kv_slots_per_peer)
         self.table = ImportTable(policy, ring)
-        for transport in parts.transports.values():
-            transport.receive(self.memory)
+        direct, blocks = parts.direct, parts.blocks()
+        for name, transport in parts.transports.items():
+            transport.receive(self.memory, blocks if name in direct else None)
         self.book = PeerBook()
         self.phases = Phases(parts.metrics)
         self.pace = Pace(
@@ -76,6 +90,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self._reads: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._unpacks: deque[Unpack] = deque()
+        self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
+        """Of hand-offs that are copied, while they are open."""
+        self._tags: dict[tuple[RequestKey, int], Sequence[bytes]] = {}
+        """By key and part: of copies that have not been checked."""
         self._fingerprint = fingerprint_digest(parts.fingerprint)
 
     # -- links --------------------------------------------------------------------------------
@@ -102,16 +120,37 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             assert item.welcome is not None
             self._links[item.peer] = item.link
             self._welcomes[item.peer] = item.welcome
+            refused = self._why_not(item.welcome)
+            if refused is not None:
+                logger.warning("no link to %s: %s", item.host, refused)
+                self.drop(item.peer, refused, millis(self.config.kv_quarantine_seconds))
+                return []
             self.prober.begin(item.peer, item.host, item.welcome, now)
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
         if isinstance(item, d_events.Opened):
             up = item.producer in self.table.links
-            item = d_events.Opened(item.key, item.producer, item.budget_ms, up)
+            direct = up and self._welcomes[item.producer].connector in self.parts.direct
+            item = msgspec.structs.replace(item, link_up=up, direct=direct)
             self.phases.begin(item.key)
             self.pace.begin(item.key)
+        if isinstance(item, Reserved):
+            pull = self.table.pulls.get(item.key)
+            if pull is not None and pull.direct and pull.state is DState.WAITING:
+                self._hashes[item.key] = item.hashes
+            tables = (item.block_ids,)
+            load = d_events.Load(item.key, tables, item.from_token, item.to_token)
+            return self.table.apply(load, now)
         return self.table.apply(item, now)
+
+    def _why_not(self, welcome: ProducerCard) -> str | None:
+        """Which group of KV stands between the peer and this worker, if any."""
+        mine = tuple(str(each.kind) for each in self.parts.layout.groups)
+        if welcome.groups != mine:
+            theirs = ", ".join(welcome.groups) or "none"
+            return f"the peer's groups of KV are {theirs}; here they are {', '.join(mine)}"
+        return why_not_carried(self.parts.layout)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer
@@ -149,6 +188,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.phases.told(action.event)
             if not isinstance(action.event, Ready):
                 self.pace.end(action.event.key)
+                if getattr(action.event, "blocks_free", True):  # else copies are still checked
+                    self._hashes.pop(action.event.key, None)
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Read):
             return self._read(action, now)
@@ -161,25 +202,36 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def _read(self, item: Read, now: Millis) -> list[Action]:
         welcome = self._welcomes.get(item.peer)
         if welcome is None:
-            return self.table.read_ended(item.slot, now, FailCause.PEER, "the link is lost")
-        if item.remote_slot >= welcome.num_slots or item.nbytes > welcome.slot_bytes:
-            message = f"PART names slot {item.remote_slot} of {welcome.num_slots}"
-            return self.table.read_ended(item.slot, now, FailCause.IDENTITY, message)
+            return self._over(item, now, FailCause.PEER, "the link is lost")
+        beyond = max(item.remote_blocks, default=-1)
+        if beyond >= welcome.num_blocks:
+            message = f"PART names block {beyond} of {welcome.num_blocks}"
+            return self._over(item, now, FailCause.IDENTITY, message)
+        slot = item.remote_slot
+        if slot is not None and (slot >= welcome.num_slots or item.nbytes > welcome.slot_bytes):
+            message = f"PART names slot {slot} of {welcome.num_slots}"
+            return self._over(item, now, FailCause.IDENTITY, message)
         self.start_read(item, now)
         return []
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read; ``work`` polls it to its end, wanted or not."""
         transport = self.transport_to(item.peer)
-        extent = slot_extent(
-            item.slot,
-            item.remote_slot,
-            item.nbytes,
-            slot_bytes=self.memory.slot_bytes,
-            remote_slot_bytes=self._welcomes[item.peer].slot_bytes,
-            check=check,
-        )
-        ticket = transport.read(item.peer, (extent,))
+        if item.slot is None or item.remote_slot is None:
+            size = self.parts.layout.block_bytes
+            extents = block_extents(item.block_ids, item.remote_blocks, size)
+        else:
+            extents = [
+                slot_extent(
+                    item.slot,
+                    item.remote_slot,
+                    item.nbytes,
+                    slot_bytes=self.memory.slot_bytes,
+                    remote_slot_bytes=self._welcomes[item.peer].slot_bytes,
+                    check=check,
+                )
+            ]
+        ticket = transport.read(item.peer, extents)
         self._reads[(transport.traits.name, ticket)] = (item, time.perf_counter())
         self.active()
 
@@ -202,7 +254,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             transport.advance()
         actions: list[Action] = []
         for where, (read, started) in list(self._reads.items()):
-            progress = self.parts.transports[where[0]].poll(where[1])
+            transport = self.parts.transports[where[0]]
+            progress = transport.poll(where[1])
             if progress is Progress.PENDING:
                 continue
             if progress is Progress.UNKNOWN:
@@ -210,13 +263,30 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
                 continue
             del self._reads[where]
             self.active()
-            actions += self._read_ended(read, progress is Progress.DONE, started, now)
+            done = progress is Progress.DONE
+            if done and read.slot is None:
+                self._tags[(read.key, read.index)] = transport.tags_of(where[1])
+            actions += self._read_ended(read, done, started, now)
+        return actions
+
+    def _over(
+        self, read: Read, now: Millis, fault: FailCause | None = None, message: str = ""
+    ) -> list[Action]:
+        """A read is terminal: what follows."""
+        if read.slot is not None:
+            return self.table.read_ended(read.slot, now, fault, message)
+        actions = self.table.copy_ended(read.key, read.index, now, fault, message)
+        if not any(isinstance(each, Unpack) for each in actions):
+            self._tags.pop((read.key, read.index), None)  # nobody checks what nobody wants
         return actions
 
     def _read_ended(self, read: Read, done: bool, started: float, now: Millis) -> list[Action]:
-        held = self.table.ring[read.slot]
-        if held.state is SlotState.HELD and held.key == PROBE_KEY:
-            return self.prober.read_ended(read, done, now)
+        wanted = True
+        if read.slot is not None:
+            held = self.table.ring[read.slot]
+            wanted = held.state is SlotState.HELD
+            if wanted and held.key == PROBE_KEY:
+                return self.prober.read_ended(read, done, now)
         if done:
             self.parts.board.transfers += 1
             seconds = time.perf_counter() - started
@@ -224,47 +294,32 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.pace.moved(read.peer, read.nbytes, seconds)
             self.metrics.bytes.labels("consumer").inc(read.nbytes)
             self.metrics.parts.labels("consumer").inc()
-            return self.table.read_ended(read.slot, now)
-        if held.state is SlotState.HELD:  # of the link that stands: only another can do better
+            return self._over(read, now)
+        if read.slot is None:
+            pull = self.table.pulls.get(read.key)
+            wanted = pull is not None and pull.state is DState.PULLING
+        if wanted:  # of the link that stands: only another can do better
             self.drop(read.peer, "a read failed")
-        return self.table.read_ended(read.slot, now, FailCause.PEER, "a read failed")
+        return self._over(read, now, FailCause.PEER, "a read failed")
 
     def _unpack(self, item: Unpack, now: Millis) -> list[Action]:
         started = time.perf_counter()
-        fault = self._verify(item)
+        if item.slot is None:
+            seen, hashes = self._tags.pop((item.key, item.index)), self._hashes.get(item.key, ())
+            fault = fault_of_copy(item, seen, hashes, self.parts.layout.block_size)
+        else:
+            fault = fault_of_slot(self.memory, item, self._fingerprint)
+            if fault is None:
+                self.memory.unpack(item.slot, item.block_ids, self.parts.slab)
         if fault is None:
-            self.memory.unpack(item.slot, item.block_ids, self.parts.slab)
             self.metrics.phase.labels("unpack").observe(time.perf_counter() - started)
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")
         actions = self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
-        if fault is not None:
+        if cause in (FailCause.IDENTITY, FailCause.DIGEST):
             self._quarantine(item.peer, message, now)
         return actions
-
-    def _verify(self, item: Unpack) -> tuple[FailCause, str] | None:
-        """What is wrong with a slot's content, if anything."""
-        try:
-            header = read_header(self.memory.read(item.slot, HEADER_BYTES))
-        except WireError as error:
-            return FailCause.IDENTITY, str(error)
-        wanted = Header(
-            key=key_digest(item.key),
-            fingerprint=self._fingerprint,
-            producer=item.peer,
-            part=item.index,
-            start=item.start,
-            stop=item.stop,
-            nbytes=item.nbytes,
-            digest=header.digest,
-        )
-        differs = header.differs(wanted)
-        if differs is not None:
-            return FailCause.IDENTITY, f"the slot's header has another {differs}"
-        if self.memory.digest(item.slot, item.nbytes) != header.digest:
-            return FailCause.DIGEST, "the slot's bytes do not have its digest"
-        return None
 
     def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
         rest = millis(self.config.kv_quarantine_seconds)

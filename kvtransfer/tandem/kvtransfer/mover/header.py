@@ -15,7 +15,7 @@ from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 
 HEADER_BYTES = 256
-_FIELDS = struct.Struct("<8sI16s16s16sQQQQQ")
+_FIELDS = struct.Struct("<8sI16s16s16sQQQQQQ")
 _MAGIC = b"TDMSLOT1"
 _SUM_BYTES = 16
 
@@ -30,6 +30,8 @@ class Header(NamedTuple):
     producer: Incarnation
     part: int
     """Index of the part within its hand-off."""
+    group: int
+    """Of the item that the part belongs to."""
     start: int
     stop: int
     """Tokens [start, stop)."""

@@ -22,10 +22,14 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import Channel, now_ms
 from tandem.kvtransfer.control.mail import LinkNumber, Say
 from tandem.kvtransfer.handoff.actions import Action, Millis
+from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.metrics import HandoffMetrics
+from tandem.kvtransfer.mover.blocks import Blocks, BlockTags
+from tandem.kvtransfer.mover.header import HEADER_BYTES
+from tandem.kvtransfer.mover.sizes import SlotSizes
 from tandem.kvtransfer.progress import ProgressBoard
-from tandem.kvtransfer.transports.base import Transport
+from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout
@@ -56,6 +60,33 @@ class MoverParts:
     board: ProgressBoard
     metrics: HandoffMetrics
     notify: Callable[[], None]
+
+    def groups(self, sizes: SlotSizes) -> tuple[Group, ...]:
+        """The layout's groups with the blocks of a part: what fits a slot of this worker, and a
+        read of any of its transports."""
+        most = min((each.traits.max_extents for each in self.direct.values()), default=None)
+        made = []
+        for group in self.layout.groups:
+            fit = max(1, (sizes.slot_bytes - HEADER_BYTES) // group.block_bytes)
+            made.append(
+                Group(
+                    kind=group.kind,
+                    span=group.span,
+                    block_bytes=group.block_bytes,
+                    blocks_per_part=fit if most is None else min(fit, most),
+                )
+            )
+        return tuple(made)
+
+    @property
+    def direct(self) -> dict[str, Transport]:
+        """Those transports that copy blocks into blocks."""
+        found = self.transports.items()
+        return {name: each for name, each in found if each.traits.lands_in is Region.BLOCKS}
+
+    def blocks(self) -> Blocks | None:
+        """The slab, for transports that read or write it; None if there is none."""
+        return Blocks(self.slab, BlockTags(len(self.slab))) if self.direct else None
 
 
 class Mover(Generic[Item, Event]):

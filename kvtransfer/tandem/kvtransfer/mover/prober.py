@@ -134,6 +134,7 @@ class Prober:
         mover = self._mover
         probing = self._probing.pop(read.peer, None)
         right = done and self._is_right(read)
+        assert read.slot is not None
         actions = mover.table.give_back(read.slot, now)
         if probing is None:
             return actions
@@ -168,4 +169,5 @@ class Prober:
         mover.start_read(read, now, Check.PATTERN)
 
     def _is_right(self, read: Read) -> bool:
+        assert read.slot is not None
         return self._mover.memory.read(read.slot, read.nbytes) == pattern(read.peer, read.nbytes)

@@ -6,15 +6,35 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+import msgspec
+
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.events import ProducerEvent, Revoked
 from tandem.kvtransfer.handoff import export as p_events
-from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Pack, Send, Tell
+from tandem.kvtransfer.handoff.actions import (
+    Action,
+    Count,
+    Millis,
+    Pack,
+    Send,
+    Tag,
+    Tell,
+    Untag,
+)
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
-from tandem.kvtransfer.handoff.messages import Committed, Probe, ProbeDone, ProbeReady, ProducerCard
+from tandem.kvtransfer.handoff.manifest import why_not_carried
+from tandem.kvtransfer.handoff.messages import (
+    Committed,
+    Part,
+    Probe,
+    ProbeDone,
+    ProbeReady,
+    ProducerCard,
+)
 from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.mover.blocks import tag_of
 from tandem.kvtransfer.mover.header import (
     HEADER_BYTES,
     Header,
@@ -25,7 +45,7 @@ from tandem.kvtransfer.mover.header import (
 from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence
 
 
@@ -37,6 +57,8 @@ class Computed:
     block_ids: tuple[int, ...]
     upto: int
     fence: Fence
+    hashes: tuple[BlockHash, ...] = ()
+    """Of the full blocks, where tags are wanted."""
 
 
 FromEngine = (
@@ -57,15 +79,14 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
-        config, block_bytes = parts.config, parts.layout.block_bytes
+        config = parts.config
         count = config.kv_send_slots
         traits = [each.traits for each in parts.transports.values()]
         self.memory, sizes = sized_slots(config, count, parts.slab, traits, spare=1)
         self._write_pattern(count)
         policy = ProducerPolicy(
             block_size=parts.layout.block_size,
-            blocks_per_part=(sizes.slot_bytes - HEADER_BYTES) // block_bytes,
-            block_bytes=block_bytes,
+            groups=parts.groups(sizes),
             header_bytes=HEADER_BYTES,
             lease_ms=millis(config.kv_lease_seconds),
             expect_ms=millis(config.kv_expect_seconds),
@@ -73,9 +94,14 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             wait_ms=millis(config.kv_wait_seconds),
         )
         self.table = ExportTable(policy, SlotRing(count, config.kv_slots_per_peer))
+        direct, self.blocks = parts.direct, parts.blocks()
         self._cards = {
-            name: transport.serve(self.memory) for name, transport in parts.transports.items()
+            name: each.serve(self.memory, self.blocks if name in direct else None)
+            for name, each in parts.transports.items()
         }
+        self._direct_links: set[Incarnation] = set()
+        """Consumers that copy blocks."""
+        self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         self._link_view: frozenset[Incarnation] = frozenset()
         self._fences: list[Computed] = []
         self._packs: deque[Pack] = deque()
@@ -89,8 +115,12 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Consumers whose link stands; read by the engine's thread."""
         return self._link_view
 
-    def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | None:
-        """Answer to a HELLO that offers these transports; called by the control thread."""
+    def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
+        """Answer to a HELLO that offers these transports, or why not; called by the control
+        thread."""
+        refused = why_not_carried(self.parts.layout)
+        if refused is not None:
+            return refused
         for name in connectors:
             if name in self._cards:
                 return ProducerCard(
@@ -99,8 +129,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                     slot_bytes=self.memory.slot_bytes,
                     num_slots=self.config.kv_send_slots,
                     block_bytes=self.parts.layout.block_bytes,
+                    num_blocks=len(self.parts.slab),
+                    groups=tuple(each.kind for each in self.parts.layout.groups),
                 )
-        return None
+        return f"no transport in common: {', '.join(connectors)}"
 
     def _write_pattern(self, slot: int) -> None:
         self._pattern_bytes = min(self.config.kv_probe_bytes, self.memory.slot_bytes)
@@ -113,16 +145,23 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if isinstance(item, LinkUp):
             self._links[item.peer] = item.link
             self._link_view = frozenset(self._links)
+            self._direct_links.discard(item.peer)
+            if item.connector in self.parts.direct:
+                self._direct_links.add(item.peer)
             self.table.link_up(item.peer)
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
         if isinstance(item, Computed):
             self._fences.append(item)
-            return self.table.apply(p_events.Launched(item.key, item.block_ids, item.upto), now)
+            export = self.table.exports.get(item.key)
+            if export is not None and export.direct:
+                self._hashes[item.key] = item.hashes
+            return self.table.apply(p_events.Launched(item.key, (item.block_ids,), item.upto), now)
         if isinstance(item, p_events.Admit):
             up = item.consumer in self.table.links
-            item = p_events.Admit(item.key, item.consumer, item.num_tokens, item.budget_ms, up)
+            direct = item.consumer in self._direct_links
+            item = msgspec.structs.replace(item, link_up=up, direct=direct)
         return self.table.apply(item, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
@@ -149,6 +188,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if isinstance(action, Send):
             if isinstance(action.message, Committed):
                 self.metrics.endings.labels("producer", "committed").inc()
+            if isinstance(action.message, Part) and action.message.slot is None:
+                self._gave(action.message.nbytes)
             self.say(action.to, action.message)
         elif isinstance(action, Tell):
             if isinstance(action.event, Revoked):
@@ -156,9 +197,22 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Pack):
             self._packs.append(action)
+        elif isinstance(action, Tag | Untag):
+            self._tag(action)
         elif isinstance(action, Count):
             self.metrics.stray.labels(action.what).inc()
         return []
+
+    def _tag(self, action: Tag | Untag) -> None:
+        assert self.blocks is not None, "only where blocks are read do they have tags"
+        tags = self.blocks.tags
+        if isinstance(action, Untag):
+            self._hashes.pop(action.key, None)
+            tags.clear(action.key)
+            return
+        hashes = self._hashes.get(action.key, ())
+        for index, block in enumerate(action.block_ids, action.first):
+            tags.set(action.key, block, tag_of(action.key, action.group, index, hashes))
 
     def work(self, now: Millis) -> list[Action]:
         """Fences, one pack, the peers' reads, deadlines."""
@@ -194,18 +248,23 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             fingerprint=self._fingerprint,
             producer=self.parts.incarnation,
             part=item.index,
+            group=item.group,
             start=item.start,
             stop=item.stop,
             nbytes=nbytes,
             digest=self.memory.pack(self.parts.slab, item.block_ids, item.slot),
         )
         self.memory.write(item.slot, header_bytes(header))
-        self.parts.board.transfers += 1
         self.metrics.phase.labels("pack").observe(time.perf_counter() - started)
+        self._gave(nbytes)
+        return self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
+
+    def _gave(self, nbytes: int) -> None:
+        """A part is D's to read: packed, or as blocks."""
+        self.parts.board.transfers += 1
         self.metrics.bytes.labels("producer").inc(nbytes)
         self.metrics.parts.labels("producer").inc()
         self.active()
-        return self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a pack, a fence or a peer's read is to be moved."""

@@ -17,13 +17,13 @@ from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.mover.consumer import ConsumerMover
+from tandem.kvtransfer.mover.consumer import ConsumerMover, Reserved
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import LoadFailed
 from tandem.protocol.layout import KVLayout
 from tandem.protocol.messages import PeerHealth
@@ -62,6 +62,7 @@ class HandoffConsumer:
         )
         self._board = parts.board
         self._mover = ConsumerMover(parts)
+        self._wants_hashes = bool(parts.direct)
         self._channel = ControlClient(
             config,
             incarnation,
@@ -113,14 +114,24 @@ class HandoffConsumer:
         self._open.add(key)
         self._mover.inbox.put(d_events.Opened(key, producer, budget_ms, link_up=True))
 
+    @property
+    def wants_hashes(self) -> bool:
+        """Whether ``begin_load`` is to be told block hashes: blocks are copied, and have tags."""
+        return self._wants_hashes
+
     def begin_load(
-        self, key: RequestKey, block_ids: Sequence[int], from_token: int, to_token: int
+        self,
+        key: RequestKey,
+        block_ids: Sequence[int],
+        from_token: int,
+        to_token: int,
+        hashes: Sequence[BlockHash] = (),
     ) -> None:
         """After ``Ready``: bring tokens [from_token, to_token) into ``block_ids``, the whole
         table with local hits first. ``from_token`` is a multiple of the block size, or equal to
-        ``to_token`` (a full hit: only token 1 is wanted); ``to_token`` is what ``Ready`` said."""
-        load = d_events.Load(key, tuple(block_ids), from_token, to_token)
-        self._mover.inbox.put(load)
+        ``to_token`` (a full hit: only token 1 is wanted); ``to_token`` is what ``Ready`` said.
+        ``hashes``, if any, are those of all full blocks up to there."""
+        self._mover.inbox.put(Reserved(key, tuple(block_ids), from_token, to_token, tuple(hashes)))
 
     def cancel(self, key: RequestKey) -> None:
         """Want no more of it; ``Cancelled`` follows, unless another ending is on its way."""

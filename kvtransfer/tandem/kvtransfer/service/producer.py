@@ -24,7 +24,7 @@ from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import Refusal, RefusalCode
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence, FirstToken, Released
 from tandem.protocol.layout import KVLayout
 from tandem.protocol.messages import PeerHealth
@@ -67,6 +67,7 @@ class HandoffProducer:
         )
         self._board, self._metrics = parts.board, parts.metrics
         self._mover = ProducerMover(parts)
+        self._wants_hashes = bool(parts.direct)
         self._channel = ControlServer(
             config,
             incarnation,
@@ -144,10 +145,23 @@ class HandoffProducer:
         gets blocks. Without asking, ``computed`` counts them over the quota."""
         return self._quota.may_start(key)
 
-    def computed(self, key: RequestKey, block_ids: Sequence[int], upto: int, fence: Fence) -> None:
-        """Tokens [0, upto) are computed once ``fence`` is done; ``block_ids`` hold them."""
+    @property
+    def wants_hashes(self) -> bool:
+        """Whether ``computed`` is to be told block hashes: blocks are copied, and have tags."""
+        return self._wants_hashes
+
+    def computed(
+        self,
+        key: RequestKey,
+        block_ids: Sequence[int],
+        upto: int,
+        fence: Fence,
+        hashes: Sequence[BlockHash] = (),
+    ) -> None:
+        """Tokens [0, upto) are computed once ``fence`` is done; ``block_ids`` hold them.
+        ``hashes``, if any, are those of all full blocks up to there."""
         self._quota.start(key)
-        self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence))
+        self._mover.inbox.put(Computed(key, tuple(block_ids), upto, fence, tuple(hashes)))
 
     def final(self, key: RequestKey, first: Sequence[FirstToken], finish: str | None) -> None:
         """Token 1 of each choice; ``finish`` if it ended the request, all choices."""

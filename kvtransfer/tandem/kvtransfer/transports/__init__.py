@@ -1,4 +1,6 @@
-"""Movers of bytes between a send slot of P and a receive slot of D, behind one protocol.
+"""Movers of extents behind one protocol: from send slots into receive slots, or from P's blocks
+right into D's.
 
-``cuda_p2p``, for GPUs of one host, takes its place here beside tcp, nixl and memory.
+tcp, nixl and memory land in slots; memory_blocks writes blocks, as a ``cuda_p2p`` for GPUs of one
+host would.
 """

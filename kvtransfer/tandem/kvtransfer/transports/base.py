@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType, Protocol
 
+from tandem.kvtransfer.mover.blocks import Blocks
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.protocol.ids import Incarnation
 
@@ -33,6 +34,8 @@ class Check(Enum):
 
     HEADER = "header"
     """A header and a digest, at the start of the extent itself."""
+    TAG = "tag"
+    """The tag of the block that the extent was, read when all its bytes had landed."""
     PATTERN = "pattern"
     """They are known: the probe of a link."""
 
@@ -81,6 +84,8 @@ class Traits:
     fenced: bool = False
     """The owner of the destination runs the copies itself and sees the end of each, wanted or not:
     no byte of a read lands after ``poll`` has said that it is terminal, and it becomes so."""
+    max_extents: int = 1
+    """Extents of one read, at most."""
 
     def __post_init__(self) -> None:
         if self.lands_in is Region.BLOCKS and not self.fenced:
@@ -92,15 +97,16 @@ class Transport(Protocol):
 
     traits: Traits
 
-    def serve(self, memory: SlotMemory) -> bytes:
-        """P: let peers read these slots. Returns the card that they need for it.
+    def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
+        """P: let peers read these slots and, where ``lands_in`` says so, these blocks. Returns the
+        card that they need for it.
 
         Raises TransportError.
         """
         ...
 
-    def receive(self, memory: SlotMemory) -> None:
-        """D: reads will land in these slots. Raises TransportError."""
+    def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
+        """D: reads will land in these slots, and copies in these blocks. Raises TransportError."""
         ...
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
@@ -108,12 +114,18 @@ class Transport(Protocol):
         ...
 
     def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
-        """D: start to bring extents of a peer. A fault (an extent out of
+        """D: start to bring extents of a peer, ``max_extents`` at most. A fault (an extent out of
         the peer's regions, too) shows in ``poll``; the read is done when all of them are."""
         ...
 
     def poll(self, ticket: Ticket) -> Progress:
         """How a read stands. After a terminal answer the ticket is forgotten."""
+        ...
+
+    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+        """Tags of the blocks that a read has brought whole, in the order of its extents, each read
+        after the block's last byte; asked once, after ``poll`` said DONE. Of slots there are none.
+        """
         ...
 
     def advance(self) -> None:
@@ -129,5 +141,5 @@ class Transport(Protocol):
         ...
 
     def stop(self) -> None:
-        """Let go of everything; the memory is the owner's again."""
+        """Let go of everything; the memory is the owner's again: no byte lands after it."""
         ...

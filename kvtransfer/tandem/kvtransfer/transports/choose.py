@@ -48,6 +48,8 @@ def make_transports(
 
     if config.kv_connector == "memory":
         return {"memory": MemoryTransport()}
+    if config.kv_connector == "memory_blocks":
+        return {"memory_blocks": MemoryTransport(direct=True)}
     if config.kv_connector == "tcp":
         return {"tcp": tcp()}
     if config.kv_connector == "nixl":

@@ -1,7 +1,10 @@
-"""Reads within one process, for tests: a copy between slots, as late as the test wishes.
+"""Reads within one process: copies between slots, or from block table to block table.
 
 Producers are found by their card in a table of this module. ``hold`` keeps reads pending, so that
 a test decides when a read lands, even one that nobody wants any more.
+
+``memory_blocks`` writes D's blocks directly. It may, as D's transfer thread itself copies: a copy
+is over when ``poll`` returns, and none is made after ``stop``.
 """
 
 from __future__ import annotations
@@ -9,41 +12,68 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.mover.blocks import Blocks
 from tandem.kvtransfer.mover.memory import SlotMemory
-from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
+from tandem.kvtransfer.transports.base import Check, Extent, Progress, Region, Ticket, Traits
 from tandem.protocol.ids import Incarnation
 
-_served: dict[bytes, SlotMemory] = {}
+
+class _Regions(NamedTuple):
+    """Memory of one end."""
+
+    slots: SlotMemory
+    blocks: Blocks | None
+
+
+_served: dict[bytes, _Regions] = {}
 _lock = threading.Lock()
 _cards = itertools.count()
+
+_SLOTS = Traits(name="memory", needs_advance=False, max_extents=1 << 16)
+_BLOCKS = Traits(
+    name="memory_blocks",
+    needs_advance=False,
+    lands_in=Region.BLOCKS,
+    fenced=True,
+    max_extents=1 << 16,
+)
 
 
 class MemoryTransport:
     """Both ends."""
 
-    traits = Traits(name="memory", needs_advance=False)
-
-    def __init__(self) -> None:
+    def __init__(self, *, direct: bool = False) -> None:
+        """``direct``: KV goes from blocks into blocks."""
+        self.traits = _BLOCKS if direct else _SLOTS
         self._tickets = itertools.count()
         self._reads: dict[Ticket, tuple[bytes, tuple[Extent, ...]]] = {}
+        self._tags: dict[Ticket, list[bytes]] = {}
         self._cards: dict[Incarnation, bytes] = {}
-        self._memory: SlotMemory | None = None
+        self._here: _Regions | None = None
         self._card: bytes | None = None
         self.hold = threading.Event()
         """Set: reads stay pending."""
 
-    def serve(self, memory: SlotMemory) -> bytes:
-        """Enter the slots into the table."""
+    def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
+        """Enter slots and blocks into the table."""
+        regions = self._regions(memory, blocks)
         with _lock:
             self._card = b"memory-%d" % next(_cards)
-            _served[self._card] = memory
+            _served[self._card] = regions
         return self._card
 
-    def receive(self, memory: SlotMemory) -> None:
+    def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
         """Remember where reads land."""
-        self._memory = memory
+        self._here = self._regions(memory, blocks)
+
+    def _regions(self, memory: SlotMemory, blocks: Blocks | None) -> _Regions:
+        if blocks is not None and blocks.slab.device.type != "cpu":
+            where = blocks.slab.device
+            raise TransportError(f"{self.traits.name}: the slab is on {where}, allowed is cpu")
+        return _Regions(memory, blocks)
 
     def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
         """Find the producer in this process."""
@@ -62,15 +92,21 @@ class MemoryTransport:
         if self.hold.is_set():
             return Progress.PENDING
         card, extents = self._reads.pop(ticket)
-        source = _served.get(card)
-        if source is None or self._memory is None:
+        source, here = _served.get(card), self._here
+        if source is None or here is None:
+            return Progress.FAILED
+        if not all(_has(source, each) for each in extents):
             return Progress.FAILED
         for each in extents:
-            if not source.is_within_a_slot(each.remote.offset, each.nbytes):
-                return Progress.FAILED
-            taken = source.span(each.remote.offset, each.nbytes)
-            self._memory.span(each.local.offset, each.nbytes)[:] = taken
+            _copy(source, here, each)
+        tagged = [each.remote.offset for each in extents if each.check is Check.TAG]
+        if tagged and source.blocks is not None:
+            self._tags[ticket] = [source.blocks.tag_at(offset) for offset in tagged]
         return Progress.DONE
+
+    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+        """As they were after the copy."""
+        return self._tags.pop(ticket, ())
 
     def advance(self) -> None:
         """Nothing moves by itself."""
@@ -88,3 +124,21 @@ class MemoryTransport:
         if self._card is not None:
             with _lock:
                 _served.pop(self._card, None)
+
+
+def _has(source: _Regions, extent: Extent) -> bool:
+    """Whether P has these bytes."""
+    if extent.remote.region is Region.SLOTS:
+        return source.slots.is_within_a_slot(extent.remote.offset, extent.nbytes)
+    return source.blocks is not None and source.blocks.has(extent.remote.offset, extent.nbytes)
+
+
+def _copy(source: _Regions, here: _Regions, extent: Extent) -> None:
+    if extent.local.region is Region.SLOTS:
+        taken = source.slots.span(extent.remote.offset, extent.nbytes)
+        here.slots.span(extent.local.offset, extent.nbytes)[:] = taken
+    else:
+        assert source.blocks is not None
+        assert here.blocks is not None, "a transport of blocks is given some"
+        target = here.blocks.span(extent.local.offset, extent.nbytes)
+        target.copy_(source.blocks.span(extent.remote.offset, extent.nbytes))

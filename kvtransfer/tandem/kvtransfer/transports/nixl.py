@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.mover.blocks import Blocks
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
 from tandem.protocol.ids import Incarnation
@@ -70,7 +71,7 @@ class _Remote:
 class NixlTransport:
     """Both ends; one agent a service."""
 
-    traits = Traits(name="nixl", needs_advance=True, moves_gpu_memory=True)
+    traits = Traits(name="nixl", needs_advance=True, moves_gpu_memory=True, max_extents=64)
 
     def __init__(
         self, incarnation: Incarnation, role: str, *, on_gpu: bool = False, loopback: bool = False
@@ -92,14 +93,14 @@ class NixlTransport:
         self._ended: dict[Ticket, Progress] = {}
         self._doubted: set[Ticket] = set()
 
-    def serve(self, memory: SlotMemory) -> bytes:
+    def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
         """Register the slots and describe them."""
         self._register(memory)
         metadata: bytes = self._agent.get_agent_metadata()
         card = NixlCard(metadata, memory.address, memory.slot_bytes, memory.count, memory.gpu)
         return msgspec.msgpack.encode(card)
 
-    def receive(self, memory: SlotMemory) -> None:
+    def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
         """Register the slots."""
         self._register(memory)
 
@@ -186,6 +187,10 @@ class NixlTransport:
             self._agent.release_xfer_handle(handle)
         self._forget(remote)
         return Progress.DONE if state == "DONE" else Progress.FAILED
+
+    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+        """It lands in slots."""
+        return ()
 
     def advance(self) -> None:
         """Run UCX: the peers' reads of our slots move only here."""

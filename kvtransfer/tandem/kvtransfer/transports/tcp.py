@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.mover.blocks import Blocks
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.resolver import Lookup, Resolver
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
@@ -54,7 +55,7 @@ class _Link:
 class TcpTransport:
     """Both ends."""
 
-    traits = Traits(name="tcp", needs_advance=False)
+    traits = Traits(name="tcp", needs_advance=False, max_extents=64)
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class TcpTransport:
         self._missing: dict[Ticket, int] = {}
         """Extents of a pending read that are not here yet, where it has several."""
 
-    def serve(self, memory: SlotMemory) -> bytes:
+    def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
         """Start the server thread."""
         first, num = self._ports
         self._server = TcpServer(
@@ -93,7 +94,7 @@ class TcpTransport:
         self._server.start()
         return encode_card(TcpCard(self._server.port, self._server.secret, self._incarnation))
 
-    def receive(self, memory: SlotMemory) -> None:
+    def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
         """Remember where reads land."""
         self._memory = memory
 
@@ -128,6 +129,10 @@ class TcpTransport:
         if progress is not Progress.PENDING:
             del self._progress[ticket]
         return progress
+
+    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+        """It lands in slots."""
+        return ()
 
     def advance(self) -> None:
         """Send requests and receive answers, as far as the sockets allow."""

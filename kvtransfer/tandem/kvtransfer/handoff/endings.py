@@ -1,0 +1,114 @@
+"""What D's handlers share: deadlines, endings, completeness. Pure; ``consumer`` alone calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from tandem.kvtransfer.events import FirstTokenEnded, Loaded
+from tandem.kvtransfer.handoff.actions import Action, Millis, Quarantine, Send, Tell
+from tandem.kvtransfer.handoff.manifest import available, is_complete
+from tandem.kvtransfer.handoff.messages import Done, Final
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.protocol.errors import FailCause
+from tandem.protocol.kv import LoadFailed
+
+Result = tuple[Pull | None, list[Action]]
+
+_replace = msgspec.structs.replace
+
+
+def armed(pull: Pull, now: Millis, policy: ConsumerPolicy) -> Pull:
+    """The pull with the deadline that its progress earns: only what is due makes time run."""
+    deadline = pull.budget
+    if pull.state is DState.COMMITTING:
+        deadline = min(deadline, Millis(now + policy.commit_ms))
+    elif pull.state is DState.PULLING and is_due(pull, policy):
+        deadline = min(deadline, Millis(now + policy.transfer_ms))
+    return pull if deadline == pull.deadline else _replace(pull, deadline=deadline)
+
+
+def is_due(pull: Pull, policy: ConsumerPolicy) -> bool:
+    """Whether P or the transport owes something: announced parts, or FINAL after the last."""
+    assert pull.start is not None
+    if pull.num_tokens is None or pull.upto == pull.num_tokens:
+        return True
+    size = policy.block_size
+    return any(
+        reached < available(item, pull.upto, pull.num_tokens, size)
+        for item, reached in zip(pull.items, pull.reached, strict=True)
+    )
+
+
+def close(
+    pull: Pull, now: Millis, policy: ConsumerPolicy, ending: Callable[[bool], Tell], *, say: bool
+) -> Result:
+    """End without success: abandon, quarantine what is being read, tell the engine."""
+    actions: list[Action] = []
+    if say:
+        actions.append(Send(pull.producer, Done(pull.key, ok=False)))
+    actions += [Quarantine(each.slot) for each in pull.reading if each.slot is not None]
+    copying = tuple(each for each in pull.reading if each.slot is None)
+    blocks_free = not (pull.unpacking or copying)
+    actions.append(ending(blocks_free))
+    closed = _replace(
+        pull,
+        state=DState.CLOSED if blocks_free else DState.FAILING,
+        queued=(),
+        reading=copying,
+        deadline=Millis(now + policy.tombstone_ms),
+    )
+    return closed, actions
+
+
+def fail(
+    pull: Pull,
+    cause: FailCause,
+    message: str,
+    now: Millis,
+    policy: ConsumerPolicy,
+    *,
+    say: bool = True,
+) -> Result:
+    """End by a fault."""
+
+    def ending(blocks_free: bool) -> Tell:
+        return Tell(LoadFailed(pull.key, cause, message, blocks_free))
+
+    return close(pull, now, policy, ending, say=say)
+
+
+def first_token_ended(
+    pull: Pull, final: Final, finish: str, now: Millis, policy: ConsumerPolicy
+) -> Result:
+    """End because token 1 was the last: nothing of the KV is needed."""
+
+    def ending(blocks_free: bool) -> Tell:
+        return Tell(FirstTokenEnded(pull.key, final.first, finish, blocks_free))
+
+    return close(pull, now, policy, ending, say=True)
+
+
+def loaded(pull: Pull, now: Millis, policy: ConsumerPolicy) -> tuple[Pull, Tell]:
+    """End well."""
+    assert pull.final is not None
+    closed = _replace(pull, state=DState.CLOSED, deadline=Millis(now + policy.tombstone_ms))
+    return closed, Tell(Loaded(pull.key, pull.final.first))
+
+
+def done_if_complete(
+    pull: Pull, now: Millis, policy: ConsumerPolicy, actions: list[Action]
+) -> Result:
+    """After any progress in PULLING: done with everything?"""
+    assert pull.start is not None
+    if pull.final is not None and pull.num_tokens is not None:
+        if pull.start == pull.num_tokens:
+            closed, told = loaded(pull, now, policy)
+            return closed, [*actions, Send(pull.producer, Done(pull.key, ok=False)), told]
+        if is_complete(pull.items, pull.reached):
+            committing = _replace(pull, state=DState.COMMITTING)
+            actions.append(Send(pull.producer, Done(pull.key, ok=True)))
+            return armed(committing, now, policy), actions
+    return armed(pull, now, policy), actions

@@ -1,0 +1,122 @@
+"""What one hand-off carries: typed items, each with its own rule of what makes it complete. Pure.
+
+P says the manifest in READY, D holds it to the one that follows from its own layout, and a hand-off
+is complete when each item is: no item stands in for another. An item is of one group of the layout;
+its range is counted in tokens, in which parts of it are cut, packed, read and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tandem.protocol.layout import KVKind, KVLayout, blocks_for
+from tandem.protocol.messages import Count
+
+MAX_GROUPS = 16
+CARRIED = frozenset({KVKind.FULL})
+"""Kinds of which engines have data to hand over."""
+RULES = {
+    KVKind.FULL: "every block of [0, num_tokens)",
+    KVKind.WINDOW: "the blocks of the last `span` tokens",
+    KVKind.LATENT: "every block of [0, num_tokens)",
+    KVKind.STATE: "exactly one state, that behind the last token",
+    KVKind.DRAFT: "every block of [0, num_tokens)",
+    KVKind.ENCODER: "every block of its own `span` positions",
+}
+"""With what an item is complete, in words."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A group of the layout, as the machines see it."""
+
+    kind: KVKind = KVKind.FULL
+    span: int | None = None
+    block_bytes: int
+    blocks_per_part: int
+    """Blocks of one part: what fits a slot behind its header."""
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of the manifest."""
+
+    group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
+    """Its index in the layout, and in the manifest."""
+    kind: KVKind
+    start: Count
+    stop: Count
+    """Tokens [start, stop); positions of its own for an encoder's output."""
+
+
+def manifest(groups: Sequence[Group], num_tokens: int, block_size: int) -> tuple[Item, ...]:
+    """All that a sequence of ``num_tokens`` needs to go on, an item a group."""
+    return tuple(
+        Item(index, group.kind, *_range(group, num_tokens, block_size))
+        for index, group in enumerate(groups)
+    )
+
+
+def _range(group: Group, num_tokens: int, block_size: int) -> tuple[int, int]:
+    if group.kind is KVKind.WINDOW:
+        first = max(0, num_tokens - (group.span or 0))
+        return first - first % block_size, num_tokens
+    if group.kind is KVKind.STATE:
+        return num_tokens - 1, num_tokens
+    if group.kind is KVKind.ENCODER:
+        return 0, group.span or 0
+    return 0, num_tokens
+
+
+def begin(item: Item, from_token: int) -> int:
+    """Where an item begins for a D that has all before ``from_token``, a whole block, cached."""
+    if item.kind in (KVKind.ENCODER, KVKind.STATE):
+        return item.start
+    return max(item.start, from_token)
+
+
+def available(item: Item, ready: int, num_tokens: int, block_size: int) -> int:
+    """How far an item can be taken when the prompt's first ``ready`` tokens are computed: whole
+    blocks, except at its end."""
+    if item.kind is KVKind.ENCODER:
+        return item.stop if ready else item.start
+    if ready == num_tokens:
+        return item.stop
+    return min(ready - ready % block_size, item.stop)
+
+
+def num_blocks(start: int, stop: int, block_size: int) -> int:
+    """Blocks that hold tokens [start, stop) of an item."""
+    return blocks_for(stop, block_size) - start // block_size
+
+
+def blocks_of(
+    item: Item, table: Sequence[int], start: int, stop: int, block_size: int
+) -> tuple[int, ...]:
+    """The blocks of tokens [start, stop) out of the group's block table; a state has one alone."""
+    if item.kind is KVKind.STATE:
+        return tuple(table[:1])
+    return tuple(table[start // block_size : blocks_for(stop, block_size)])
+
+
+def begins(items: Iterable[Item], from_token: int) -> tuple[int, ...]:
+    """Where each item begins."""
+    return tuple(begin(item, from_token) for item in items)
+
+
+def is_complete(items: Iterable[Item], reached: Iterable[int]) -> bool:
+    """Whether every item has got to its end; ``reached`` is how far each is, without a gap."""
+    return all(at >= item.stop for item, at in zip(items, reached, strict=True))
+
+
+def why_not_carried(layout: KVLayout) -> str | None:
+    """Which group of a layout cannot be handed over, or None. One group's blocks are the slab's."""
+    for index, group in enumerate(layout.groups):
+        if group.kind not in CARRIED:
+            allowed = ", ".join(sorted(CARRIED))
+            return f"group {index} of the KV layout is {group.kind}; handed over is {allowed}"
+    if len(layout.groups) != 1:
+        return f"the KV layout has {len(layout.groups)} groups; handed over is exactly one"
+    return None

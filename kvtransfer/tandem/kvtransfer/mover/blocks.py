@@ -1,0 +1,95 @@
+"""The slab for transports that read and write blocks themselves, and the tag that each block has.
+
+A tag says what a block holds: the hash of its tokens and of all before them, or, for a block that
+has none (the last, partial one), the key of the request that owns it. P sets it after the block's
+last write and clears it before the block may be written again; D compares the tag that it read
+after the block's bytes with the one that it expects. A guard against leases and block tables gone
+wrong, not the proof: that is COMMITTED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from torch import Tensor
+
+from tandem.kvtransfer.mover.header import key_digest
+from tandem.protocol.ids import BlockHash, RequestKey
+
+TAG_BYTES = 16
+CLEARED = bytes(TAG_BYTES)
+
+
+def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash]) -> bytes:
+    """Tag of the block at ``index`` in a group's block table; the same at both ends.
+
+    ``hashes`` are those of the request's full blocks, as far as the engine said them.
+    """
+    if index >= len(hashes):
+        own = key_digest(key) + group.to_bytes(2, "little") + index.to_bytes(8, "little")
+        return blake2b(own, digest_size=TAG_BYTES, person=b"tandem-tag").digest()
+    if group == 0:
+        return hashes[index]
+    named = group.to_bytes(2, "little") + hashes[index]
+    return blake2b(named, digest_size=TAG_BYTES, person=b"tandem-tag").digest()
+
+
+class BlockTags:
+    """16 bytes a block, in host memory; zeros are no tag. Requests that share a cached prefix share
+    its tags: one is cleared when the last of them has let go."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._bytes = bytearray(num_blocks * TAG_BYTES)
+        self._by_key: dict[RequestKey, list[tuple[int, bytes]]] = {}
+        self._holders: dict[int, int] = {}
+
+    def read(self, block: int) -> bytes:
+        """As it is now."""
+        return bytes(self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES])
+
+    def set(self, key: RequestKey, block: int, tag: bytes) -> None:
+        """The block is written for good, as far as this key goes."""
+        self._by_key.setdefault(key, []).append((block, tag))
+        if self.read(block) == tag:
+            self._holders[block] += 1
+        else:
+            self._write(block, tag)
+            self._holders[block] = 1
+
+    def clear(self, key: RequestKey) -> None:
+        """The key lets go of its blocks."""
+        for block, tag in self._by_key.pop(key, ()):
+            if self.read(block) != tag:
+                continue  # somebody else's by now
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                del self._holders[block]
+                self._write(block, CLEARED)
+
+    def _write(self, block: int, tag: bytes) -> None:
+        self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES] = tag
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What a transport gets of a worker's slab."""
+
+    slab: Tensor
+    """uint8 [num_blocks, block_bytes], dense."""
+    tags: BlockTags
+    """Of P's blocks; nobody reads D's."""
+
+    def has(self, offset: int, nbytes: int) -> bool:
+        """Whether these bytes are whole blocks, or the start of one."""
+        size = self.slab.shape[1]
+        return offset % size == 0 and offset >= 0 and 0 < nbytes <= self.slab.numel() - offset
+
+    def span(self, offset: int, nbytes: int) -> Tensor:
+        """uint8 [nbytes] from ``offset`` bytes behind block 0 on."""
+        return self.slab.view(-1)[offset : offset + nbytes]
+
+    def tag_at(self, offset: int) -> bytes:
+        """Tag of the block that begins there, as it is now."""
+        return self.tags.read(offset // self.slab.shape[1])

@@ -1,0 +1,59 @@
+"""Whether what arrived is what D asked for: a slot by its header and digest, a copy by its tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.kvtransfer.handoff.actions import Unpack
+from tandem.kvtransfer.mover.blocks import CLEARED, tag_of
+from tandem.kvtransfer.mover.header import HEADER_BYTES, Header, key_digest, read_header
+from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.protocol.errors import FailCause, WireError
+from tandem.protocol.ids import BlockHash
+
+Fault = tuple[FailCause, str]
+
+
+def fault_of_slot(memory: SlotMemory, item: Unpack, fingerprint: bytes) -> Fault | None:
+    """What is wrong with a slot's content, if anything."""
+    assert item.slot is not None
+    try:
+        header = read_header(memory.read(item.slot, HEADER_BYTES))
+    except WireError as error:
+        return FailCause.IDENTITY, str(error)
+    wanted = Header(
+        key=key_digest(item.key),
+        fingerprint=fingerprint,
+        producer=item.peer,
+        part=item.index,
+        group=item.group,
+        start=item.start,
+        stop=item.stop,
+        nbytes=item.nbytes,
+        digest=header.digest,
+    )
+    differs = header.differs(wanted)
+    if differs is not None:
+        return FailCause.IDENTITY, f"the slot's header has another {differs}"
+    if memory.digest(item.slot, item.nbytes) != header.digest:
+        return FailCause.DIGEST, "the slot's bytes do not have its digest"
+    return None
+
+
+def fault_of_copy(
+    item: Unpack, seen: Sequence[bytes], hashes: Sequence[BlockHash], block_size: int
+) -> Fault | None:
+    """What is wrong with copied blocks, if anything: ``seen`` are their tags, read after them.
+
+    A tag that was cleared is a lease that has ended meanwhile, of which GONE is on its way: nothing
+    that speaks against the link.
+    """
+    first = item.start // block_size
+    if len(seen) != len(item.block_ids):
+        return FailCause.IDENTITY, f"{len(seen)} tags for {len(item.block_ids)} blocks"
+    for index, tag in enumerate(seen, first):
+        if tag == CLEARED:
+            return FailCause.GONE, f"block {index} was let go while it was copied"
+        if tag != tag_of(item.key, item.group, index, hashes):
+            return FailCause.IDENTITY, f"block {index} has the tag of another"
+    return None

@@ -1,0 +1,136 @@
+"""Both machines where P's blocks are copied into D's: what holds of copies, tags and blocks."""
+
+import pytest
+from tests.kvtransfer.machines import LEASE_MS, A, Face, as_copied
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff import export as p
+from tandem.kvtransfer.handoff import pull as d
+from tandem.kvtransfer.handoff.actions import Tag, Untag
+from tandem.kvtransfer.handoff.messages import Part, Ready
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.protocol.errors import FailCause
+
+
+@pytest.fixture
+def copying() -> Face:
+    """A hand-off of 16 tokens of which two parts are being copied."""
+    face = Face(direct=True)
+    face.admit(A, 16)
+    face.open(A)
+    face.compute(A, 16)
+    face.end(A)
+    while face.to_p or face.to_d:
+        face.deliver_p(face.to_p.pop(0)) if face.to_p else face.deliver_d(face.to_d.pop(0))
+        if face.imports.pulls[A].state is DState.WAITING and face.d_told:
+            face.load(A, 16)
+    assert len(face.reads) == 2
+    return face
+
+
+def test_parts_take_no_slot_and_name_blocks_of_both_ends(copying):
+    """D's own table says where a copy lands, P's where it lies."""
+    assert [read.slot for read in copying.reads] == [None, None]
+    assert [read.remote_blocks for read in copying.reads] == [(0, 1), (2, 3)]
+    assert [read.block_ids for read in copying.reads] == [(100, 101), (102, 103)]
+    for ring in (copying.exports.ring, copying.imports.ring):
+        assert ring.free == len(ring)
+
+
+@pytest.mark.parametrize("fault", [None, FailCause.PEER])
+def test_blocks_are_free_only_when_the_last_copy_is_terminal(copying, fault):
+    """Whatever ended the hand-off, and however the copies end."""
+    copying.d(d.Cancel(A))
+    assert copying.d_told[-1] == events.Cancelled(A, blocks_free=False)
+    copying.read_done(copying.reads.pop(0))
+    assert copying.imports.pulls[A].state is DState.FAILING
+    copying.read_done(copying.reads.pop(0), fault)
+    assert copying.d_told[-1] == events.BlocksFree(A)
+    assert copying.imports.pulls[A].state is DState.CLOSED
+    assert not copying.unpacks
+
+
+def test_a_copy_that_fails_waits_for_the_others(copying):
+    """One fault ends it; the blocks stay until nothing is on its way to them."""
+    copying.read_done(copying.reads.pop(0), FailCause.PEER)
+    failed = copying.d_told[-1]
+    assert (failed.cause, failed.blocks_free) == (FailCause.PEER, False)
+    copying.read_done(copying.reads.pop(0))
+    assert copying.d_told[-1] == events.BlocksFree(A)
+
+
+def test_a_wrong_tag_fails_the_hand_off(copying):
+    """And the copy beside it is waited for."""
+    copying.read_done(copying.reads.pop(0))
+    check = copying.unpacks.pop(0)
+    assert (check.slot, check.block_ids) == (None, (100, 101))
+    copying.d(d.Unpacked(A, check.index, FailCause.IDENTITY, "another's tag"))
+    assert copying.d_told[-1].cause is FailCause.IDENTITY
+    assert not copying.d_told[-1].blocks_free
+
+
+def test_tags_are_set_before_ready_and_cleared_before_the_blocks_are_free():
+    """Block by block, as they are written for good; the last partial one with the prompt's end."""
+    face = Face(direct=True)
+    face.admit(A, 10)
+    face.open(A)
+    face.flow()
+    face.compute(A, 6)
+    assert face.tags == [Tag(A, 0, 0, (0,))]
+    face.compute(A, 10)
+    assert face.tags[1:] == [Tag(A, 0, 1, (1, 2))]
+    face.end(A)
+    face.after(LEASE_MS)
+    assert face.tags[2:] == [Untag(A)]
+    assert face.p_told == [events.Released(A)]
+
+
+def test_p_reuses_its_blocks_though_a_copy_of_them_goes_on(copying):
+    """A late copy harms D alone, which does not use it: the lease ends when it ends."""
+    copying.p(p.Cancel(A))
+    assert copying.p_told == [events.Released(A)]
+    assert not copying.exports.exports[A].out
+    copying.deliver_d(copying.to_d.pop(0))
+    assert copying.d_told[-1].cause is FailCause.GONE
+    assert not copying.d_told[-1].blocks_free
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["slots", "blocks"])
+def test_a_part_of_the_other_kind_is_an_identity_fault(direct):
+    """The link's transport says which kind comes; P cannot choose by itself."""
+    face = Face(direct=direct)
+    face.admit(A, 8)
+    face.open(A)
+    face.compute(A, 8)
+    face.flow()
+    face.load(A, 8)
+    slot = Part(A, 0, 0, 8, 0, 210)
+    face.deliver_d(slot if direct else as_copied(slot))
+    assert face.d_told[-1].cause is FailCause.IDENTITY
+    assert "PART" in face.d_told[-1].message
+
+
+@pytest.mark.parametrize("blocks", [(), (0,), (0, 1, 2)])
+def test_a_part_names_as_many_blocks_as_it_has(blocks):
+    """Else D would copy what it did not ask for, or too little."""
+    face = Face(direct=True)
+    face.admit(A, 8)
+    face.open(A)
+    face.compute(A, 8)
+    face.flow()
+    face.load(A, 8)
+    face.deliver_d(Part(A, 0, 0, 8, None, 200, blocks=blocks))
+    assert face.d_told[-1].cause is FailCause.IDENTITY
+    assert not face.reads
+
+
+def test_ready_says_the_manifest():
+    """Of one group: all of its tokens."""
+    face = Face()
+    face.admit(A, 8)
+    face.compute(A, 4)
+    face.open(A)
+    face.deliver_p(face.to_p.pop(0))
+    (said,) = face.to_d
+    assert isinstance(said, Ready)
+    assert [(each.group, each.start, each.stop) for each in said.items] == [(0, 0, 8)]

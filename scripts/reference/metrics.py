@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from scripts.reference.table import MADE, code, table
 
+from tandem.engine.cache.block_pool import BlockEventLog
+from tandem.engine.cache.offload.connector import OffloadConnector
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.kvtransfer.metrics import metrics_of
@@ -33,10 +35,17 @@ def registries() -> dict[str, CollectorRegistry]:
     router = RouterMetrics()
     register_gauges(router, cast(Any, None), cast(Any, None))
     worker = CollectorRegistry()
-    EngineMetrics(worker, model_name="", max_model_len=1).set_cache_info(CacheConfig(), 1, 16)
+    engine = EngineMetrics(worker, model_name="", max_model_len=1)
+    engine.set_cache_info(CacheConfig(), 1, 16)
+    engine.show_offload(_tier())
     LinkMetrics(worker)
     metrics_of(worker)
     return {"Router": router.registry, "Workers": worker, "Operator": OperatorMetrics().registry}
+
+
+def _tier() -> OffloadConnector:
+    log = BlockEventLog()
+    return OffloadConnector(1, block_size=16, block_bytes=1, log=log, cached_here=lambda _: False)
 
 
 def page() -> str:

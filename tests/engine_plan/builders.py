@@ -79,15 +79,24 @@ def request_of(
 class Harness:
     """An EngineCore over a verifying SimExecutor, with everything it said."""
 
-    def __init__(self, num_blocks: int = 64, *, connector: Any = None, **flat: Any) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        *,
+        connector: Any = None,
+        num_cpu_blocks: int = 0,
+        metrics: Any = None,
+        **flat: Any,
+    ) -> None:
         self.config = config_of(**flat)
         self.clock = Clock()
-        self.executor = SimExecutor(num_blocks, verify=True)
+        self.executor = SimExecutor(num_blocks, verify=True, num_cpu_blocks=num_cpu_blocks)
         self.core = EngineCore(
             self.config,
             self.executor,
             self.executor.start(self.config),
             connector=connector,
+            metrics=metrics,
             clock=self.clock,
         )
         self.requests: dict[RequestKey, EngineCoreRequest] = {}
@@ -169,4 +178,4 @@ class Harness:
         stats = self.core.stats()
         self.core.check_integrity()
         assert stats["free_blocks"] == stats["total_blocks"]
-        assert stats["cached_blocks"] == len(self.stored)
+        assert set(self.core.cached_blocks().stored) == self.stored

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, SlabAllocator
 from tandem.engine.step import (
+    BlockTransfers,
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
@@ -24,6 +25,7 @@ from tandem.engine.step import (
     SchedulerOutput,
     SeqId,
     StepRow,
+    TransferReport,
 )
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.kv import Fence
@@ -112,6 +114,46 @@ class _Row:
     block_ids: list[int] = field(default_factory=list)
 
 
+class HostMemory:
+    """Blocks beside the slab. A load reads them at once and writes the slab as late as it may: when
+    ``steps_to_land`` results have been given since, or when somebody waits for it; so it would hit
+    whoever was given its blocks too early."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.steps_to_land = 0
+        self.broken = False
+        """Whether loads fail from now on."""
+        self._blocks: dict[int, list[int | None]] = {}
+        self._loads: list[tuple[int, int, dict[int, list[int | None]] | None]] = []
+        """(results to come, ticket, content by block or None where it fails)."""
+
+    def begin(self, slab: list[list[int | None]], transfers: BlockTransfers) -> None:
+        """The stores, and the reading half of the loads."""
+        for block, host in transfers.stores:
+            assert host < self.num_blocks
+            self._blocks[host] = slab[block].copy()
+        for load in transfers.loads:
+            read = {block: self._blocks[host].copy() for host, block in load.blocks}
+            self._loads.append((self.steps_to_land, load.ticket, None if self.broken else read))
+
+    def report(self, slab: list[list[int | None]], *, wait: bool) -> TransferReport | None:
+        """Loads that have landed by now."""
+        loaded, failed = [], []
+        later = []
+        for left, ticket, content in self._loads:
+            if left and not wait:
+                later.append((left - 1, ticket, content))
+            elif content is None:
+                failed.append((ticket, "the host's memory is broken"))
+            else:
+                loaded.append(ticket)
+                for block, states in content.items():
+                    slab[block] = states
+        self._loads = later
+        return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
+
+
 class SimExecutor:
     """Runs plans at once, in order, on a slab of digests."""
 
@@ -121,9 +163,11 @@ class SimExecutor:
         *,
         verify: bool = False,
         make_fence: Callable[[SchedulerOutput], Fence] | None = None,
+        num_cpu_blocks: int = 0,
     ) -> None:
         """``verify`` re-reads the whole context of each row, as attention would, and holds it to
-        the tokens. ``make_fence`` gives the fence of each step (by default it is done)."""
+        the tokens. ``make_fence`` gives the fence of each step (by default it is done).
+        ``num_cpu_blocks`` are offered for blocks that are offloaded."""
         self._num_blocks = num_blocks
         self._verify = verify
         self._make_fence = make_fence
@@ -131,13 +175,14 @@ class SimExecutor:
         self._slab: list[list[int | None]] = []
         self._block_size = 0
         self.model = SimModel(0)
+        self.memory = HostMemory(num_cpu_blocks)
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
         self._block_size = config.cache.block_size
         self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
         self.model = SimModel(config.facts.vocab_size)
-        return Capacity(self._num_blocks, config.layout)
+        return Capacity(self._num_blocks, config.layout, self.memory.num_blocks)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Run a step; the future is done when this returns."""
@@ -146,6 +191,8 @@ class SimExecutor:
         for new in plan.new:
             assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
             self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
+        if plan.transfers is not None:
+            self.memory.begin(self._slab, plan.transfers)
         for source, destination in plan.block_copies:
             self._slab[destination] = self._slab[source].copy()
         sampled = []
@@ -160,7 +207,9 @@ class SimExecutor:
                 sampled.append(self._sample(row, each, states[-1]))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         future: Future[ModelRunnerOutput] = Future()
-        future.set_result(ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs))
+        report = self.memory.report(self._slab, wait=not plan.rows)
+        output = ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs, report)
+        future.set_result(output)
         return future
 
     def stop(self) -> None:

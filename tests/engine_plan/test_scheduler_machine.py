@@ -63,9 +63,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(("fcfs", "priority")),
         seats=st.sampled_from((1, 2, 4, 16)),
         watermark=st.sampled_from((0.0, 0.1)),
+        offloaded=st.sampled_from((0, 1, 4, 30)),
     )
-    def build(self, num_blocks, budget, overlap, caching, policy, seats, watermark):
-        """An engine of some shape."""
+    def build(self, num_blocks, budget, overlap, caching, policy, seats, watermark, offloaded):
+        """An engine of some shape, with host memory behind its blocks or without."""
         self.sides = BothSides()
         self.harness = Harness(
             num_blocks,
@@ -76,6 +77,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             max_num_seqs=seats,
             watermark=watermark,
+            num_cpu_blocks=offloaded,
         )
         self.number = 0
         self.live: dict[RequestKey, EngineCoreRequest] = {}
@@ -142,6 +144,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reset(self):
         """The prefix cache is dropped in the middle of everything."""
         self.harness.core.manager.reset_prefix_cache()
+
+    @rule(steps_to_land=st.integers(0, 3), broken=st.booleans())
+    def host_memory(self, steps_to_land, broken):
+        """Loads from host memory take so many steps from now on, and may all fail."""
+        memory = self.harness.executor.memory
+        memory.steps_to_land, memory.broken = steps_to_land, broken
 
     @rule(data=st.data())
     def remote(self, data):

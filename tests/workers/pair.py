@@ -32,12 +32,14 @@ SECONDS = 20.0
 class Half:
     """One engine and what it said."""
 
-    def __init__(self, connect: Callable[[EngineConfig, UniProcExecutor], KVConnector]) -> None:
+    def __init__(
+        self, connect: Callable[[EngineConfig, UniProcExecutor], KVConnector], **settings: Any
+    ) -> None:
         flat: dict[str, Any] = {
             "num_gpu_blocks_override": 24,
             "max_num_batched_tokens": 32,
             "revision": "tiny",
-        }
+        } | settings
         config = EngineConfig.of(str(folder_of("llama")), dtype="float32", device="cpu", **flat)
         executor = UniProcExecutor()
 
@@ -75,14 +77,17 @@ class Half:
 class Pair:
     """P and D, linked."""
 
-    def __init__(self, connector: str = "tcp", **settings: object) -> None:
+    def __init__(
+        self, connector: str = "tcp", *, engine: dict[str, Any] | None = None, **settings: object
+    ) -> None:
+        """``engine``: settings of both engines; the others are the hand-off's."""
         fields: dict[str, Any] = {"kv_connector": connector, "kv_control_port": 0, **settings}
         self.kv = KVTransferConfig(**fields)
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""
-        self.prefill = Half(self._producer)
-        self.decode = Half(self._consumer)
+        self.prefill = Half(self._producer, **(engine or {}))
+        self.decode = Half(self._consumer, **(engine or {}))
         self.consumer.set_peers({self.producer.control: self.p_id})
         self.until(lambda: self.consumer.peer_up(self.p_id))
         self.until(lambda: self.d_id in self.producer.consumers())
@@ -103,7 +108,7 @@ class Pair:
         return {
             "slab": executor.worker.slab_blocks(),
             "layout": config.layout,
-            "num_blocks": 24,
+            "num_blocks": executor.worker.slab_blocks().shape[0],
             "fingerprint": config.fingerprint(),
             "incarnation": me,
             "registry": CollectorRegistry(),

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from tandem.engine.cache.offload.connector import OffloadConnector
+from tandem.engine.cache.offload.metrics import register as register_offload
 from tandem.engine.config import CacheConfig
 from tandem.engine.histogram import WeightedHistogram
 from tandem.engine.scheduler.stats import FinishedRecord, SchedulerStats, StepStats
@@ -84,6 +86,10 @@ class EngineMetrics:
             registry=self._registry,
         )
         info.labels(**labels).set(1)
+
+    def show_offload(self, tier: OffloadConnector) -> None:
+        """Show what the offload tier does; its series are there where it is."""
+        register_offload(self._registry, tier, self._labels)
 
     def observe(self, stats: StepStats, now: SchedulerStats) -> None:
         """Add what happened since the last call; show what lives here ``now``."""

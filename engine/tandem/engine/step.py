@@ -35,6 +35,35 @@ class NewSequence:
     """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
 
 
+class BlockLoad(msgspec.Struct, frozen=True, gc=False):
+    """Blocks that come back from host memory for one sequence, which is in no step until they are
+    there."""
+
+    ticket: int
+    """Under which the rank says how it went; never used again."""
+    blocks: tuple[tuple[int, int], ...]
+    """(host block, device block)."""
+
+
+class BlockTransfers(msgspec.Struct, frozen=True, gc=False):
+    """What a step moves between a rank's slab and its host memory. In the order of steps: stores of
+    one step, then its loads, then those of the next."""
+
+    stores: tuple[tuple[int, int], ...] = ()
+    """(device block, host block) to copy before anything of this step is written."""
+    loads: tuple[BlockLoad, ...] = ()
+    """To begin behind all that earlier steps write; the step itself need not wait for them."""
+
+
+class TransferReport(msgspec.Struct, frozen=True, gc=False):
+    """What has become of loads since the last report; each ticket is in one report."""
+
+    loaded: tuple[int, ...] = ()
+    """Tickets whose blocks hold what the host had."""
+    failed: tuple[tuple[int, str], ...] = ()
+    """(ticket, why); nothing writes their blocks any more."""
+
+
 class StepRow(msgspec.Struct, frozen=True, gc=False):
     """One sequence's share of a step. A Struct: a step makes hundreds, at a ninth of the time."""
 
@@ -62,6 +91,9 @@ class SchedulerOutput:
     """Finished, aborted or preempted since the last step: forget their rows first."""
     block_copies: tuple[tuple[int, int], ...] = ()
     """(source, destination) blocks to copy whole before anything of this step is written."""
+    transfers: BlockTransfers | None = None
+    """What an offload tier moves; None where there is none, or nothing to say. A step without rows
+    that has them is there for them alone: its result waits for every load that is under way."""
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +123,8 @@ class ModelRunnerOutput:
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     """For rows that ask: log-probabilities of tokens ``num_computed + 1 ..`` of the prompt that
     this step's logits predict; the scheduler joins the chunks."""
+    transfers: TransferReport | None = None
+    """None where no load has ended since the last result."""
 
 
 class FenceDone:

@@ -8,7 +8,7 @@ Called by ``KVCacheManager`` alone.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tandem.protocol.errors import TandemError
 from tandem.protocol.ids import BlockHash
@@ -69,6 +69,8 @@ class BlockPool:
         """Free blocks without a hash; the next one to use is last."""
         self._evictable: OrderedDict[int, None] = OrderedDict()
         """Free blocks that are cached; the next one to evict is first."""
+        self.evicting: Callable[[int, BlockHash], None] | None = None
+        """Told of a cached block before it is given to somebody who will write it."""
 
     @property
     def num_free(self) -> int:
@@ -173,4 +175,6 @@ class BlockPool:
         del self._block_of[digest]
         self._hash_of[block] = None
         self._log.removed(digest)
+        if self.evicting is not None:
+            self.evicting(block, digest)
         return block

@@ -10,14 +10,33 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from tandem.engine.cache.block_pool import BlockEventLog, BlockPool, IntegrityError
 from tandem.engine.request import Request
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.ids import BlockHash
 from tandem.protocol.layout import KVGroup, KVLayout, blocks_for
 
 NEVER = sys.maxsize
 """``Request.cache_due`` of a sequence whose blocks are not cached."""
+
+
+class BlockTier(Protocol):
+    """Slower memory behind the blocks, which keeps what they lose. What it holds counts as cached
+    for routers: it says so, and when that ends, in the manager's log."""
+
+    def evicting(self, block: int, digest: BlockHash) -> None:
+        """``block``, cached under ``digest``, goes to somebody who writes it in a coming step."""
+        ...
+
+    def cached(self) -> tuple[BlockHash, ...]:
+        """Every hash whose content is there."""
+        ...
+
+    def reset(self) -> int:
+        """Forget all hashes; how many they were."""
+        ...
 
 
 class KVCacheManager:
@@ -37,6 +56,7 @@ class KVCacheManager:
         self.enable_caching = enable_caching
         self.spare = int(watermark * num_blocks)
         """Blocks that a start leaves free while others run, so that they seldom preempt."""
+        self._tier: BlockTier | None = None
         self._copies: dict[int, int] = {}
         """Destination to source, not yet in a plan; each source is held until it is."""
 
@@ -49,6 +69,17 @@ class KVCacheManager:
     def usage(self) -> float:
         """Share of the blocks that are held, 0 to 1."""
         return 1.0 - self.pool.num_free / self.pool.num_blocks
+
+    def put_behind(self, tier: BlockTier) -> None:
+        """Tell ``tier`` of each cached block before it goes."""
+        assert self._tier is None, "there is a tier already"
+        self._tier = tier
+        self.pool.evicting = tier.evicting
+
+    def cached(self) -> tuple[BlockHash, ...]:
+        """Every hash under which a block can be found, here or in the tier."""
+        own = self.pool.cached()
+        return own if self._tier is None else tuple({*own, *self._tier.cached()})
 
     def find_cached_prefix(self, request: Request, max_tokens: int) -> list[int]:
         """Cached blocks of the request's first tokens, at most ``max_tokens`` of them. Not held."""
@@ -159,8 +190,9 @@ class KVCacheManager:
         self._release(blocks)
 
     def reset_prefix_cache(self) -> int:
-        """Forget all cached blocks that nobody holds; how many they were."""
-        return self.pool.forget_free()
+        """Forget all cached blocks that nobody holds, and the tier's; how many they were."""
+        dropped = self.pool.forget_free()
+        return dropped if self._tier is None else dropped + self._tier.reset()
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Raise IntegrityError unless ``tables`` and pending copies are all that holds blocks."""

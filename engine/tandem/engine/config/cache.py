@@ -8,6 +8,7 @@ from tandem.protocol.settings import (
     check_choices,
     check_flag,
     check_optional_integer,
+    check_positive,
     check_share,
     setting,
 )
@@ -16,6 +17,8 @@ BLOCK_SIZES = (16, 32, 64, 128, 256)
 CPU_BLOCK_SIZE = 16
 GPU_BLOCK_SIZE = 64
 """What ``EngineConfig.of`` takes on a CUDA device when no size is asked for."""
+MOST_OFFLOADED_GIB = 2**20
+"""Of host memory that can be asked for; what the machine has is looked at when it is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,12 @@ class CacheConfig:
     enable_prefix_caching: bool = setting(
         True, "Keep the KV of finished requests and reuse it for equal prefixes."
     )
+    kv_offloading_size: float | None = setting(
+        None,
+        "Host memory for KV blocks that the cache loses, from where equal prefixes are loaded "
+        "instead of computed; over all ranks together. None offloads nothing.",
+        unit="GiB",
+    )
     kv_cache_dtype: str = setting(
         "auto", "Type in which KV is held; auto is the model's.", choices=("auto", *DTYPES)
     )
@@ -54,4 +63,9 @@ class CacheConfig:
         check_optional_integer("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
         check_share("gpu_memory_utilization", self.gpu_memory_utilization, above_zero=True)
         check_flag("enable_prefix_caching", self.enable_prefix_caching)
+        if self.kv_offloading_size is not None:
+            check_positive("kv_offloading_size", self.kv_offloading_size, MOST_OFFLOADED_GIB)
+            if not self.enable_prefix_caching:
+                allowed = "none without enable_prefix_caching: only cached blocks are offloaded"
+                raise InvalidParameter("kv_offloading_size", self.kv_offloading_size, allowed)
         check_choices(self)

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
+from tandem.engine.cache.offload.connector import OffloadConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.base import Capacity, Executor, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
@@ -74,7 +75,8 @@ class EngineCore:
         metrics: EngineMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``capacity`` is what ``executor.start`` answered. ``clock``: seconds, monotonic."""
+        """``capacity`` is what ``executor.start`` answered; ``connector`` the role's, which goes
+        before the offload tier. ``clock``: seconds, monotonic."""
         group = only_group(capacity.layout)
         self.config = config
         self.capacity = capacity
@@ -94,21 +96,24 @@ class EngineCore:
             watermark=config.scheduler.watermark,
         )
         limits = Limits(self.max_model_len, config.facts.vocab_size, config.max_logprobs)
+        self._offload = self._put_behind(capacity)
+        given = (connector, self._offload)
         self.scheduler = Scheduler(
             config.scheduler,
             self.manager,
             limits=limits,
             fingerprint=self.fingerprint.digest,
-            connector=connector,
+            connectors=[each for each in given if each is not None],
             clock=clock,
         )
         self._executor = executor
-        self._connector = connector
         self._clock = clock
         self._seeds = SeedSource(config.model.seed)
         self._metrics = metrics
         if metrics is not None:
             metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
+            if self._offload is not None:
+                metrics.show_offload(self._offload)
         self._depth = 2 if config.scheduler.async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._was_busy = False
@@ -135,9 +140,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether anything lives here, is in flight, unsaid, or promised by the connector."""
-        if self._in_flight or self.scheduler.has_work:
-            return True
-        return self._connector is not None and self._connector.has_pending()
+        return bool(self._in_flight) or self.scheduler.has_work or self.scheduler.has_pending
 
     def keys(self) -> list[RequestKey]:
         """Requests that live here, the oldest first."""
@@ -226,13 +229,14 @@ class EngineCore:
             "free_blocks": now.free_blocks,
             "total_blocks": self.manager.pool.num_blocks,
             "cached_blocks": self.manager.pool.num_cached,
+            "offloaded_blocks": 0 if self._offload is None else self._offload.num_cached,
             "steps": self._steps,
             "in_flight": len(self._in_flight),
         }
 
     def cached_blocks(self) -> BlockEvents:
-        """The whole prefix cache, for a router that has just come."""
-        return BlockEvents(stored=self.manager.pool.cached(), cleared=True)
+        """The whole prefix cache with what is offloaded, for a router that has just come."""
+        return BlockEvents(stored=self.manager.cached(), cleared=True)
 
     def load_report(self) -> LoadReport:
         """Load, for placement."""
@@ -281,6 +285,21 @@ class EngineCore:
     def close(self) -> None:
         """End the executor. May be called twice."""
         self._executor.stop()
+
+    def _put_behind(self, capacity: Capacity) -> OffloadConnector | None:
+        """The offload tier, told of all that the cache loses; None where no rank holds one."""
+        if not capacity.num_cpu_blocks:
+            return None
+        pool, layout = self.manager.pool, capacity.layout
+        tier = OffloadConnector(
+            capacity.num_cpu_blocks,
+            block_size=layout.block_size,
+            block_bytes=layout.block_bytes,
+            log=self.manager.log,
+            cached_here=lambda digest: pool.find(digest) is not None,
+        )
+        self.manager.put_behind(tier)
+        return tier
 
     def _settle(self) -> None:
         plan, future = self._in_flight.popleft()

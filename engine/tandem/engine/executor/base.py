@@ -18,6 +18,8 @@ class Capacity:
 
     num_blocks: int
     layout: KVLayout
+    num_cpu_blocks: int = 0
+    """Blocks in host memory behind them, where blocks are offloaded."""
 
 
 SlabAllocator = Callable[[int], Any]

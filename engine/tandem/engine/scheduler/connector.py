@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.engine.request import Request
+from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
@@ -35,6 +36,8 @@ class Remote:
     lookup: Lookup
     num_tokens: int = 0
     """Tokens from the start of the prompt whose KV the other side will deliver (READY)."""
+    in_step: bool = False
+    """Whether it comes within steps, from an ``InStepConnector``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,18 @@ class Loaded:
     """False: token 1 ended every choice, so no KV was brought; the blocks are freed, not cached."""
     blocks_free: bool = True
     """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadMissed:
+    """The load failed and nothing but time is lost: the request is computed here. Its blocks are
+    written by nobody any more."""
+
+    key: RequestKey
+
+
+Event = Loaded | LoadMissed | LoadFailed | Released
+"""What a connector may say."""
 
 
 class Hold(Enum):
@@ -68,7 +83,8 @@ class KVConnector(Protocol):
         ...
 
     def lookup(self, request: Request, num_local: int) -> Remote:
-        """Each step while the request waits; ``num_local`` tokens are cached here."""
+        """Each step while the request waits; ``num_local`` tokens are cached here. Who has nothing
+        to bring beyond them says NOTHING, and the next connector is asked."""
         ...
 
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
@@ -102,10 +118,32 @@ class KVConnector(Protocol):
         still promised to a peer under it ends now."""
         ...
 
-    def poll(self) -> list[Loaded | LoadFailed | Released]:
+    def poll(self) -> Sequence[Event]:
         """Once a step: what happened since."""
         ...
 
     def has_pending(self) -> bool:
         """Whether anything is promised or on its way (keeps the step loop awake)."""
+        ...
+
+
+@runtime_checkable
+class InStepConnector(KVConnector, Protocol):
+    """A connector whose blocks are moved by the ranks, in order with their steps: what a step
+    carries runs behind all that earlier steps write and before what later ones do. Hands nothing
+    over to peers, and loads for requests alone that are the only sequence of their key."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether the next step has something to carry. Blocks that were taken since the last one
+        may be written out of order with steps only once that next one is through."""
+        ...
+
+    def transfers(self, *, idle: bool) -> BlockTransfers | None:
+        """Once a plan: what it carries. ``idle`` says that it computes nothing, and is only made
+        if this is something: then a load under way is reason enough."""
+        ...
+
+    def moved(self, report: TransferReport) -> None:
+        """What a step's result said."""
         ...

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
-from tandem.engine.scheduler.remote import RemoteKV
+from tandem.engine.scheduler.connector import InStepConnector
+from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.settle import Chunk
 from tandem.engine.step import NewSequence, SchedulerOutput, StepRow
@@ -39,9 +40,14 @@ class Planner:
     """Fills drafts from the roster; ``num_computed`` advances as rows are drafted."""
 
     def __init__(
-        self, config: SchedulerConfig, roster: Roster, remote: RemoteKV | None = None
+        self,
+        config: SchedulerConfig,
+        roster: Roster,
+        remote: RemoteKV | None = None,
+        in_step: InStepConnector | None = None,
     ) -> None:
         self._roster = roster
+        self._in_step = in_step
         self._manager = roster.manager
         self._remote = remote
         self._budget = config.max_num_batched_tokens
@@ -61,7 +67,9 @@ class Planner:
 
     def seal(self, draft: Draft, step: int) -> SchedulerOutput | None:
         """The finished plan, or None when there is nothing to compute."""
-        if not draft.decodes and not draft.prompts:
+        idle = not draft.decodes and not draft.prompts
+        transfers = None if self._in_step is None else self._in_step.transfers(idle=idle)
+        if idle and transfers is None:
             return None
         for request in draft.due:
             self._manager.cache_full(request)
@@ -73,6 +81,7 @@ class Planner:
             new=tuple(draft.new),
             dropped=tuple(dropped),
             block_copies=self._manager.take_copies(),
+            transfers=transfers,
         )
 
     def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
@@ -163,14 +172,13 @@ class Planner:
                 break
             if request.num_pending > 0:
                 aside.append(roster.waiting.pop())
-            elif remote is not None and remote.comes_from_elsewhere(request):
-                remote.park(roster.waiting.pop())
-            elif remote is not None and not remote.may_start(request):
+                continue
+            way = Way.COMPUTE if remote is None else remote.way_of(request)
+            if way is Way.GONE:
+                continue
+            if way is Way.WAIT or not self._start(request, now):
                 break
-            elif self._start(request, now):
-                self._draft_prompt(draft, request)
-            else:
-                break
+            self._draft_prompt(draft, request)
         for request in aside:
             roster.waiting.push(request)
 

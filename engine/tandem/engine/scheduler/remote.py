@@ -1,16 +1,25 @@
 """Requests whose KV comes from elsewhere: parked, then reserved and loading, then running.
 
 They live outside the waiting queue, so that one whose KV is late holds up nobody; for blocks and
-seats they stand in one line with those that wait there (``Turns``). Talks to the ``KVConnector``;
+seats they stand in one line with those that wait there (``Turns``). What comes within steps comes
+at once: it is never parked, but starts to load from the queue's head. Talks to the ``KVConnector``;
 engines without one have none of this.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from enum import Enum
 
 from tandem.engine.request import Request, RequestState
-from tandem.engine.scheduler.connector import KVConnector, Loaded, Lookup, Remote
+from tandem.engine.scheduler.connector import (
+    InStepConnector,
+    KVConnector,
+    Loaded,
+    LoadMissed,
+    Lookup,
+    Remote,
+)
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.settle import Settler
 from tandem.engine.scheduler.turns import Turns
@@ -18,14 +27,35 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import Fence, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 
+_NOTHING = Remote(Lookup.NOTHING)
+
+
+class Way(Enum):
+    """What becomes of the request at the head of the queue."""
+
+    COMPUTE = "compute"
+    """It may start here."""
+    GONE = "gone"
+    """It has left the queue: its KV comes from elsewhere."""
+    WAIT = "wait"
+    """It is not its turn, or it found no room; nor has anybody behind it."""
+
 
 class RemoteKV:
     """The scheduler's dealings with its connector."""
 
     def __init__(
-        self, connector: KVConnector, roster: Roster, settler: Settler, *, max_num_seqs: int
+        self,
+        connector: KVConnector,
+        roster: Roster,
+        settler: Settler,
+        *,
+        max_num_seqs: int,
+        in_step: InStepConnector | None = None,
     ) -> None:
+        """``in_step`` is ``connector``, or among those that it is composed of."""
         self._connector = connector
+        self._in_step = in_step
         self._roster = roster
         self._manager = roster.manager
         self._settler = settler
@@ -36,7 +66,7 @@ class RemoteKV:
         its rows may still write blocks that were freed before."""
 
     def park(self, request: Request) -> None:
-        """Keep a request aside until its KV comes."""
+        """Keep a request aside until its KV comes. It is in no queue."""
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.REMOTE
@@ -49,6 +79,8 @@ class RemoteKV:
                 known = self._roster.released(event.key)
             elif isinstance(event, Loaded):
                 known = self._loaded(event, now)
+            elif isinstance(event, LoadMissed):
+                known = self._missed(event)
             else:
                 known = self._failed(event, now)
             if not known:
@@ -60,7 +92,7 @@ class RemoteKV:
         ready = []
         for request in sorted(self._roster.parked.values(), key=lambda each: each.order):
             remote = self._connector.lookup(request, request.group.num_hit)
-            if remote.lookup is Lookup.NOTHING:
+            if remote.lookup is Lookup.NOTHING or remote.in_step:
                 self._compute_here(request)
             elif remote.lookup is Lookup.READY:
                 ready.append((request, remote))
@@ -68,9 +100,16 @@ class RemoteKV:
         for request, remote in ready:
             self._reserve(request, remote, planned)
 
-    def may_start(self, request: Request) -> bool:
-        """Whether it is the turn of a request in the queue, as far as hand-offs are concerned."""
-        return self._turns.may_start(request)
+    def way_of(self, request: Request) -> Way:
+        """Decide on the request at the head of the queue, and take it from there if it goes."""
+        remote = self._lookup(request)
+        if remote.lookup is Lookup.NOTHING:
+            return Way.COMPUTE if self._turns.may_start(request) else Way.WAIT
+        if not remote.in_step:
+            self.park(self._roster.waiting.pop())
+            return Way.GONE
+        may = self._turns.may_start(request) and self._load_at_once(request, remote)
+        return Way.GONE if may else Way.WAIT
 
     def begin_loads(self, settled: int, fence: Fence) -> None:
         """Begin loads whose blocks no step in flight can write any more."""
@@ -79,15 +118,40 @@ class RemoteKV:
             if request.state is RequestState.LOADING:
                 self._connector.begin_load(request, tuple(request.block_ids), tokens)
 
-    def comes_from_elsewhere(self, request: Request) -> bool:
-        """Whether a request at the head of the queue is to be parked instead of computed."""
+    def _lookup(self, request: Request) -> Remote:
+        """Whether the KV of a request in the queue lies elsewhere. What was preempted, or has come
+        already, is computed again unless a step can bring it."""
+        connector: KVConnector | None = self._connector
         if request.remote_done or request.num_preemptions:
-            return False
-        if request.kv is None and request.prompt_logprobs is not None:
-            return False  # the logits of every position are wanted here
+            connector = self._in_step
+        scored = request.kv is None and request.prompt_logprobs is not None
+        if connector is None or scored:  # the logits of every position are wanted here
+            return _NOTHING
         hits = self._manager.find_cached_prefix(request, request.max_cached_tokens)
-        num_local = len(hits) * self._manager.block_size
-        return self._connector.lookup(request, num_local).lookup is not Lookup.NOTHING
+        return connector.lookup(request, len(hits) * self._manager.block_size)
+
+    def _load_at_once(self, request: Request, remote: Remote) -> bool:
+        """Take blocks for all known tokens of the first in the queue, and have what is elsewhere
+        brought with the step that is being planned; or False."""
+        roster, manager = self._roster, self._manager
+        assert self._in_step is not None, "nobody brings KV within steps"
+        hits = manager.find_cached_prefix(request, request.max_cached_tokens)
+        count = len(request.token_ids)
+        if not manager.can_start(hits, count, keep_spare=roster.busy):
+            return False
+        roster.waiting.pop()
+        manager.start(request, hits, count)
+        self._enter_loading(request, len(hits), remote.num_tokens)
+        tokens = range(len(hits) * manager.block_size, remote.num_tokens)
+        self._in_step.begin_load(request, tuple(request.block_ids), tokens)
+        return True
+
+    def _enter_loading(self, request: Request, num_hits: int, num_tokens: int) -> None:
+        self._roster.loading[request.seq] = request
+        request.state = RequestState.LOADING
+        if request.num_preemptions == 0:
+            request.group.num_hit = num_hits * self._manager.block_size
+        request.num_computed = num_tokens
 
     def _compute_here(self, request: Request) -> None:
         del self._roster.parked[request.seq]
@@ -105,13 +169,12 @@ class RemoteKV:
             return
         manager.start(request, hits, count, extra=headroom)
         del roster.parked[request.seq]
-        roster.loading[request.seq] = request
-        request.state = RequestState.LOADING
         local = len(hits) * manager.block_size
-        request.group.num_hit = local
         tokens = range(local, max(local, remote.num_tokens))
-        request.num_computed = tokens.stop
-        self._to_load.append((planned, request, tokens))
+        self._enter_loading(request, len(hits), tokens.stop)
+        # What these blocks held, or a load into them, may have to go with the coming step first.
+        after = planned + 1 if self._in_step is not None and self._in_step.queued else planned
+        self._to_load.append((after, request, tokens))
 
     def _loaded(self, event: Loaded, now: float) -> bool:
         group = self._roster.groups.get(event.key)
@@ -137,27 +200,52 @@ class RemoteKV:
         manager = self._manager
         request.remote_done = True
         self._roster.loading.pop(request.seq)
-        self._count(request)
-        request.group.scheduled = now
+        if request.group.scheduled is None:
+            request.group.scheduled = now
         self._roster.join(request)
         if event.first:
+            self._count(request)
             manager.cache_full(request)
             self._settler.known_first(request, event.first, now)
             return
         # The last token's logits are wanted, so its position is computed here, in an own block.
-        known = min(request.num_computed, request.num_prefill - 1)
+        total = len(request.token_ids)
+        known = min(request.num_computed, total - 1)
         request.num_computed = known // manager.block_size * manager.block_size
+        self._count(request)
         manager.truncate(request, request.num_computed)
         manager.cache_full(request)
-        room = manager.grow(request, request.num_prefill)
+        room = manager.grow(request, total)
         assert room is not None, "at least as many blocks were given back just now"
 
     def _count(self, request: Request) -> None:
+        """Once for each request, by where its prompt's KV comes from."""
+        if request.num_preemptions:
+            return
         stats, group = self._roster.stats, request.group
+        here = request.num_prefill - request.num_computed
+        group.num_computed_prompt += here
         stats.queried_tokens += request.num_prefill
         stats.prompt_tokens += request.num_prefill
         stats.hit_tokens += group.num_hit
         stats.external_tokens += request.num_computed - group.num_hit
+        stats.computed_tokens += here
+        group.num_hit = request.num_computed  # what clients are told to be cached
+
+    def _missed(self, event: LoadMissed) -> bool:
+        """Back to the queue, at the place that its arrival gives it."""
+        group = self._roster.groups.get(event.key)
+        if group is None:
+            return False
+        request = next(iter(group.live.values()))
+        if request.state is not RequestState.LOADING:
+            return False
+        del self._roster.loading[request.seq]
+        self._manager.free(request)
+        request.num_computed = 0
+        request.state = RequestState.PREEMPTED if request.num_preemptions else RequestState.WAITING
+        self._roster.waiting.push(request)
+        return True
 
     def _failed(self, event: LoadFailed, now: float) -> bool:
         group = self._roster.groups.get(event.key)

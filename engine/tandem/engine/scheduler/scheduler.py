@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request, RequestGroup
 from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
-from tandem.engine.scheduler.connector import KVConnector
+from tandem.engine.scheduler.connector import InStepConnector, KVConnector
+from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
@@ -42,22 +43,29 @@ class Scheduler:
         *,
         limits: Limits,
         fingerprint: str = "",
-        connector: KVConnector | None = None,
+        connectors: Sequence[KVConnector] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``fingerprint`` is the root of block hashes; ``clock`` gives seconds, monotonic."""
+        """``fingerprint`` is the root of block hashes; ``connectors`` are asked in their order, one
+        InStepConnector at most among them; ``clock`` gives seconds, monotonic."""
         self.config = config
         self.limits = limits
         self.manager = manager
         self.outbox = Outbox()
+        self._connector = connector = compose(connectors)
+        in_step = [each for each in connectors if isinstance(each, InStepConnector)]
+        assert len(in_step) < 2, "one connector at most moves blocks within steps"
+        self._in_step = in_step[0] if in_step else None
+        self._hands_over = len(connectors) > len(in_step)
         self.roster = Roster(manager, self.outbox, connector=connector)
         seats = config.max_num_seqs
         self._settler = Settler(self.roster, max_num_seqs=seats)
-        self._connector = connector
         self._remote: RemoteKV | None = None
         if connector is not None:
-            self._remote = RemoteKV(connector, self.roster, self._settler, max_num_seqs=seats)
-        self._planner = Planner(config, self.roster, self._remote)
+            self._remote = RemoteKV(
+                connector, self.roster, self._settler, max_num_seqs=seats, in_step=self._in_step
+            )
+        self._planner = Planner(config, self.roster, self._remote, self._in_step)
         self._fingerprint = fingerprint
         self._clock = clock
         self._arrivals = 0
@@ -77,6 +85,11 @@ class Scheduler:
         unsaid."""
         roster, outbox = self.roster, self.outbox
         return bool(roster.groups or roster.held or outbox.outputs or outbox.failed)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a connector waits for something."""
+        return self._connector is not None and self._connector.has_pending()
 
     @property
     def has_promises(self) -> bool:
@@ -195,6 +208,8 @@ class Scheduler:
         self._settled = step
         self._fence = output.fence
         self._settler.settle(output, chunks, self._clock())
+        if output.transfers is not None and self._in_step is not None:
+            self._in_step.moved(output.transfers)
         self.roster.sweep()
         if self._remote is not None:
             self._remote.begin_loads(step, output.fence)
@@ -224,7 +239,7 @@ class Scheduler:
         refusal = refusal_of(source, self.limits)
         if refusal is not None:
             return refusal
-        if source.kv is not None and self._connector is None:
+        if source.kv is not None and not self._hands_over:
             message = "this worker hands no KV over"
             return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="kv")
         if source.budget_ms is not None and source.budget_ms <= 0:

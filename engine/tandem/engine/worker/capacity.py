@@ -40,6 +40,26 @@ def num_blocks(
     return count
 
 
+def num_cpu_blocks(config: EngineConfig, layout: KVLayout) -> int:
+    """Blocks of host memory for one rank's share of what is offloaded; 0 where nothing is.
+
+    Raises InvalidParameter where not one block fits, or the host has not as much.
+    """
+    size = config.cache.kv_offloading_size
+    if size is None:
+        return 0
+    asked, there = int(size * GIB) // config.parallel.tensor_parallel_size, _available_bytes()
+    if asked < layout.block_bytes:
+        allowed = f"at least one block of {layout.block_bytes / GIB:.3g} GiB"
+        raise InvalidParameter("kv_offloading_size", size, allowed)
+    if asked > there:
+        allowed = f"at most {there / GIB:.1f} GiB, the memory that this host has left"
+        raise InvalidParameter("kv_offloading_size", size, allowed)
+    count = asked // layout.block_bytes
+    logger.info("offloaded KV: %d blocks in host memory, %.2f GiB", count, asked / GIB)
+    return count
+
+
 def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_bytes: int) -> int:
     if config.cache.num_gpu_blocks_override is not None:
         return config.cache.num_gpu_blocks_override
@@ -82,6 +102,11 @@ def _too_small(
 
 
 def _host_bytes() -> int:
+    return min(int(_available_bytes() * CPU_SHARE), CPU_LIMIT_BYTES)
+
+
+def _available_bytes() -> int:
+    """Memory that programs can have of this host without swapping."""
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
@@ -89,4 +114,4 @@ def _host_bytes() -> int:
         available = int(fields["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         logger.debug("no MemAvailable in /proc/meminfo; free pages are taken for available")
-    return min(int(available * CPU_SHARE), CPU_LIMIT_BYTES)
+    return available

@@ -15,6 +15,7 @@ from torch import Tensor
 from tandem.engine.sample import LogprobTensors
 from tandem.engine.step import ModelRunnerOutput, Sampled, SeqId, StepRow
 from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Moment
+from tandem.engine.worker.offload import HostBlocks
 from tandem.protocol.outputs import TokenLogprobs
 
 
@@ -34,6 +35,10 @@ class LaunchedStep:
     """Scores of prompt positions, part by part."""
     note: Callable[[SeqId, int], None] | None = None
     """Told every token that goes on, once, when the host has it; None where no rule looks back."""
+    host: HostBlocks | None = None
+    """Whose loads the result tells of."""
+    for_transfers: bool = False
+    """Whether they are all that the step is there for."""
     _known: list[int] | None = None
 
     @torch.inference_mode()
@@ -48,6 +53,9 @@ class LaunchedStep:
     def result(self, seconds: float = WAIT_SECONDS) -> ModelRunnerOutput:
         """What the step gave, waited for. Raises TimeoutError."""
         tokens = self.wait_tokens(seconds)
+        transfers = None
+        if self.host is not None:
+            transfers = self.host.report(wait=self.for_transfers, seconds=seconds)
         return ModelRunnerOutput(
             step=self.step,
             sampled=tuple(self._sampled(tokens)),
@@ -56,6 +64,7 @@ class LaunchedStep:
                 seq: tuple(score for part in parts for score in part.as_list())
                 for seq, parts in self.prompts.items()
             },
+            transfers=transfers,
         )
 
     def _tell(self, tokens: list[int]) -> None:

@@ -29,6 +29,7 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.moments import moment
+from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.staging import StepShape
@@ -61,15 +62,21 @@ class ModelRunner:
     threads: StepThreads
     graphs: StepGraphs = field(default_factory=StepGraphs)
     choices: ChoiceGraphs = field(default_factory=ChoiceGraphs)
+    host: HostBlocks | None = None
+    """Where an offload tier's blocks are."""
     _last: LaunchedStep | None = None
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Queue the step on the device; nothing is waited for but what a row's rules need."""
         self.batch.apply(plan)
+        if plan.transfers is not None:
+            assert self.host is not None, "a plan moves blocks to host memory that is not there"
+            self.host.begin(plan.transfers)
         self._copy_blocks(plan.block_copies)
         looks_back = bool(self.batch.sampling.rules)
         launched = LaunchedStep(plan.step, note=self.batch.note_drawn if looks_back else None)
+        launched.host, launched.for_transfers = self.host, not plan.rows
         if plan.rows:
             self._run(plan, launched)
         launched.moment = moment(self.stager.device)

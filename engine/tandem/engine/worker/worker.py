@@ -23,6 +23,7 @@ from tandem.engine.worker import capacity, gpu
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.launched import LaunchedStep
+from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.slab import Slab
 
@@ -60,11 +61,14 @@ class Worker:
         spare = 1 if on_gpu else 0
         runner.slab = Slab(layout, blocks, self._device, allocate, spare=spare)
         runner.stager = self._stager(runner.batch, blocks if on_gpu else None)
+        offloaded = capacity.num_cpu_blocks(config, layout)
+        if offloaded:
+            runner.host = HostBlocks(runner.slab.blocks, offloaded)
         if on_gpu:
             gpu.capture(config, runner)
         self._runner = runner
         logger.info("rank ready in %.1f s", time.monotonic() - started)
-        return Capacity(num_blocks=blocks, layout=layout)
+        return Capacity(num_blocks=blocks, layout=layout, num_cpu_blocks=offloaded)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
         """A runner over one block, as long as nobody knows how many there will be."""

@@ -1,0 +1,236 @@
+"""The CPU tier as the scheduler sees it: what the cache loses is kept, and comes back on demand.
+
+A cached block that is to be overwritten is copied to a host block before the step that writes it;
+a later request with the same prefix has its blocks filled from there instead of computed. Both
+travel with plans (``BlockTransfers``) and are run by the ranks in the order of steps, so nothing
+here waits for a device. A load that fails is forgotten, and its request computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.engine.cache.block_pool import BlockEventLog
+from tandem.engine.cache.offload.lru import LRUBlocks
+from tandem.engine.cache.offload.stats import OffloadStats
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import Event, Hold, Loaded, LoadMissed, Lookup, Remote
+from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
+from tandem.protocol.errors import Refusal
+from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.kv import Fence, FirstToken, Released
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Remote(Lookup.NOTHING)
+_WAIT = BlockTransfers()
+
+
+@dataclass(slots=True)
+class _Load:
+    """One load under way."""
+
+    key: RequestKey
+    hosts: list[int]
+    """Pinned until it has ended."""
+    hashes: list[BlockHash]
+    let_go: bool = False
+    """The request has ended, and left its blocks here."""
+
+
+class OffloadConnector:
+    """One per engine. Implements InStepConnector and BlockTier; see there."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_size: int,
+        block_bytes: int,
+        log: BlockEventLog,
+        cached_here: Callable[[BlockHash], bool],
+    ) -> None:
+        """``num_blocks`` host blocks of ``block_bytes``; ``log`` is told what routers may count on,
+        ``cached_here`` says whether a hash can be found without this tier."""
+        self.stats = OffloadStats(block_bytes)
+        self._blocks = LRUBlocks(num_blocks)
+        self._block_size = block_size
+        self._log = log
+        self._cached_here = cached_here
+        self._stores: dict[int, int] = {}
+        """Host block to device block, for the next step."""
+        self._loads: list[BlockLoad] = []
+        """For the next step."""
+        self._offered: list[int] = []
+        """Host blocks that ``lookup`` spoke of since the last step, pinned until the next."""
+        self._under_way: dict[int, _Load] = {}
+        """By ticket."""
+        self._ticket_of: dict[RequestKey, int] = {}
+        self._missed: set[RequestKey] = set()
+        """Requests whose load has failed: nothing is loaded for them again."""
+        self._tickets = 0
+        self._events: list[Event] = []
+
+    @property
+    def num_blocks(self) -> int:
+        """Host blocks, used or not."""
+        return self._blocks.num_blocks
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks whose content is here."""
+        return len(self._blocks)
+
+    @property
+    def queued(self) -> bool:
+        """See InStepConnector."""
+        return bool(self._stores or self._loads)
+
+    def evicting(self, block: int, digest: BlockHash) -> None:
+        """Have the block copied out, unless its content is here already or every host block is
+        being read."""
+        if self._blocks.find(digest) is not None:
+            self._blocks.touch(digest)
+        else:
+            placed = self._blocks.put(digest)
+            if placed is None:
+                self.stats.num_declined += 1
+                return
+            host, lost = placed
+            if lost is not None:
+                self.stats.num_evicted += 1
+                self._say_lost(lost)
+            self._stores[host] = block
+        self._log.stored(digest)
+
+    def cached(self) -> tuple[BlockHash, ...]:
+        """See BlockTier."""
+        return self._blocks.hashes()
+
+    def reset(self) -> int:
+        """See BlockTier. What is under way comes through: it is what it is called."""
+        hashes = self._blocks.hashes()
+        for digest in hashes:
+            self._forget(digest)
+        return len(hashes)
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Takes everything: whoever finds nothing here is computed."""
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """The blocks that follow ``num_local`` tokens, as far as they are here without a gap; kept
+        until the next step. For the only sequence of a request, whose prompt is not scored."""
+        if len(request.group.live) != 1 or request.key in self._missed:
+            return _NOTHING
+        first = num_local // self._block_size
+        hosts = []
+        for digest in request.hashes_upto(request.max_cached_tokens // self._block_size)[first:]:
+            host = self._blocks.find(digest)
+            if host is None:
+                break
+            hosts.append(host)
+        if not hosts:
+            return _NOTHING
+        self._blocks.pin(hosts)
+        self._offered += hosts
+        return Remote(Lookup.READY, (first + len(hosts)) * self._block_size, in_step=True)
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Fill the request's blocks with the next step; right behind a ``lookup``."""
+        size = self._block_size
+        span = slice(tokens.start // size, tokens.stop // size)
+        hashes = request.hashes_upto(span.stop)[span]
+        hosts = []
+        for digest in hashes:
+            host = self._blocks.find(digest)
+            assert host is not None, "what lookup offered is here until the next step"
+            self._blocks.touch(digest)
+            hosts.append(host)
+        self._blocks.pin(hosts)
+        self._tickets += 1
+        pairs = tuple(zip(hosts, block_ids[span], strict=True))
+        self._loads.append(BlockLoad(self._tickets, pairs))
+        self._under_way[self._tickets] = _Load(request.key, hosts, hashes)
+        self._ticket_of[request.key] = self._tickets
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """What is computed comes here when the cache loses it."""
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """Tokens are no business of a tier."""
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Blocks that a load still writes stay until it has ended."""
+        self._missed.discard(request.key)
+        ticket = self._ticket_of.get(request.key)
+        if ticket is None:
+            return Hold.FREE
+        self._under_way[ticket].let_go = True
+        return Hold.KEPT
+
+    def cancelled(self, key: RequestKey) -> None:
+        """Nothing is promised to anybody."""
+
+    def poll(self) -> Sequence[Event]:
+        """Loads that have ended."""
+        if not self._events:
+            return ()
+        events, self._events = self._events, []
+        return events
+
+    def has_pending(self) -> bool:
+        """Whether a load has not ended, or its end is untold."""
+        return bool(self._under_way or self._events)
+
+    def transfers(self, *, idle: bool) -> BlockTransfers | None:
+        """See InStepConnector."""
+        if self._offered:
+            self._blocks.unpin(self._offered)
+            self._offered = []
+        if not self.queued:
+            return _WAIT if idle and self._under_way else None
+        stores = tuple((block, host) for host, block in self._stores.items())
+        loads = tuple(self._loads)
+        self._stores, self._loads = {}, []
+        self.stats.num_stored += len(stores)
+        self.stats.num_loaded += sum(len(each.blocks) for each in loads)
+        return BlockTransfers(stores, loads)
+
+    def moved(self, report: TransferReport) -> None:
+        """See InStepConnector."""
+        for ticket in report.loaded:
+            load = self._ended(ticket)
+            self.stats.hit_tokens += len(load.hashes) * self._block_size
+            self._events.append(Released(load.key) if load.let_go else Loaded(load.key, ()))
+        for ticket, why in report.failed:
+            load = self._ended(ticket)
+            logger.warning("%d blocks did not come back from host memory: %s", len(load.hosts), why)
+            self.stats.num_failed_loads += 1
+            for digest in load.hashes:
+                self._forget(digest)
+            if load.let_go:
+                self._events.append(Released(load.key))
+            else:
+                self._missed.add(load.key)
+                self._events.append(LoadMissed(load.key))
+
+    def _ended(self, ticket: int) -> _Load:
+        load = self._under_way.pop(ticket)
+        del self._ticket_of[load.key]
+        self._blocks.unpin(load.hosts)
+        return load
+
+    def _forget(self, digest: BlockHash) -> None:
+        if self._blocks.forget(digest):
+            self._say_lost(digest)
+
+    def _say_lost(self, digest: BlockHash) -> None:
+        if not self._cached_here(digest):
+            self._log.removed(digest)

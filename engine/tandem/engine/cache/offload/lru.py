@@ -1,0 +1,79 @@
+"""Which host block holds what was cached under which hash; the least recently used goes first."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+from tandem.protocol.ids import BlockHash
+
+
+class LRUBlocks:
+    """``num_blocks`` host blocks, numbered from 0. Those that are pinned are never given away."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, "a tier without blocks"
+        self.num_blocks = num_blocks
+        self._block_of: OrderedDict[BlockHash, int] = OrderedDict()
+        """The one to give away next is first."""
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._pins: Counter[int] = Counter()
+        self._orphans: set[int] = set()
+        """Pinned blocks whose hash is forgotten: empty once nobody pins them."""
+
+    def __len__(self) -> int:
+        """How many hashes can be found."""
+        return len(self._block_of)
+
+    def hashes(self) -> tuple[BlockHash, ...]:
+        """All that can be found."""
+        return tuple(self._block_of)
+
+    def find(self, digest: BlockHash) -> int | None:
+        """The block that holds ``digest``'s content, or None."""
+        return self._block_of.get(digest)
+
+    def touch(self, digest: BlockHash) -> None:
+        """``digest`` was used just now."""
+        self._block_of.move_to_end(digest)
+
+    def put(self, digest: BlockHash) -> tuple[int, BlockHash | None] | None:
+        """A block for a hash that has none, and whose content it held until now; None when all are
+        pinned."""
+        assert digest not in self._block_of, "a hash has a host block already"
+        lost = None
+        if self._empty:
+            block = self._empty.pop()
+        else:
+            free = (each for each, at in self._block_of.items() if at not in self._pins)
+            lost = next(free, None)
+            if lost is None:
+                return None
+            block = self._block_of.pop(lost)
+        self._block_of[digest] = block
+        return block, lost
+
+    def forget(self, digest: BlockHash) -> bool:
+        """Nothing can be found under ``digest`` any more; False if nothing could."""
+        block = self._block_of.pop(digest, None)
+        if block is None:
+            return False
+        if block in self._pins:
+            self._orphans.add(block)
+        else:
+            self._empty.append(block)
+        return True
+
+    def pin(self, blocks: Iterable[int]) -> None:
+        """Keep each block's content until as many ``unpin``."""
+        self._pins.update(blocks)
+
+    def unpin(self, blocks: Iterable[int]) -> None:
+        """Take one pin away from each."""
+        for block in blocks:
+            self._pins[block] -= 1
+            if not self._pins[block]:
+                del self._pins[block]
+                if block in self._orphans:
+                    self._orphans.remove(block)
+                    self._empty.append(block)

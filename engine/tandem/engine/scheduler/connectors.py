@@ -1,0 +1,104 @@
+"""Several connectors of one scheduler, asked in order, behind the face of one.
+
+A hand-off, an offload tier and a peer to pull from each know of the requests that they have to do
+with; what one says of a request, the others need not know. An engine with one connector has none of
+this: ``compose`` gives that one back as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import Event, Hold, KVConnector, Lookup, Remote
+from tandem.engine.scheduler.roster import ABORT
+from tandem.protocol.errors import Refusal
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Fence, FirstToken, Released
+
+_NOTHING = Remote(Lookup.NOTHING)
+
+
+def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
+    """One connector that is all of them, in this order; None of none."""
+    if len(connectors) < 2:
+        return connectors[0] if connectors else None
+    return Connectors(connectors)
+
+
+class Connectors:
+    """Two connectors or more. Implements KVConnector; see there."""
+
+    def __init__(self, connectors: Sequence[KVConnector]) -> None:
+        self._all = tuple(connectors)
+        self._chosen: dict[RequestKey, KVConnector] = {}
+        """Who said last that a request's KV lies there."""
+        self._holds: dict[RequestKey, int] = {}
+        """How many keep the blocks of a request that is gone."""
+
+    def admit(self, request: Request) -> Refusal | None:
+        """The first refusal; those asked before it hear that the request has ended."""
+        for index, each in enumerate(self._all):
+            refusal = each.admit(request)
+            if refusal is not None:
+                for earlier in self._all[:index]:
+                    earlier.finished(request, ABORT)
+                return refusal
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """The first answer that is not NOTHING."""
+        for each in self._all:
+            remote = each.lookup(request, num_local)
+            if remote.lookup is not Lookup.NOTHING:
+                self._chosen[request.key] = each
+                return remote
+        return _NOTHING
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """By whoever said that it is there."""
+        self._chosen[request.key].begin_load(request, block_ids, tokens)
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """To all."""
+        for each in self._all:
+            each.computed(request, block_ids, tokens, done)
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """To all."""
+        for each in self._all:
+            each.first_tokens(request, first, finish)
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Kept until the last of those that keep them lets go."""
+        self._chosen.pop(request.key, None)
+        holds = sum(each.finished(request, why) is Hold.KEPT for each in self._all)
+        if not holds:
+            return Hold.FREE
+        self._holds[request.key] = holds
+        return Hold.KEPT
+
+    def cancelled(self, key: RequestKey) -> None:
+        """To all."""
+        for each in self._all:
+            each.cancelled(key)
+
+    def poll(self) -> Sequence[Event]:
+        """What all say; of several who let go of a request's blocks, the last."""
+        return [event for each in self._all for event in each.poll() if self._counts(event)]
+
+    def has_pending(self) -> bool:
+        """Whether any has."""
+        return any(each.has_pending() for each in self._all)
+
+    def _counts(self, event: Event) -> bool:
+        if not isinstance(event, Released):
+            return True
+        left = self._holds.pop(event.key, 1) - 1
+        if left:
+            self._holds[event.key] = left
+        return not left

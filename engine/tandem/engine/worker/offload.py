@@ -1,0 +1,102 @@
+"""Host memory behind a rank's slab, and the copies between the two, in the order of steps.
+
+On a GPU the memory is pinned and copies run on a stream of their own: a step waits there for what
+is stored of blocks that it may write, and for nothing that is loaded, since no step reads that
+before the host has seen it land. A block is one extent, so it is one copy. On a CPU everything is
+done when it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
+from tandem.engine.worker.moments import WAIT_SECONDS, Moment, moment
+
+
+class HostBlocks:
+    """``num_blocks`` blocks of host memory; called from the thread of the steps."""
+
+    def __init__(self, slab: Tensor, num_blocks: int) -> None:
+        """``slab`` is [device blocks, block_bytes] uint8. Raises RuntimeError where memory is
+        short."""
+        self._slab = slab
+        self._queue = _Queue(slab.device)
+        pinned = slab.device.type == "cuda"
+        self.blocks: Tensor = torch.empty(
+            (num_blocks, slab.shape[1]), dtype=torch.uint8, pin_memory=pinned
+        )
+        """[num_blocks, block_bytes] uint8."""
+        self._under_way: list[tuple[int, Moment, str | None]] = []
+        """(ticket, behind its copies, why it fails or None), in order."""
+
+    def begin(self, transfers: BlockTransfers) -> None:
+        """Queue what a step moves, behind all that was launched and before the step itself."""
+        with self._queue.behind_steps():
+            for block, host in transfers.stores:
+                self.blocks[host].copy_(self._slab[block], non_blocking=True)
+            if transfers.stores:
+                self._queue.hold_steps()
+            for load in transfers.loads:
+                why = self._fill(load)
+                self._under_way.append((load.ticket, moment(self._slab.device), why))
+
+    def report(self, *, wait: bool, seconds: float = WAIT_SECONDS) -> TransferReport | None:
+        """Loads that have ended since the last call; ``wait`` for all. Raises TimeoutError."""
+        if not self._under_way:
+            return None
+        loaded, failed = [], []
+        while self._under_way:
+            ticket, there, why = self._under_way[0]
+            if wait:
+                there.wait(seconds)
+            elif not there.done():
+                break
+            del self._under_way[0]
+            if why is None:
+                loaded.append(ticket)
+            else:
+                failed.append((ticket, why))
+        return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
+
+    def _fill(self, load: BlockLoad) -> str | None:
+        """Queue a load's copies; why not all of them, or None."""
+        try:
+            for host, block in load.blocks:
+                self._slab[block].copy_(self.blocks[host], non_blocking=True)
+        except RuntimeError as error:
+            return str(error)
+        return None
+
+
+class _Queue:
+    """Where copies are queued: a stream beside that of the steps, or nowhere on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        self._steps: Any = None
+        """Where the steps are, within ``behind_steps``."""
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def behind_steps(self) -> Iterator[None]:
+        """Queue what is said within the block behind all that steps have queued."""
+        if self._stream is None:
+            yield
+            return
+        self._steps = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(self._steps)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def hold_steps(self) -> None:
+        """Steps go on behind what was queued so far."""
+        if self._stream is not None:
+            self._steps.wait_stream(self._stream)

@@ -14,8 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tandem.kernels.gemm.form import Form, Kind
 from tandem.kernels.gemm.rule import form_of
-from tandem.kernels.gemm.table import Form, Kind
 
 PROGRAMS = 132
 """Multiprocessors of an H200."""

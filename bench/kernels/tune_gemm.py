@@ -28,9 +28,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from tandem.kernels.activation import silu_and_mul
+from tandem.kernels.gemm.form import ROW_CLASSES, Form, Kind
 from tandem.kernels.gemm.gluon import ring_fits
 from tandem.kernels.gemm.rule import form_of
-from tandem.kernels.gemm.table import ROW_CLASSES, Form, Kind
 from tandem.kernels.gemm.triton import MOST_ROWS, fits, launch
 from tandem.kernels.launch import sm_count
 from tandem.kernels.norm import rms_norm

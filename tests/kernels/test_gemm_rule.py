@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from tandem.kernels.gemm import table
+from tandem.kernels.gemm.form import ROW_CLASSES, Form, Kind
 from tandem.kernels.gemm.rule import FEWEST, form_of
-from tandem.kernels.gemm.table import ROW_CLASSES, Form, Kind, choices_of, form_for
+from tandem.kernels.gemm.table import choices_of, form_for
 
 triton = pytest.importorskip("tandem.kernels.gemm.triton")
 

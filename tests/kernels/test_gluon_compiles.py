@@ -18,8 +18,9 @@ from tandem.kernels.attention.decode import gluon as decode
 from tandem.kernels.attention.decode import plan_kernels as decode_plan
 from tandem.kernels.attention.prefill.gluon import DEFAULT
 from tandem.kernels.attention.prefill.plan_kernels import PLAN_FIELDS
+from tandem.kernels.gemm.form import Form
 from tandem.kernels.gemm.gluon import REGISTERS, SHARED_BYTES, ring_fits
-from tandem.kernels.gemm.table import Form, forms_of
+from tandem.kernels.gemm.table import forms_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

@@ -9,8 +9,8 @@ from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, HOPPER, NEEDS, size
 from torch.nn.functional import silu
 
 from tandem.kernels.gemm import linear, linear_add, norm_gated, norm_linear, table, triton
+from tandem.kernels.gemm.form import Form, Kind, row_class
 from tandem.kernels.gemm.rule import form_of
-from tandem.kernels.gemm.table import Form, Kind
 from tandem.kernels.norm import rms_norm
 
 pytestmark = NEEDS
@@ -120,7 +120,7 @@ RULED = [each for each in RULED if each[1] < 16384 or each[2] <= 16]  # the rest
 def test_forms_of_the_rule_agree_with_float64(outputs, inner, rows):
     """What shapes of no table get, with bias, added to a float32 stream, and gated."""
     torch.manual_seed(7)
-    most = table.row_class(rows)
+    most = row_class(rows)
     assert most is not None
     x = torch.randn(rows, inner, device="cuda", dtype=torch.bfloat16)
     bias = torch.randn(outputs, device="cuda", dtype=torch.bfloat16)

@@ -15,8 +15,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from tandem.kernels.launch import dependent, generation, sm_count
 
+from .form import Form
 from .gluon_kernels import multiply_stream
-from .table import Form
 
 SHARED_BYTES = 227 << 10
 """Of a multiprocessor, for one program."""

@@ -7,7 +7,7 @@ rows, where cuBLAS is as fast, and where no tile divides a shape there is none.
 
 from __future__ import annotations
 
-from .table import Form, Kind
+from .form import Form, Kind
 
 TILE = 64
 """Outputs of the smallest tile, and the least that is taken of the inner size at a time."""

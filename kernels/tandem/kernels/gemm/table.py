@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -23,38 +22,11 @@ import torch
 
 from tandem.kernels.launch import generation, sm_count
 
-ROW_CLASSES = (1, 16, 32, 64, 128)
-"""Most rows of each class of sizes that the tables know."""
+from .form import ROW_CLASSES, Form, Kind, row_class
+from .rule import form_of
 
 HOPPER = 9
 """The generation whose kernel the rule's forms are for."""
-
-
-class Kind(StrEnum):
-    """What is folded into a product."""
-
-    PLAIN = "plain"
-    """Bias or residual, if any."""
-    GATED = "gated"
-    """The gated activation after it, from two rows on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """How a kernel is built for a shape."""
-
-    outputs: int
-    """Of a program."""
-    inner: int
-    """Taken at a time."""
-    split: int = 1
-    """Programs that share the inner dimension."""
-    stages: int = 3
-    warps: int = 4
-    stream: bool = False
-    """Whether it is the kernel for Hopper (gluon.py); `warps` then says nothing."""
-    group: int = 1
-    """Tiles of `outputs` that a program of that kernel multiplies with the same rows of x."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +41,6 @@ Key = tuple[Kind, int, int, int]
 """Kind, outputs, inner size, row class."""
 Algorithms = dict[tuple[int, int], list[tuple[int, Algorithm | None]]]
 """Outputs and inner size to ranges, most rows first: the fewest rows, and what is taken."""
-
-
-def row_class(rows: int) -> int | None:
-    """The smallest class that holds `rows`; None beyond the last."""
-    return next((most for most in ROW_CLASSES if rows <= most), None)
 
 
 def form_for(device: torch.device, kind: Kind, outputs: int, inner: int, rows: int) -> Form | None:
@@ -104,8 +71,6 @@ def _chosen(device: torch.device, kind: Kind, outputs: int, inner: int, most: in
     key = (kind, outputs, inner, most)
     if key in known or not known or generation(device) != HOPPER:
         return known.get(key)
-    from .rule import form_of  # which is made of this module's types
-
     return form_of(kind, outputs, inner, most, sm_count(device))
 
 

@@ -17,7 +17,8 @@ from tandem.kernels.launch import dependent
 from tandem.kernels.norm import rms_norm
 
 from . import cublaslt, reference
-from .table import Form, Kind, algorithm_for, form_for
+from .form import Form, Kind
+from .table import algorithm_for, form_for
 from .triton_kernels import multiply_few, multiply_one
 
 PARTIAL_BYTES = 32 << 20

@@ -75,7 +75,11 @@ class Operators:
         return process
 
 
-def poll(what: Callable[[], Any], seconds: float) -> float | None:
+PATIENCE = 90.0
+"""Seconds until a test gives up; a slow machine is no fault."""
+
+
+def poll(what: Callable[[], Any], seconds: float = PATIENCE) -> float | None:
     """How long it took until ``what`` was true; None when it was not."""
     started = time.monotonic()
     while time.monotonic() - started < seconds:
@@ -169,7 +173,7 @@ class Harness:
             for each in self.cluster.items("Deployment", self.namespace)
         }
 
-    def wait(self, what: Callable[[], Any], seconds: float, text: str = "") -> float:
+    def wait(self, what: Callable[[], Any], seconds: float = PATIENCE, text: str = "") -> float:
         """Until ``what`` is true; how long it took."""
         took = poll(what, seconds)
         if took is None:
@@ -177,7 +181,7 @@ class Harness:
             raise AssertionError(f"not within {seconds} s: {text or what}\n{status}")
         return took
 
-    def wait_for(self, what: Callable[[], Any], seconds: float) -> float:
+    def wait_for(self, what: Callable[[], Any], seconds: float = PATIENCE) -> float:
         """The same where there is no service yet."""
         took = poll(what, seconds)
         assert took is not None, f"not within {seconds} s"

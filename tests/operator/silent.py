@@ -70,7 +70,7 @@ class Routers:
         node.rules.append(self._rule)
         for where, name in self.names.items():
             self._bind(name, where)
-        harness.wait(lambda: self.pod("b")["status"].get("podIP") == SILENT_ADDRESS, 10)
+        harness.wait(lambda: self.pod("b")["status"].get("podIP") == SILENT_ADDRESS)
 
     def pods(self) -> list[Pod]:
         """All of them."""

@@ -78,7 +78,7 @@ def test_watches_need_no_dns(
     try:
         made = {**service(), "metadata": {"name": "demo", "namespace": namespace}}
         cluster.create(made)
-        assert poll(lambda: (namespace, "demo") in woken, 20) is not None
+        assert poll(lambda: (namespace, "demo") in woken) is not None
     finally:
         stop.set()
         watching.join(timeout=30)

@@ -25,7 +25,7 @@ def deputy(plane: ControlPlane, namespace: str) -> Cluster:
     bite, which takes the API server a moment after its start."""
     plane.kubectl("label", "namespace", namespace, "pod-security.kubernetes.io/enforce-")
     found = Cluster(kubeconfig=plane.kubeconfig(token=OPERATOR_TOKEN))
-    assert poll(lambda: refused(found, workload(namespace, {"spec": {"hostPID": True}})), 20)
+    assert poll(lambda: refused(found, workload(namespace, {"spec": {"hostPID": True}})))
     return found
 
 

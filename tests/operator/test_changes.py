@@ -33,7 +33,7 @@ def test_a_change_rolls_pilot_first_and_ends_alone(harness: Harness):
     harness.ready()
     before = revisions(harness)
     harness.change({"spec": {"engine": {"maxNumSeqs": 7}}})
-    harness.wait(lambda: harness.condition("Progressing")[1] == "RollingOut", 5)
+    harness.wait(lambda: harness.condition("Progressing")[1] == "RollingOut")
     harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 60, "rolled")
     after = revisions(harness)
     assert after["router"] == before["router"]
@@ -43,8 +43,8 @@ def test_a_change_rolls_pilot_first_and_ends_alone(harness: Harness):
         of_revision(harness, "prefill", after["prefill"]): 2,
         of_revision(harness, "router", after["router"]): 2,
     }
-    harness.wait(lambda: harness.replicas() == wanted, 20, "only new Deployments")
-    harness.wait(lambda: len(harness.names("ControllerRevision")) == 3, 10)
+    harness.wait(lambda: harness.replicas() == wanted, text="only new Deployments")
+    harness.wait(lambda: len(harness.names("ControllerRevision")) == 3)
     admitted = [pod["metadata"]["annotations"] for pod in pods(harness, "decode")]
     assert all(each[names.ANNOTATION_ADMITTED] == "true" for each in admitted)
     assert harness.condition("Ready")[0] == "True"
@@ -75,11 +75,10 @@ def test_a_revision_that_does_not_come_up_is_taken_back(harness: Harness, node: 
             harness.replicas().get(of_revision(harness, role, good[role])) == count
             for role, count in wanted.items()
         ),
-        10,
     )
     assert harness.condition("Ready")[0] == "True"
     harness.change({"spec": {"image": None}})
-    harness.wait(lambda: harness.condition("Degraded")[0] == "False", 20, "healthy again")
+    harness.wait(lambda: harness.condition("Degraded")[0] == "False", text="healthy again")
 
 
 def test_clients_stay_with_routers_that_answered(harness: Harness, router: FakeRouter):
@@ -92,8 +91,8 @@ def test_clients_stay_with_routers_that_answered(harness: Harness, router: FakeR
     router.wrong = True
     source = {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}
     harness.change({"spec": {"model": {"source": source}}})
-    harness.wait(lambda: harness.kubectl("get", "svc", "demo", "-o", path) == old, 10)
-    harness.wait(lambda: "over the KV path: ' 99'" in harness.condition("Progressing")[2], 20)
+    harness.wait(lambda: harness.kubectl("get", "svc", "demo", "-o", path) == old)
+    harness.wait(lambda: "over the KV path: ' 99'" in harness.condition("Progressing")[2])
     assert harness.condition("Servable")[1] == "CanaryOK"  # of those who serve
     assert harness.kubectl("get", "svc", "demo", "-o", path) == old
     router.wrong = False
@@ -107,20 +106,19 @@ def test_a_scaler_decides_within_bounds(harness: Harness):
     harness.ready()
     harness.kubectl("scale", "llmscale", "demo-decode", "--replicas=2")
     name = of_revision(harness, "decode", revisions(harness)["decode"])
-    harness.wait(lambda: harness.replicas()[name] == 2, 5)
+    harness.wait(lambda: harness.replicas()[name] == 2)
     harness.kubectl("scale", "llmscale", "demo-decode", "--replicas=9")
-    harness.wait(lambda: harness.replicas()[name] == 3, 5)
-    harness.wait(lambda: harness.condition("ScalingActive")[1] == "OutOfBounds", 5)
+    harness.wait(lambda: harness.replicas()[name] == 3)
+    harness.wait(lambda: harness.condition("ScalingActive")[1] == "OutOfBounds")
     path = "jsonpath={.status.replicas} {.status.selector}"
     harness.wait(
         lambda: harness.kubectl("get", "llmscale", "demo-decode", "-o", path).startswith(
             "3 app.kubernetes.io/name=tandem"
         ),
-        10,
     )
     harness.change({"spec": {"decode": {"scaling": None, "replicas": 1}}})
-    harness.wait(lambda: harness.names("LLMRoleScaler") == set(), 5)
-    harness.wait(lambda: harness.replicas()[name] == 1, 5)
+    harness.wait(lambda: harness.names("LLMRoleScaler") == set())
+    harness.wait(lambda: harness.replicas()[name] == 1)
 
 
 def is_marked(pod: Pod) -> bool:
@@ -134,11 +132,11 @@ def test_a_pod_that_will_leave_is_marked_first(harness: Harness):
     harness.create(decode__replicas=3)
     harness.ready()
     with harness.watch("pods", f"{names.LABEL_ROLE}=decode") as seen:
-        harness.wait(lambda: len(seen()) >= 3, 10, "a watch")
+        harness.wait(lambda: len(seen()) >= 3, text="a watch")
         assert not any(is_marked(pod) for _, pod in seen())
         harness.change({"spec": {"decode": {"replicas": 2}}})
-        harness.wait(lambda: len(pods(harness, "decode")) == 2, 10)
-        harness.wait(lambda: any(kind == "DELETED" for kind, _ in seen()), 10, "its end is heard")
+        harness.wait(lambda: len(pods(harness, "decode")) == 2)
+        harness.wait(lambda: any(kind == "DELETED" for kind, _ in seen()), text="its end is heard")
         changes = seen()
     mark = next(at for at, (_, pod) in enumerate(changes) if is_marked(pod))
     leave = next(
@@ -149,7 +147,7 @@ def test_a_pod_that_will_leave_is_marked_first(harness: Harness):
     assert mark < leave
     # A controller that has not heard of the mark yet takes another pod; then the mark goes.
     harness.wait(
-        lambda: not any(map(is_marked, pods(harness, "decode"))), 10, "nobody who stays is marked"
+        lambda: not any(map(is_marked, pods(harness, "decode"))), text="nobody who stays is marked"
     )
 
 
@@ -158,8 +156,8 @@ def test_a_rotation_publishes_before_it_rolls(harness: Harness):
     harness.create()
     harness.ready()
     harness.change({"spec": {"security": {"keyRotationID": "a"}}})
-    harness.wait(lambda: "demo-router-g2" in harness.key_pairs(), 5)
-    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys", 5)
+    harness.wait(lambda: "demo-router-g2" in harness.key_pairs())
+    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys")
     assert harness.condition("Ready")[0] == "True"
     assert harness.service()["status"]["keys"]["rotating"] is True
 
@@ -171,26 +169,26 @@ def test_a_rotation_waits_for_pods_and_no_longer(harness: Harness, router: FakeR
     harness.create()
     harness.ready()
     harness.change({"spec": {"security": {"keyRotationID": "a"}}})
-    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys", 5)
+    harness.wait(lambda: harness.condition("Progressing")[1] == "WaitingForKeys")
 
     def nudged() -> bool:
         found = [pod for role in ("prefill", "decode", "router") for pod in pods(harness, role)]
         marks = [pod["metadata"].get("annotations") or {} for pod in found]
         return all(names.ANNOTATION_KEYS_WANTED in each for each in marks)
 
-    harness.wait(nudged, 10, "all pods are nudged")
+    harness.wait(nudged, text="all pods are nudged")
     assert harness.condition("Progressing")[1] == "WaitingForKeys"
     router.keys += [f"{role}.2" for role in ("prefill", "decode", "router")]
     wanted = {f"demo-{role}-g2" for role in ("prefill", "decode", "router")}
     harness.wait(lambda: harness.key_pairs() == wanted, 45)
     assert harness.service()["status"]["keys"]["read"] == 2
-    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 20)
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
 
 
 def test_a_missing_claim_is_named(harness: Harness):
     """A volume that is not there is in the condition at once; no pod waits for it."""
     harness.create(model__source__persistentVolumeClaim={"claimName": "nowhere"})
-    harness.wait(lambda: harness.condition("ModelReady")[1] == "ClaimNotFound", 10)
+    harness.wait(lambda: harness.condition("ModelReady")[1] == "ClaimNotFound")
     assert "nowhere" in harness.condition("Ready")[2]
     assert harness.names("Deployment") == set()
 
@@ -201,7 +199,7 @@ def test_a_model_that_is_not_there_is_named(harness: Harness, node: Node):
     node.report = {"ok": False, "reason": "ModelNotFound", "message": "no folder /models/smollm2"}
     try:
         harness.create()
-        harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelNotFound", 15)
+        harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelNotFound")
         assert harness.condition("ModelReady")[2].startswith("no folder /models/smollm2")
     finally:
         node.report = report
@@ -210,7 +208,7 @@ def test_a_model_that_is_not_there_is_named(harness: Harness, node: Node):
 def test_a_spec_that_does_not_fit_the_model_is_named(harness: Harness):
     """More tokens than the model was made for are told from its config."""
     harness.create(engine__maxModelLen=10**6)
-    harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelMismatch", 15)
+    harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelMismatch")
     assert "the model was made for" in harness.condition("ModelReady")[2]
 
 
@@ -224,8 +222,8 @@ def test_an_image_that_does_not_exist_is_named(harness: Harness, node: Node):
 
     node.rules.append(broken)
     harness.create()
-    harness.wait(lambda: harness.condition("DecodeReady")[1] == "ImagePull", 10)
-    harness.wait(lambda: harness.condition("Ready")[1] == "ImagePull", 10)
+    harness.wait(lambda: harness.condition("DecodeReady")[1] == "ImagePull")
+    harness.wait(lambda: harness.condition("Ready")[1] == "ImagePull")
 
 
 @pytest.mark.full

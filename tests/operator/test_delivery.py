@@ -65,8 +65,8 @@ def test_one_job_fills_the_cache_that_pods_mount(
 
     node.rules.append(busy)
     harness.create(model__source=source, model__cache=CACHE)
-    harness.wait(lambda: harness.condition("ModelReady")[1] == "Fetching", 10)
-    harness.wait(lambda: len(harness.names("Job")) == 1, 5)
+    harness.wait(lambda: harness.condition("ModelReady")[1] == "Fetching")
+    harness.wait(lambda: len(harness.names("Job")) == 1)
     assert harness.condition("Progressing")[:2] == ("True", "Fetching")
     assert harness.names("Deployment") == set()
     node.report = {**REPORT, "revision": "c0ffee"}
@@ -100,7 +100,7 @@ def test_what_is_not_in_this_version_is_refused_by_its_field(
     """HTTP is in the API for later: the resource says so, and nothing is made for it."""
     source = {"type": "HTTP", "http": {"url": "https://example.com/m.gguf", "sha256": "0" * 64}}
     harness.create(model__source=source, model__cache=cache)
-    harness.wait(lambda: harness.condition("Accepted")[1] == "Unsupported", 10)
+    harness.wait(lambda: harness.condition("Accepted")[1] == "Unsupported")
     said = harness.condition("Accepted")[2]
     assert "spec.model.source.type: HTTP" in said
     assert "use Image" in said

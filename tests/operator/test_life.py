@@ -38,7 +38,7 @@ def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
     ours = [asked for asked in router.asked if asked["tandem-canary"] == token]
     assert [asked["tandem-shape"] for asked in ours[:2]] == ["aggregated", "disaggregated"]
     assert harness.condition("Servable")[1] == "CanaryOK"
-    harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp", 10)
+    harness.wait(lambda: harness.condition("KVFabricReady")[1] == "LinksUp")
     assert harness.service()["status"]["links"]["transport"] == "tcp"
     shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()
     assert shown[:7] == ["demo", "True", "Ready", "Disaggregated", "1/1", "1/1", "1/1"]
@@ -51,7 +51,7 @@ def test_an_answer_that_did_not_cross_the_kv_path_is_not_servable(
     """A service whose router answers from decode alone says so and is not Ready."""
     router.shape = "aggregated"
     harness.create()
-    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryNotDisaggregated", 20)
+    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryNotDisaggregated")
     assert harness.condition("Ready")[:2] == ("False", "CanaryNotDisaggregated")
     assert harness.service()["status"]["mode"] == "Aggregated"
 
@@ -60,7 +60,7 @@ def test_wrong_tokens_over_the_kv_path_are_not_servable(harness: Harness, router
     """Another answer over the KV path than from decode alone is found out."""
     router.wrong = True
     harness.create()
-    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryFailed", 20)
+    harness.wait(lambda: harness.condition("Servable")[1] == "CanaryFailed")
     assert "over the KV path: ' 99'" in harness.condition("Servable")[2]
 
 
@@ -205,8 +205,8 @@ def test_suspension_keeps_what_is_not_a_pod(harness: Harness):
     harness.create()
     harness.ready()
     harness.change({"spec": {"suspend": True}})
-    harness.wait(lambda: set(harness.replicas().values()) == {0}, 10)
-    harness.wait(lambda: harness.condition("Ready")[1] == "Suspended", 10)
+    harness.wait(lambda: set(harness.replicas().values()) == {0})
+    harness.wait(lambda: harness.condition("Ready")[1] == "Suspended")
     assert harness.secret("demo-canary-")
     harness.change({"spec": {"suspend": False}})
     harness.ready()
@@ -215,8 +215,8 @@ def test_suspension_keeps_what_is_not_a_pod(harness: Harness):
 def test_the_pods_rights_are_minimal(harness: Harness):
     """Routers read pods of their namespace; workers are nobody beyond what everybody may."""
     harness.create()
-    harness.wait(lambda: {"demo-router", "demo-worker"} <= harness.names("ServiceAccount"), 10)
-    harness.wait(lambda: "demo-router" in harness.names("RoleBinding"), 10)
+    harness.wait(lambda: {"demo-router", "demo-worker"} <= harness.names("ServiceAccount"))
+    harness.wait(lambda: "demo-router" in harness.names("RoleBinding"))
 
     def rights(account: str) -> set[str]:
         user = f"--as=system:serviceaccount:{harness.namespace}:{account}"

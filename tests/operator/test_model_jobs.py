@@ -33,13 +33,13 @@ def test_suspended_services_start_no_job(harness: Harness):
         harness.create(f"demo{number}", suspend=True)
     for number in range(MANY):
         name = f"demo{number}"
-        harness.wait(partial(is_asleep, harness, name), 20)
+        harness.wait(partial(is_asleep, harness, name))
     assert harness.names("Job") == set()
     harness.change({"spec": {"suspend": False}}, "demo0")
     harness.ready("demo0")
     assert len(harness.names("Job")) == 1
     harness.change({"spec": {"suspend": True}}, "demo0")
-    harness.wait(lambda: harness.condition("Ready", "demo0")[1] == "Suspended", 10)
+    harness.wait(lambda: harness.condition("Ready", "demo0")[1] == "Suspended")
     assert len(harness.names("Job")) == 1, "what was read is not read again"
 
 
@@ -47,9 +47,9 @@ def test_a_job_that_runs_goes_when_its_service_sleeps(harness: Harness, node: No
     """Suspended means no pods, that of the Job included."""
     node.rules.append(held)
     harness.create()
-    harness.wait(lambda: len(harness.names("Job")) == 1, 20)
+    harness.wait(lambda: len(harness.names("Job")) == 1)
     harness.change({"spec": {"suspend": True}})
-    harness.wait(lambda: harness.names("Job") == set(), 20)
+    harness.wait(lambda: harness.names("Job") == set())
 
 
 RUNNING = JobView(name="j", succeeded=False, failed=False, report=None, problem=None)

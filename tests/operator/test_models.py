@@ -108,15 +108,15 @@ def test_a_missing_model_is_a_condition_in_time_and_is_got_over(
     """ModelReady, Progressing and Degraded say so within seconds; a corrected source serves."""
     node.rules.append(ends_with(MISSING, code, when_it_reads="nowhere"))
     harness.create(model__source={"type": "PersistentVolumeClaim", **NOWHERE})
-    harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelNotFound", 15)
+    harness.wait(lambda: harness.condition("ModelReady")[1] == "ModelNotFound")
     assert harness.condition("ModelReady")[0] == "False"
     assert harness.condition("Progressing")[:2] == ("False", "ModelNotFound")
     assert harness.condition("Degraded")[:2] == ("True", "ModelNotFound")
     assert harness.condition("Ready")[:2] == ("False", "ModelNotFound")
     harness.change({"spec": {"model": {"source": SOMEWHERE}}})
     harness.ready()
-    harness.wait(lambda: harness.condition("Degraded")[0] == "False", 10)
-    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 10)
+    harness.wait(lambda: harness.condition("Degraded")[0] == "False")
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
 
 
 def test_a_service_goes_on_serving_when_its_next_model_is_missing(harness: Harness, node: Node):
@@ -126,13 +126,13 @@ def test_a_service_goes_on_serving_when_its_next_model_is_missing(harness: Harne
     before = harness.replicas()
     node.rules.append(ends_with(MISSING, names.EXIT_MODEL_REFUSED, when_it_reads="nowhere"))
     harness.change({"spec": {"model": {"source": NOWHERE}}})
-    harness.wait(lambda: harness.condition("Degraded")[:2] == ("True", "ModelNotFound"), 15)
-    harness.wait(lambda: {n: c for n, c in harness.replicas().items() if c} == before, 10)
+    harness.wait(lambda: harness.condition("Degraded")[:2] == ("True", "ModelNotFound"))
+    harness.wait(lambda: {n: c for n, c in harness.replicas().items() if c} == before)
     assert harness.condition("Ready")[0] == "True"
     node.rules.clear()
     jobs = [name for name in harness.names("Job") if "model" in name]
     for name in jobs:
         harness.cluster.delete("Job", harness.namespace, name)
     harness.wait(lambda: harness.condition("Progressing")[1] == "Stable", 60, "rolled after all")
-    harness.wait(lambda: harness.condition("Degraded")[0] == "False", 10)
+    harness.wait(lambda: harness.condition("Degraded")[0] == "False")
     assert set(harness.replicas()) != set(before)

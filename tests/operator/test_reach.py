@@ -36,10 +36,10 @@ def test_a_router_of_a_silent_node_is_not_ready(harness: Harness, node: Node, si
         assert "127.11." in routers.ready("b")["message"]
         assert routers.ready("a")["status"] == "True"
         assert {pod["metadata"]["uid"] for pod in routers.pods()} == uids
-        harness.wait(lambda: warnings(harness), 10, "told")
+        harness.wait(lambda: warnings(harness), text="told")
         assert f"router {routers.names['b']}: 127.11." in warnings(harness)[0]
         assert "on node b has not answered for 4 s" in warnings(harness)[0]
-        harness.wait(lambda: harness.condition("RouterReady")[2].startswith("1 of 2"), 10)
+        harness.wait(lambda: harness.condition("RouterReady")[2].startswith("1 of 2"))
 
 
 def test_a_kubelet_that_objects_is_believed(harness: Harness, node: Node, silent: Silent):
@@ -53,8 +53,8 @@ def test_a_kubelet_that_objects_is_believed(harness: Harness, node: Node, silent
             return sum(says_silent(pod) for _, pod in seen())
 
         harness.wait(lambda: times() > 0, TAKEN_SECONDS, "taken out")
-        harness.wait(lambda: routers.ready("b")["status"] == "True", 10, "ready by its kubelet")
-        harness.wait(lambda: warnings(harness), 10, "told")
+        harness.wait(lambda: routers.ready("b")["status"] == "True", text="ready by its kubelet")
+        harness.wait(lambda: warnings(harness), text="told")
         assert times() == 1
         assert len(warnings(harness)) == 1
 

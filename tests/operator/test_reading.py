@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.operator.builders import DEMO, service
 
-from tandem.operator.acceptance import refused_conditions
 from tandem.operator.api.reading import Unreadable, spec_of, status_of
 from tandem.operator.api.status import Condition
+from tandem.operator.reconcile.teller import refused_conditions
 
 THREADS = """
 import random, sys, threading, time

@@ -56,7 +56,7 @@ def test_what_cannot_work_is_refused_in_words(harness: Harness, name: str):
     """What only the operator or a dry run can tell is Accepted=False with the field's name."""
     changes, reason, said = REFUSED[name]
     harness.create(**changes)
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", reason), 10, reason)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", reason), text=reason)
     assert said in harness.condition("Accepted")[2]
     assert harness.condition("Ready")[:2] == ("False", reason)
     assert harness.names("Deployment") == set()
@@ -78,7 +78,7 @@ def test_a_quota_is_not_an_invalid_template(harness: Harness):
     status = {"status": {**QUOTA["spec"], "used": {"requests.cpu": "0"}}}  # no controller here
     harness.kubectl("patch", "quota", "small", "--subresource=status", "-p", json.dumps(status))
     harness.create(decode__resources=resources, prefill__resources=resources)
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"), 10)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "QuotaExceeded"))
     assert "exceeded quota: small, requested: requests.cpu=2" in harness.condition("Accepted")[2]
 
 
@@ -113,7 +113,7 @@ def test_a_secret_is_used_with_its_owners_leave_only(harness: Harness, way: str)
     """Whoever may create an LLMService reads no Secret through its pods, whatever way is tried."""
     harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
     harness.create(decode__podTemplate={"spec": FOREIGN_SECRETS[way]})
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"), 10)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"))
     said = harness.condition("Accepted")[2]
     assert "kubectl label secret theirs tandem.dev/llmservices=allowed" in said
     assert harness.names("Deployment") | harness.names("Job") == set()
@@ -123,7 +123,7 @@ def test_a_secret_that_a_field_names_needs_leave_too(harness: Harness):
     """Of the API keys, which a router's podTemplate could read; with the label they are used."""
     harness.kubectl("create", "secret", "generic", "theirs", "--from-literal=a=b")
     harness.create(router__auth={"apiKeysSecretRef": {"name": "theirs"}})
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"), 10)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "SecretNotAllowed"))
     assert "spec.router.auth.apiKeysSecretRef" in harness.condition("Accepted")[2]
     harness.kubectl("label", "secret", "theirs", "tandem.dev/llmservices=allowed")
     harness.kubectl("annotate", "llm", "demo", "look=again")
@@ -136,7 +136,7 @@ def test_a_refused_change_leaves_the_running_service_alone(harness: Harness):
     harness.ready()
     before = harness.replicas()
     harness.change({"spec": {"decode": {"podTemplate": {"spec": {"hostNetwork": True}}}}})
-    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateConflict", 10)
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateConflict")
     assert harness.replicas() == before
     assert harness.condition("Ready")[0] == "True"
 
@@ -145,10 +145,10 @@ def test_a_refusal_ends_when_its_cause_does(harness: Harness):
     """A priority class that comes after the service that names it: the next look finds it."""
     late = f"late-{harness.namespace}"
     harness.create(decode__podTemplate={"spec": {"priorityClassName": late}})
-    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid", 10)
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid")
     assert late in harness.condition("Accepted")[2]
     harness.plane.kubectl("create", "priorityclass", late, "--value=7")
     harness.kubectl("annotate", "llm", "demo", "look=again")
-    harness.wait(lambda: harness.condition("Accepted")[0] == "True", 10)
+    harness.wait(lambda: harness.condition("Accepted")[0] == "True")
     harness.ready()
     harness.plane.kubectl("delete", "priorityclass", late)

@@ -78,7 +78,7 @@ def live(harness: Harness, router: FakeRouter, node: Node) -> None:
     for each in foreign_objects().values():
         harness.kubectl("create", "-f", "-", stdin=json.dumps(each))
     harness.create(decode__scaling={"mode": "External"})
-    harness.wait(lambda: harness.condition("Accepted")[1] == "NameTaken", 20)
+    harness.wait(lambda: harness.condition("Accepted")[1] == "NameTaken")
     for each in foreign_objects().values():
         harness.kubectl("delete", f"{each['kind']}", each["metadata"]["name"])
     harness.kubectl("create", "secret", "generic", "keys", "--from-literal=a=b")

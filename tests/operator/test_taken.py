@@ -52,12 +52,12 @@ def test_a_foreign_object_is_left_alone_and_named(harness: Harness, place: str):
     before = harness.cluster.get(kind, harness.namespace, name)
     assert before is not None
     harness.create(decode__scaling={"mode": "External"})
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "NameTaken"), 20, kind)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "NameTaken"), text=kind)
     assert f"{kind} {name} " in harness.condition("Accepted")[2]
     assert harness.condition("Ready")[1] == "NameTaken"
     assert harness.names("Deployment") <= {name}, "pods were started"
     harness.kubectl("delete", "llm", "demo")
-    harness.wait_for(lambda: "demo-worker" not in harness.names("ServiceAccount"), 20)
+    harness.wait_for(lambda: "demo-worker" not in harness.names("ServiceAccount"))
     after = harness.cluster.get(kind, harness.namespace, name)
     assert after is not None, "it was deleted"
     assert content(after) == content(before)
@@ -67,7 +67,7 @@ def test_a_service_comes_up_when_the_name_is_free(harness: Harness):
     """Nothing needs to be done but to remove what is in the way."""
     harness.kubectl("create", "serviceaccount", "demo-router")
     harness.create()
-    harness.wait(lambda: harness.condition("Accepted")[1] == "NameTaken", 20)
+    harness.wait(lambda: harness.condition("Accepted")[1] == "NameTaken")
     harness.kubectl("delete", "serviceaccount", "demo-router")
     harness.ready()
 
@@ -80,7 +80,7 @@ def test_a_foreign_key_is_told_while_the_service_goes_on(harness: Harness):
     coming = harness.secret("demo-decode-keys-")["metadata"]["name"].replace("-g1", "-g2")
     harness.kubectl("create", "secret", "generic", coming, "--from-literal=a=b")
     harness.change({"spec": {"security": {"keyRotationID": "x"}}})
-    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "NameTaken"), 20)
+    harness.wait(lambda: harness.condition("Accepted")[:2] == ("False", "NameTaken"))
     assert f"Secret {coming} " in harness.condition("Accepted")[2]
     secret = harness.cluster.get("Secret", harness.namespace, coming)
     assert secret is not None
@@ -118,7 +118,7 @@ def test_an_object_that_comes_between_look_and_write_is_left_alone(
     assert ours is not None
     assert is_owned(ours, uid)
     cluster.delete(kind, harness.namespace, name)
-    harness.wait_for(lambda: cluster.get(kind, harness.namespace, name) is None, 10)
+    harness.wait_for(lambda: cluster.get(kind, harness.namespace, name) is None)
     theirs = {**manifest, "metadata": {"name": name, "namespace": harness.namespace}}
     before = cluster.create(theirs)
     assert before is not None

@@ -29,7 +29,7 @@ from tandem.operator.probes.keywatch import KeyWatch
 from tandem.operator.probes.probing import Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
-from tandem.operator.reconcile import Reconciler
+from tandem.operator.reconcile.reconciler import Reconciler
 from tandem.operator.server import Server
 from tandem.operator.settings import OperatorSettings
 

@@ -59,7 +59,7 @@ class Parallelism(Api, frozen=True, kw_only=True):
     data: Annotated[Degree | None, doc("Copies that step together (1 unless given).")] = None
 
 
-class WorkerRole(Api, frozen=True, kw_only=True):
+class WorkerSpec(Api, frozen=True, kw_only=True):
     """One role of workers; prefill and decode have the same fields."""
 
     replicas: Annotated[

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.operator.api.model import Model, ModelCache, ModelSource, SourceType
-from tandem.operator.api.roles import Scaling, WorkerRole
+from tandem.operator.api.roles import Scaling, WorkerSpec
 from tandem.operator.api.scaler import LLMRoleScalerSpec
 from tandem.operator.api.service import Engine, LLMServiceSpec
 from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
@@ -117,7 +117,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
             "scaling.minReplicas and scaling.maxReplicas need scaling.mode External",
         ),
     ),
-    WorkerRole: (
+    WorkerSpec: (
         Rule(
             "!has(self.nodesPerReplica) || self.nodesPerReplica <= (!has(self.parallelism) ? 1 :"
             " (has(self.parallelism.tensor) ? self.parallelism.tensor : 1)"

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import field
 
 from tandem.operator.api.model import Model
-from tandem.operator.api.roles import Router, WorkerRole
+from tandem.operator.api.roles import Router, WorkerSpec
 from tandem.operator.api.transfer import KVTransfer
 from tandem.operator.api.values import (
     Api,
@@ -185,7 +185,7 @@ class LLMServiceSpec(Api, frozen=True, kw_only=True):
 
     model: Annotated[Model, doc("What is served, and where its files come from.")]
     decode: Annotated[
-        WorkerRole,
+        WorkerSpec,
         doc("Workers that produce tokens; they also take whole requests. At least one replica."),
     ]
     suspend: Annotated[
@@ -199,11 +199,11 @@ class LLMServiceSpec(Api, frozen=True, kw_only=True):
         field(default_factory=KVTransfer)
     )
     prefill: Annotated[
-        WorkerRole,
+        WorkerSpec,
         doc(
             "Workers that compute prompts and hand their KV over; 0 replicas is aggregated serving."
         ),
-    ] = field(default_factory=WorkerRole)
+    ] = field(default_factory=WorkerSpec)
     disaggregation: Annotated[
         Disaggregation, doc("When prompts are computed apart from decoding.")
     ] = field(default_factory=Disaggregation)

@@ -13,6 +13,8 @@ from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.decide import observe
+from tandem.operator.decide.keyring import KeyPlan, may_speak
+from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.rollout import (
     Decision,
     Phase,
@@ -36,6 +38,7 @@ from tandem.operator.desired.policy import PROGRESS_DEADLINE, max_unavailable
 from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.revision import service_revision, source_digest
 from tandem.operator.desired.workload import RevisionKey, rendered
+from tandem.operator.settings import OperatorSettings
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +105,34 @@ def accepted(facts: Facts) -> Word:
     except TemplateUnreadable as error:
         return "False", Reason.INVALID_SPEC, str(error)
     return "True", Reason.ACCEPTED, "the resource is understood"
+
+
+def facts(
+    seen: Seen,
+    settings: OperatorSettings,
+    key_generation: int,
+    model: ModelVerdict,
+    *,
+    may_have_job: bool,
+) -> Facts:
+    """What builders are told before any key is published."""
+    return Facts(
+        owner=seen.owner,
+        spec=seen.spec,
+        settings=settings,
+        key_generation=key_generation,
+        pinned=model.status.resolved_revision,
+        may_have_job=may_have_job,
+    )
+
+
+def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role, str]) -> Facts:
+    """The same with the generation that new pods mount, and the public keys of all that may still
+    speak; ``made`` are those of the generation before."""
+    known = may_speak(seen.held, seen.published, in_use=seen.in_use(), retired=keys.retired)
+    known |= {(role, keys.generation): public for role, public in made.items()}
+    publics = {f"{role}.{number}": public for (role, number), public in known.items()}
+    return msgspec.structs.replace(before, key_generation=keys.active, publics=publics)
 
 
 def replicas(seen: Seen) -> dict[Role, Wanted]:

@@ -6,7 +6,7 @@ builders, ``rollout`` and ``status``.
 
 from __future__ import annotations
 
-from tandem.operator.api.roles import ScalingMode, WorkerRole
+from tandem.operator.api.roles import ScalingMode, WorkerSpec
 from tandem.operator.api.service import (
     DisaggregationMode,
     DType,
@@ -42,7 +42,7 @@ DTYPES = {
 }
 
 
-def worker_role(spec: LLMServiceSpec, role: Role) -> WorkerRole:
+def worker_role(spec: LLMServiceSpec, role: Role) -> WorkerSpec:
     """The part of the spec that describes a role of workers."""
     assert role is not Role.ROUTER
     return spec.prefill if role is Role.PREFILL else spec.decode

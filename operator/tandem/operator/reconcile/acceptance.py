@@ -1,13 +1,11 @@
 """Whether a service may be brought up: the Accepted condition, with the API server asked.
 
-Called by ``reconcile`` once a look, after the children that belong to no revision were written.
+Called by ``reconciler`` once a look, after the children that belong to no revision were written.
 """
 
 from __future__ import annotations
 
-from tandem.operator.api.conditions import ConditionType, Reason
-from tandem.operator.api.status import Condition
-from tandem.operator.clock import time_text
+from tandem.operator.api.conditions import Reason
 from tandem.operator.cluster import Cluster
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.ownership import Taken
@@ -28,7 +26,6 @@ from tandem.operator.desired.references import (
 from tandem.operator.desired.workload import deployment, rendered
 
 Key = tuple[str, str]
-_MAX_MESSAGE = 2000
 
 
 def taken_word(taken: list[Taken]) -> Word | None:
@@ -41,30 +38,6 @@ def taken_word(taken: list[Taken]) -> Word | None:
     first = min(taken, key=lambda each: each.passes)
     more = f" (and {len(taken) - 1} more)" if len(taken) > 1 else ""
     return ("Unknown" if first.passes else "False"), Reason.NAME_TAKEN, first.message() + more
-
-
-def refused_conditions(
-    before: list[Condition], why: str, generation: int, now: float
-) -> list[Condition]:
-    """Conditions of a service whose spec cannot be read: not accepted, and not ready unless it was;
-    what was there before is left as it is and may serve on."""
-    known = {each.type: each for each in before}
-    kinds = [ConditionType.ACCEPTED]
-    ready = known.get(ConditionType.READY)
-    if ready is None or ready.reason == Reason.INVALID_SPEC:
-        kinds.append(ConditionType.READY)
-    for kind in kinds:
-        old = known.get(kind)
-        same = old is not None and old.status == "False"
-        known[kind] = Condition(
-            type=kind,
-            status="False",
-            reason=Reason.INVALID_SPEC,
-            message=why[:_MAX_MESSAGE],
-            last_transition_time=old.last_transition_time if old and same else time_text(now),
-            observed_generation=generation,
-        )
-    return list(known.values())
 
 
 class Acceptance:

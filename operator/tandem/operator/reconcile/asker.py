@@ -1,0 +1,81 @@
+"""Asks pods what no API server knows: canaries through routers, and which keys they have read."""
+
+from __future__ import annotations
+
+import base64
+
+from tandem.operator.decide import plan
+from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.rollout import Decision, Phase
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.desired.naming import WORKERS, Identity, Role
+from tandem.operator.desired.policy import probe_port
+from tandem.operator.desired.revision import service_revision
+from tandem.operator.desired.router import canary_secret
+from tandem.operator.probes.canary import Question
+from tandem.operator.probes.keywatch import Door, KeyWatch
+from tandem.operator.probes.probing import Key, Probes
+from tandem.protocol import names
+
+
+class Asker:
+    """Answers come later, by another look: a look waits for nobody."""
+
+    def __init__(self, probes: Probes, keywatch: KeyWatch) -> None:
+        self._probes = probes
+        self._keywatch = keywatch
+
+    def all_read(self, key: Key, seen: Seen, token: str | None) -> bool:
+        """Whether pods with older keys have the public keys of the newest generation."""
+        newest = seen.status.keys.generation
+        if seen.status.keys.read >= newest:
+            self._keywatch.forget(key)
+            return True
+        older = [p for p in seen.pods if not p.deleting and (p.key_generation or newest) < newest]
+        wanted = frozenset(f"{role}.{newest}" for role in Role)
+        door = Door(probe_port(seen.spec, Role.DECODE), token or "")
+        return self._keywatch.all_read(key, older, wanted, door)
+
+    def canaries(self, key: Key, seen: Seen, decided: Decision, token: str | None) -> float | None:
+        """Ask canaries when there is somebody to ask; seconds until the next one."""
+        if decided.phase is Phase.SUSPENDED or token is None:
+            return None
+        asked = plan.judged(decided)
+        questions = [
+            question
+            for revisions in asked.values()
+            if (question := _question(seen, revisions, token)) is not None
+        ]
+        pairs = 1
+        for role in WORKERS:
+            pairs *= sum(pod.ready and not pod.deleting for pod in seen.pods if pod.role is role)
+        return self._probes.poll(key, questions, about=asked.keys(), links=pairs)
+
+
+def canary_token(live: Snapshot, owner: Identity) -> str | None:
+    """The token that canaries bring; None where its Secret is not there yet."""
+    secret = live.find("Secret", canary_secret(owner))
+    if secret is None:
+        return None
+    return base64.b64decode(secret["data"][names.CANARY_TOKEN_FILE]).decode()
+
+
+def _question(seen: Seen, revisions: dict[Role, str], token: str) -> Question | None:
+    """What to ask of these revisions; None as long as one of their roles has no ready pod."""
+    prefill = plan.replicas(seen)[Role.PREFILL].replicas > 0
+    needed = [Role.ROUTER, Role.DECODE, *([Role.PREFILL] if prefill else [])]
+    ready = {
+        (pod.role, pod.revision): pod.ip for pod in seen.pods if pod.ready and not pod.deleting
+    }
+    if any((role, revisions.get(role, "")) not in ready for role in needed):
+        return None
+    address = ready[(Role.ROUTER, revisions[Role.ROUTER])]
+    host = f"[{address}]" if address and ":" in address else address
+    return Question(
+        base_url=f"http://{host}:{names.ROUTER_PORT}",
+        model=(seen.spec.model.served_names or [seen.spec.model.name])[0],
+        token=token,
+        targets=service_revision({str(role): name for role, name in revisions.items()}),
+        prefill_revision=revisions[Role.PREFILL] if prefill else None,
+        decode_revision=revisions[Role.DECODE],
+    )

@@ -1,0 +1,210 @@
+"""One look at one service: read everything, decide, write what differs, say what is.
+
+Level-triggered: nothing is remembered between two looks but answers of canaries, and every look
+starts from what the API server told last, our own writes included: one that finds nothing to do
+asks nobody. Called by the queue's threads; a ClusterError means that the queue tries again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from tandem.operator.api import reading
+from tandem.operator.api.conditions import Reason
+from tandem.operator.cluster import Cluster
+from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.gather import References, snapshot
+from tandem.operator.cluster.repair import Repairs
+from tandem.operator.cluster.store import Store
+from tandem.operator.decide import observe, plan
+from tandem.operator.decide.keyring import KeyPlan, plan_keys
+from tandem.operator.decide.modelcheck import ModelVerdict, judge, may_have_job
+from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.rollout import Decision, Phase, token_name
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.status import Picture, Word
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Identity
+from tandem.operator.desired.router import url
+from tandem.operator.probes.keywatch import KeyWatch
+from tandem.operator.probes.probing import Key, Probes
+from tandem.operator.probes.reach import Reach
+from tandem.operator.probes.refusals import Refusals
+from tandem.operator.reconcile.acceptance import Acceptance, taken_word
+from tandem.operator.reconcile.asker import Asker, canary_token
+from tandem.operator.reconcile.teller import Teller
+from tandem.operator.reconcile.writer import Writer
+from tandem.operator.settings import OperatorSettings
+
+logger = logging.getLogger(__name__)
+
+SOON = 5.0
+"""Seconds to the next look while something is under way that no watch tells of."""
+
+REFERENCE_SECONDS = 300.0
+"""Secrets and claims that a spec names count as being there for so long, or twice that."""
+
+
+class Reconciler:
+    """Brings services to what they shall be. Calls for one key must not overlap."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        store: Store,
+        settings: OperatorSettings,
+        probes: Probes,
+        applier: Applier,
+        repairs: Repairs,
+        keywatch: KeyWatch,
+        refusals: Refusals,
+        reach: Reach,
+    ) -> None:
+        self._store = store
+        self._references = References(cluster, REFERENCE_SECONDS)
+        self._settings = settings
+        self._probes = probes
+        self._repairs = repairs
+        self._keywatch = keywatch
+        self._refusals = refusals
+        self._reach = reach
+        self._acceptance = Acceptance(cluster, applier)
+        self._asker = Asker(probes, keywatch)
+        self._writer = Writer(cluster, applier, repairs)
+        self._teller = Teller(cluster)
+
+    def __call__(self, key: Key) -> float | None:
+        """Look at a service; seconds until it should be looked at again, None for no hurry."""
+        resource = self._store.find("LLMService", *key)
+        if resource is None or "deletionTimestamp" in resource["metadata"]:
+            self._probes.forget(key)
+            self._repairs.forget(key)
+            self._keywatch.forget(key)
+            self._refusals.forget(key)
+            self._reach.forget(key)
+            self._acceptance.forget(key)
+            self._references.forget(key)
+            return None
+        owner = Identity(key[0], key[1], resource["metadata"]["uid"])
+        status = reading.status_of(resource)
+        try:
+            spec = reading.spec_of(resource)
+        except reading.Unreadable as error:
+            self._teller.refuse(owner, resource, status, str(error))
+            return None
+        live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
+        seen = plan.see(owner, resource["metadata"]["generation"], spec, status, live)
+        self._reach.look(owner, seen.pods)
+        return self._bring(key, seen, live)
+
+    def _bring(self, key: Key, seen: Seen, live: Snapshot) -> float | None:
+        """Read what else there is to know, decide, write, ask, tell."""
+        now = time.time()
+        token = canary_token(live, seen.owner)
+        missing = self._references.missing(key, seen.spec)
+
+        keys = plan_keys(
+            seen.held,
+            seen.status.keys,
+            rotation_id=seen.spec.security.key_rotation_id,
+            in_use=seen.in_use(),
+            now=now,
+            publish_seconds=self._settings.key_publish_seconds,
+            all_read=self._asker.all_read(key, seen, token),
+        )
+        model, waits = self._judge_model(seen, missing, now)
+        first = plan.facts(seen, self._settings, keys.generation, model, may_have_job=waits is None)
+
+        publics, taken = self._writer.secrets(first, keys.missing, live)
+        facts = plan.facts_with_keys(first, seen, keys, publics)
+        taken += self._writer.base(facts, live)
+
+        accepted = taken_word(taken) or self._acceptance.judge(key, seen, facts, live)
+        may_start = accepted[0] == "True"
+        decided = plan.decision(
+            seen,
+            facts,
+            may_move=may_start and model.may_start,
+            servable=self._probes.known(key).servable(),
+            now=now,
+            hopeless=model.hopeless,
+        )
+
+        taken = self._writer.children(seen, facts, keys, decided, live, may_start=may_start)
+        accepted = taken_word(taken) or accepted
+        wait = self._asker.canaries(key, seen, decided, token)
+        picture = self._picture(key, seen, facts, accepted, model, decided, keys, now, token or "")
+        self._teller.say(seen, picture, live)
+        return _next_look(picture, keys, wait)
+
+    def _judge_model(
+        self, seen: Seen, missing: str | None, now: float
+    ) -> tuple[ModelVerdict, Reason | None]:
+        """How far the model is, and what its Job waits for."""
+        waits = may_have_job(
+            seen.job,
+            suspended=bool(seen.spec.suspend),
+            others=lambda: observe.unfinished(self._store.all("Job")),
+            most=self._settings.model_jobs,
+        )
+        verdict = judge(
+            seen.spec,
+            seen.job,
+            seen.status.model,
+            missing,
+            waits=waits,
+            now=now,
+            patience=self._settings.unschedulable_seconds,
+        )
+        return verdict, waits
+
+    def _picture(
+        self,
+        key: Key,
+        seen: Seen,
+        facts: Facts,
+        accepted: Word,
+        model: ModelVerdict,
+        decided: Decision,
+        keys: KeyPlan,
+        now: float,
+        token: str,
+    ) -> Picture:
+        known = self._probes.known(key)
+        return Picture(
+            owner=seen.owner,
+            spec=seen.spec,
+            generation=seen.generation,
+            url=url(facts),
+            accepted=accepted,
+            model=model,
+            decision=decided,
+            wanted=plan.replicas(seen),
+            pods=seen.pods,
+            workloads=seen.workloads,
+            keys=keys.status,
+            key_wait=keys.waits,
+            canary=known.verdict(plan.serving(decided)),
+            pilot=known.verdict(token_name(decided.memory)),
+            links=known.links,
+            now=now,
+            unschedulable_seconds=self._settings.unschedulable_seconds,
+            refusals=self._refusals.known(key, seen.pods, token),
+        )
+
+
+def _next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | None:
+    """Seconds until something may have changed of which no watch tells."""
+    waits = [wait] if wait is not None else []
+    if keys.waits > 0:
+        waits.append(keys.waits)
+    quiet = picture.decision.phase in (Phase.STABLE, Phase.SUSPENDED, Phase.PAUSED)
+    asleep = picture.decision.phase is Phase.SUSPENDED
+    if (
+        not quiet
+        or not (picture.model.ready or asleep)
+        or any(not pod.ready for pod in picture.pods)
+    ):
+        waits.append(SOON)
+    return min(waits, default=None)

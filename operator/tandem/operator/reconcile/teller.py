@@ -1,0 +1,116 @@
+"""Tells what is: the service's status, what /scale shows of its roles, an event a transition."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.status import Condition, LLMServiceStatus
+from tandem.operator.api.values import API_VERSION
+from tandem.operator.clock import time_text
+from tandem.operator.cluster import Cluster, ClusterError
+from tandem.operator.cluster.events import event, transitions
+from tandem.operator.decide.plan import Seen
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.decide.status import Picture, status_of
+from tandem.operator.desired.naming import Identity, Manifest, Role
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE = 2000
+
+
+class Teller:
+    """Writes where something changed, and nothing else."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def say(self, seen: Seen, picture: Picture, live: Snapshot) -> None:
+        status = status_of(picture, seen.status)
+        if status != seen.status:
+            self._cluster.apply(_status_manifest(seen.owner, status), subresource="status")
+            self._tell(seen.owner, seen.status.conditions, status.conditions, picture.now)
+        for role in picture.wanted:
+            self._say_scale(seen, live, role)
+
+    def _say_scale(self, seen: Seen, live: Snapshot, role: Role) -> None:
+        """What /scale shows of a role."""
+        scaler = live.find("LLMRoleScaler", seen.owner.child(role))
+        if scaler is None:
+            return
+        selector = ",".join(f"{k}={v}" for k, v in seen.owner.selector(role).items())
+        existing = sum(pod.role is role and not pod.deleting for pod in seen.pods)
+        status = {
+            "replicas": existing,
+            "selector": selector,
+            "observedReplicas": seen.scalers[role],
+        }
+        manifest: Manifest = {
+            "apiVersion": API_VERSION,
+            "kind": "LLMRoleScaler",
+            "metadata": {"name": seen.owner.child(role), "namespace": seen.owner.namespace},
+            "status": status,
+        }
+        if scaler.get("status") != status:
+            self._cluster.apply(manifest, subresource="status")
+
+    def refuse(
+        self, owner: Identity, resource: Manifest, status: LLMServiceStatus, why: str
+    ) -> None:
+        """A spec that cannot be read: say so and touch nothing."""
+        generation, now = resource["metadata"]["generation"], time.time()
+        conditions = refused_conditions(status.conditions, why, generation, now)
+        if conditions == status.conditions and status.observed_generation == generation:
+            return
+        after = msgspec.structs.replace(
+            status, conditions=conditions, observed_generation=generation
+        )
+        self._cluster.apply(_status_manifest(owner, after), subresource="status")
+        self._tell(owner, status.conditions, conditions, now)
+
+    def _tell(
+        self, owner: Identity, before: list[Condition], after: list[Condition], now: float
+    ) -> None:
+        for condition in transitions(before, after):
+            try:
+                self._cluster.create(event(owner, condition, now))
+            except ClusterError as error:
+                logger.warning("%s/%s: no event: %s", owner.namespace, owner.name, error)
+
+
+def refused_conditions(
+    before: list[Condition], why: str, generation: int, now: float
+) -> list[Condition]:
+    """Conditions of a service whose spec cannot be read: not accepted, and not ready unless it was;
+    what was there before is left as it is and may serve on."""
+    known = {each.type: each for each in before}
+    kinds = [ConditionType.ACCEPTED]
+    ready = known.get(ConditionType.READY)
+    if ready is None or ready.reason == Reason.INVALID_SPEC:
+        kinds.append(ConditionType.READY)
+    for kind in kinds:
+        old = known.get(kind)
+        same = old is not None and old.status == "False"
+        known[kind] = Condition(
+            type=kind,
+            status="False",
+            reason=Reason.INVALID_SPEC,
+            message=why[:_MAX_MESSAGE],
+            last_transition_time=old.last_transition_time if old and same else time_text(now),
+            observed_generation=generation,
+        )
+    return list(known.values())
+
+
+def _status_manifest(owner: Identity, status: LLMServiceStatus) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "LLMService",
+        "metadata": {"name": owner.name, "namespace": owner.namespace, "uid": owner.uid},
+        "status": msgspec.to_builtins(status),
+    }

@@ -25,11 +25,12 @@ for each in psutil.Process().net_connections("inet"):
 """
 
 
+@pytest.mark.timeout(240)  # each is a process of its own, which imports NIXL
 @pytest.mark.parametrize("connector", ["tcp", "nixl", "auto"])
 def test_on_the_loopback_no_other_machine_can_ask_for_kv(connector: str):
     """UCX, left to itself, listens on the machine's own addresses as well."""
     words = [sys.executable, "-c", LISTENING.format(connector=connector)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split(), "nothing listens at all"
     assert all(map(is_loopback, done.stdout.split())), done.stdout

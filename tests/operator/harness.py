@@ -76,7 +76,7 @@ class Operators:
 
 
 PATIENCE = 90.0
-"""Seconds until a test gives up; a slow machine is no fault."""
+"""Seconds until a test gives up, which is before pytest does; a slow machine is no fault."""
 
 
 def poll(what: Callable[[], Any], seconds: float = PATIENCE) -> float | None:

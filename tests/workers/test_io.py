@@ -227,11 +227,12 @@ def test_beats_go_on_while_the_step_loop_attends(worker: Worker, router: Router)
     """An idle worker is not taken for a dead one."""
     router.greet()
     worker.inbox.take()
-    loop = threading.Thread(target=worker.thread.attend, args=[2.5])
+    loop = threading.Thread(target=worker.thread.attend, args=[50.0])
     loop.start()
     for _ in range(2):
         assert isinstance(router.hear(WorkerBeat), WorkerBeat)
     assert loop.is_alive()
+    worker.inbox.put(None)
     loop.join()
 
 

@@ -121,10 +121,8 @@ def test_prefill_attention_compiles(shared: Compile) -> None:
     assert shared(PREFILL, types, constants) <= SHARED_BYTES
 
 
-@pytest.mark.parametrize(("group", "queries", "dim", "lse"), [(4, 1, 128, False), (4, 4, 64, True)])
-def test_decode_attention_compiles(
-    shared: Compile, group: int, queries: int, dim: int, lse: bool
-) -> None:
+@pytest.mark.parametrize(("group", "queries", "dim"), [(4, 1, 128), (4, 4, 64)])
+def test_decode_attention_compiles(shared: Compile, group: int, queries: int, dim: int) -> None:
     """As it is launched for 8 KV heads; as many fit on a multiprocessor as it is planned for."""
     kept = group * queries
     numbers = ("q_t", "q_h", "table_row", "block_rows", "two_rows", "head_rows")
@@ -133,7 +131,7 @@ def test_decode_attention_compiles(
         "tail_desc": box(decode.TILE // 4, dim),
         **dict.fromkeys(("q", "out"), "*bf16"),
         **dict.fromkeys(("tables", "lengths", "starts", "plan", "arrivals"), "*i32"),
-        **dict.fromkeys(("lse", "pieces", "stats"), "*fp32"),
+        **dict.fromkeys(("pieces", "stats"), "*fp32"),
         **dict.fromkeys(numbers, "i32"),
         "scale": "fp32",
     }
@@ -149,7 +147,6 @@ def test_decode_attention_compiles(
         "STAGES": decode.DEFAULT.ring // (decode.TILE * dim * 4),
         "FIELDS": decode_plan.PLAN_FIELDS,
         "SPACING": decode_plan.COUNTER_STRIDE,
-        "HAS_LSE": lse,
         "PRODUCER_REGS": decode.DEFAULT.producer_registers,
         "AHEAD": True,
         "PDL": True,

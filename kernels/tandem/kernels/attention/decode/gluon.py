@@ -58,7 +58,7 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     if not takes(q, kv, batch):
         return plain.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scale, out, None, DEFAULT)
+    launch(q, kv, batch, scale, out, DEFAULT)
     return out
 
 
@@ -86,10 +86,9 @@ def launch(
     batch: PagedBatch,
     scale: float,
     out: Tensor,
-    lse: Tensor | None,
     tuning: Tuning,
 ) -> None:
-    """Plan the batch unless a layer before did, and fill `out` (and `lse`)."""
+    """Plan the batch unless a layer before did, and fill `out`."""
     kv_heads, page, dim = kv.shape[2:]
     kept = kept_rows(q, kv, batch)
     num = sm_count(q.device) * tuning.shares_per_sm
@@ -105,7 +104,6 @@ def launch(
         batch.seq_lens,
         batch.query_start,
         out,
-        out if lse is None else lse,
         shares.plan,
         shares.pieces,
         shares.stats,
@@ -128,7 +126,6 @@ def launch(
         STAGES=tuning.ring // (TILE * dim * 2 * kv.element_size()),
         FIELDS=PLAN_FIELDS,
         SPACING=COUNTER_STRIDE,
-        HAS_LSE=lse is not None,
         PRODUCER_REGS=tuning.producer_registers,
         AHEAD=pdl["PDL"] and planned and tuning.early,
         num_warps=4,

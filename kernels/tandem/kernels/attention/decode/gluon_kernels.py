@@ -196,12 +196,11 @@ def _attend(
 
 @gluon.jit
 def _consumer(
-    q, lengths, starts, out, lse, plan, pieces, stats, arrivals, q_t, q_h, scale,
+    q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale,
     qs, ps, ks, vs, full, empty,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, TILE: gl.constexpr,
     N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr, STAGES: gl.constexpr,
-    FIELDS: gl.constexpr, SPACING: gl.constexpr, HAS_LSE: gl.constexpr, AHEAD: gl.constexpr,
-    PDL: gl.constexpr,
+    FIELDS: gl.constexpr, SPACING: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     ML: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 16]
@@ -242,12 +241,12 @@ def _consumer(
             barrier()
             if gl.atomic_add(counter, 1, sem="acq_rel") == last - first:
                 gl.store(counter, 0)
-                acc, top, total = merge_pieces(
+                acc, total = merge_pieces(
                     pieces, stats, head_first, first, last, share, KEPT, N, D, WIDE, L
                 )
                 whole = True
         if whole:
-            write(out, lse, acc, top, total, q_first, q_len, head, GROUP, HEADS, N, D, HAS_LSE, L)
+            write(out, acc, total, q_first, q_len, head, GROUP, HEADS, N, D, L)
         unit += take
         left -= take
         tile = 0
@@ -263,18 +262,18 @@ def _consumer(
 
 @gluon.jit(do_not_specialize=["tables", "lengths", "starts", "table_row"])
 def decode_stream(
-    kv_desc, tail_desc, q, tables, lengths, starts, out, lse, plan, pieces, stats, arrivals,
+    kv_desc, tail_desc, q, tables, lengths, starts, out, plan, pieces, stats, arrivals,
     q_t, q_h, table_row, block_rows, two_rows, head_rows, scale,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
     TILE: gl.constexpr, N: gl.constexpr, KEPT: gl.constexpr, WIDE: gl.constexpr,
-    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr, HAS_LSE: gl.constexpr,
+    STAGES: gl.constexpr, FIELDS: gl.constexpr, SPACING: gl.constexpr,
     PRODUCER_REGS: gl.constexpr, AHEAD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One share of the line of units. Grid: (shares,), 4 warps.
 
     kv_desc: rows of D, boxes [TILE, D], and tail_desc the same in boxes of a quarter; the first row
     of (block, K|V, KV head) is block * block_rows + K|V * two_rows + KV head * head_rows. q
-    [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] and lse [tokens, heads] dense;
+    [tokens, heads, D] with strides q_t, q_h; out [tokens, heads, D] dense;
     the rest as plan.py describes it. Column n of a tile is query token n // GROUP, query head
     n % GROUP of the KV head; KEPT of the N columns can be real. TILE divides PAGE. scale carries
     log2(e). AHEAD asks that the kernel before last has ended, with the plan.
@@ -292,9 +291,9 @@ def decode_stream(
     gl.warp_specialize(
         [
             (_consumer, (
-                q, lengths, starts, out, lse, plan, pieces, stats, arrivals, q_t, q_h, scale,
+                q, lengths, starts, out, plan, pieces, stats, arrivals, q_t, q_h, scale,
                 qs, ps, ks, vs, full, empty,
-                KV_HEADS, GROUP, D, TILE, N, KEPT, WIDE, STAGES, FIELDS, SPACING, HAS_LSE, AHEAD,
+                KV_HEADS, GROUP, D, TILE, N, KEPT, WIDE, STAGES, FIELDS, SPACING, AHEAD,
                 PDL,
             )),
             (_producer, (

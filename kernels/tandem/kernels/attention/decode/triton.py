@@ -56,7 +56,7 @@ def decode(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
     if dim & (dim - 1):
         return reference.decode(q, kv, batch, scale)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    launch(q, kv, batch, scale, out, None, DEFAULT)
+    launch(q, kv, batch, scale, out, DEFAULT)
     return out
 
 
@@ -73,10 +73,9 @@ def launch(
     batch: PagedBatch,
     scale: float,
     out: Tensor,
-    lse: Tensor | None,
     tuning: Tuning,
 ) -> None:
-    """Plan the batch unless a layer before did, and fill `out` (and `lse`)."""
+    """Plan the batch unless a layer before did, and fill `out`."""
     kv_heads, page, dim = kv.shape[2:]
     group = q.shape[1] // kv_heads
     kept = triton.next_power_of_2(max(1, batch.max_query_len) * group)
@@ -93,7 +92,6 @@ def launch(
         batch.seq_lens,
         batch.query_start,
         out,
-        out if lse is None else lse,
         shares.plan,
         shares.pieces,
         shares.stats,
@@ -116,7 +114,6 @@ def launch(
         WIDE=max(2, 32 // kept),
         FIELDS=PLAN_FIELDS,
         SPACING=COUNTER_STRIDE,
-        HAS_LSE=lse is not None,
         STAGES=tuning.stages,
         AHEAD=pdl["PDL"] and planned,
         RELEASE=dependent(q.device)["PDL"],

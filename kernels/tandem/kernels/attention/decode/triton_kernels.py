@@ -19,7 +19,7 @@ def _merge_pieces(
     pieces, stats, head_first, first, last, share,
     KEPT: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sum the pieces of shares first..last: rows [KEPT, D], their maxima and sums [KEPT].
+    """Sum the pieces of shares first..last: rows [KEPT, D], and their sums [KEPT].
 
     WIDE pieces are loaded before the first is used: the merge costs one trip to L2 for each WIDE.
     """
@@ -60,32 +60,26 @@ def _merge_pieces(
             total += sums[i] * weight
             acc += parts[i] * weight[:, None]
         top = new
-    return acc, top, total
+    return acc, total
 
 
 @triton.jit
 def _write(
     out,
-    lse,
     acc,
-    top,
     total,
     token,
     head,
     keep,
     HEADS: tl.constexpr,
     D: tl.constexpr,
-    HAS_LSE: tl.constexpr,
 ):
-    """Normalise and store rows; a row over no key is zero, with lse -inf."""
+    """Normalise and store rows; a row over no key is zero."""
     cols = tl.arange(0, D)
     safe = tl.where(total > 0.0, total, 1.0)
     value = (acc / safe[:, None]).to(out.dtype.element_ty)
     row = token.to(tl.int64) * HEADS + head
     tl.store(out + row[:, None] * D + cols[None, :], value, mask=keep[:, None])
-    if HAS_LSE:
-        natural = tl.where(total > 0.0, (top + tl.log2(safe)) * 0.6931471805599453, float("-inf"))
-        tl.store(lse + row, natural, mask=keep)
 
 
 @triton.jit(do_not_specialize=_LOOSE)
@@ -96,7 +90,6 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     lengths,
     query_starts,
     out,
-    lse,
     plan,
     pieces,
     stats,
@@ -119,7 +112,6 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     WIDE: tl.constexpr,
     FIELDS: tl.constexpr,
     SPACING: tl.constexpr,
-    HAS_LSE: tl.constexpr,
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,
     RELEASE: tl.constexpr,
@@ -128,7 +120,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     """One share of the line of units. Grid: (num_shares,).
 
     q [tokens, heads, D] with strides q_t, q_h; kv [blocks, K|V, KV_HEADS, PAGE, D] with strides
-    kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] and lse [tokens, heads] dense.
+    kv_block, kv_two, kv_head and dense pages; out [tokens, heads, D] dense.
     Row r of a tile is query token r // GROUP, query head r % GROUP of the KV head; ROWS >= 16 is
     what the matrix unit sees, KEPT <= ROWS the power of two that holds the rows of a sequence.
     scale carries log2(e), because the softmax runs in base two. With AHEAD, which asks that the
@@ -195,7 +187,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
         release(RELEASE)
         if take == tiles:
             h = head * GROUP + rows % GROUP
-            _write(out, lse, acc, top, total, q_first + token, h, valid, HEADS, D, HAS_LSE)
+            _write(out, acc, total, q_first + token, h, valid, HEADS, D)
         else:
             head_first = unit - tile
             slot = me * 2 + (unit > me * share).to(tl.int32)
@@ -209,12 +201,12 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             tl.debug_barrier()
             if tl.atomic_add(counter, 1, sem="acq_rel") == last - first:
                 tl.store(counter, 0)
-                sum_, best, mass = _merge_pieces(
+                sum_, mass = _merge_pieces(
                     pieces, stats, head_first, first, last, share, KEPT, D, WIDE
                 )
                 t = kept // GROUP
                 h = head * GROUP + kept % GROUP
-                _write(out, lse, sum_, best, mass, q_first + t, h, t < q_len, HEADS, D, HAS_LSE)
+                _write(out, sum_, mass, q_first + t, h, t < q_len, HEADS, D)
         unit += take
         left -= take
         tile = 0

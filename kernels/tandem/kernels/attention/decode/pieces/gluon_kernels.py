@@ -29,7 +29,7 @@ def merge_pieces(
     pieces, stats, head_first, first, last, share,
     KEPT: gl.constexpr, N: gl.constexpr, D: gl.constexpr, WIDE: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """Sum the pieces of shares first..last: [D, N] in layout L, maxima and sums of its columns.
+    """Sum the pieces of shares first..last: [D, N] in layout L, and the sums of its columns.
 
     WIDE pieces are loaded before the first is used: the merge costs one trip to L2 for each WIDE.
     """
@@ -70,16 +70,16 @@ def merge_pieces(
             total += sums[i] * weight
             acc += parts[i] * gl.expand_dims(weight, 0)
         top = new
-    return acc, top, total
+    return acc, total
 
 
 @gluon.jit
 def write(
-    out, lse, acc, top, total, q_first, q_len, head,
+    out, acc, total, q_first, q_len, head,
     GROUP: gl.constexpr, HEADS: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    HAS_LSE: gl.constexpr, L: gl.constexpr,
+    L: gl.constexpr,
 ):  # fmt: skip
-    """Normalise [D, N] and store its columns as rows; a row over no key is zero, its lse -inf."""
+    """Normalise [D, N] and store its columns as rows; a row over no key is zero."""
     n = gl.arange(0, N, gl.SliceLayout(0, L))
     d = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(1, L)), 1)
     keep = n // GROUP < q_len
@@ -87,6 +87,3 @@ def write(
     safe = gl.where(total > 0.0, total, 1.0)
     value = (acc / gl.expand_dims(safe, 0)).to(out.dtype.element_ty)
     gl.store(out + gl.expand_dims(row * D, 0) + d, value, mask=gl.expand_dims(keep, 0))
-    if HAS_LSE:
-        natural = gl.where(total > 0.0, (top + gl.log2(safe)) * 0.6931471805599453, float("-inf"))
-        gl.store(lse + row, natural, mask=keep)

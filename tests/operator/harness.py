@@ -187,6 +187,6 @@ class Harness:
         assert took is not None, f"not within {seconds} s"
         return took
 
-    def ready(self, name: str = "demo", seconds: float = 30.0) -> float:
+    def ready(self, name: str = "demo", seconds: float = PATIENCE) -> float:
         """Until the service is Ready; how long it took."""
         return self.wait(lambda: self.condition("Ready", name)[0] == "True", seconds, "Ready")

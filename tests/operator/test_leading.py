@@ -124,4 +124,4 @@ def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators
     peers = lone.cluster.get("ConfigMap", lone.namespace, "demo-peers")
     assert peers is not None
     assert {name.split(".")[1] for name in peers["data"]} == {"2"}
-    assert lone.service()["status"]["keys"].get("rotating") is None
+    lone.wait(lambda: lone.service()["status"]["keys"].get("rotating") is None)

@@ -12,13 +12,10 @@ from tests.operator.foreign import foreign_objects
 from tests.operator.harness import Harness
 from tests.operator.test_children import facts
 
-from tandem.operator.cluster import Cluster
-from tandem.operator.cluster.apply import Applier
-from tandem.operator.cluster.ownership import is_owned, taken
+from tandem.operator.cluster.ownership import taken
 from tandem.operator.cluster.store import CHILDREN
-from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import desired
-from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.naming import Manifest
 
 OURS = {"tandem.dev/service": "demo"}
 FOREIGN = foreign_objects()
@@ -87,67 +84,6 @@ def test_a_foreign_key_is_told_while_the_service_goes_on(harness: Harness):
     assert set(secret["data"]) == {"a"}
     assert harness.replicas() == before
     assert harness.condition("Ready")[0] == "True"
-
-
-def children(namespace: str, uid: str) -> dict[str, Manifest]:
-    """One child of each kind that is applied, as the operator wants it."""
-    given = facts()
-    found = {}
-    for each in desired(given, {(role, given.revision(role)): 1 for role in Role}, {}).applied:
-        (owner,) = each["metadata"]["ownerReferences"]
-        metadata = {
-            **each["metadata"],
-            "namespace": namespace,
-            "ownerReferences": [{**owner, "uid": uid}],
-        }
-        found[each["kind"]] = {**each, "metadata": metadata}
-    return found
-
-
-@pytest.mark.parametrize("kind", sorted(children("x", "y")))
-def test_an_object_that_comes_between_look_and_write_is_left_alone(
-    cluster: Cluster, harness: Harness, kind: str
-):
-    """A name that was free, or ours, when it was looked at may be another's when it is written."""
-    harness.create("other", suspend=True)
-    uid = harness.service("other")["metadata"]["uid"]
-    manifest = children(harness.namespace, uid)[kind]
-    name = manifest["metadata"]["name"]
-    assert Applier(cluster).apply([manifest], Snapshot({})) == []
-    ours = cluster.get(kind, harness.namespace, name)
-    assert ours is not None
-    assert is_owned(ours, uid)
-    cluster.delete(kind, harness.namespace, name)
-    harness.wait_for(lambda: cluster.get(kind, harness.namespace, name) is None)
-    theirs = {**manifest, "metadata": {"name": name, "namespace": harness.namespace}}
-    before = cluster.create(theirs)
-    assert before is not None
-    for seen in (Snapshot({}), Snapshot({kind: {name: ours}})):
-        (found,) = Applier(cluster).apply([manifest], seen)
-        assert (found.kind, found.name, found.passes) == (kind, name, False)
-    Applier(cluster).prune(Snapshot({kind: {name: ours}}), set(), uid)
-    after = cluster.get(kind, harness.namespace, name)
-    assert after is not None, "it was deleted"
-    assert after["metadata"]["uid"] == before["metadata"]["uid"]
-    assert "ownerReferences" not in after["metadata"]
-    assert "Apply" not in {each["operation"] for each in after["metadata"]["managedFields"]}
-
-
-def test_what_was_made_by_a_post_is_applied_from_then_on(cluster: Cluster, harness: Harness):
-    """A retired key leaves the ConfigMap though it was in it when that was made."""
-    harness.create("other", suspend=True)
-    uid = harness.service("other")["metadata"]["uid"]
-    manifest, applier = children(harness.namespace, uid)["ConfigMap"], Applier(cluster)
-    applier.apply([{**manifest, "data": {"a": "1", "b": "1"}}], Snapshot({}))
-    there = cluster.get("ConfigMap", harness.namespace, "demo-peers")
-    assert there is not None
-    seen = Snapshot({"ConfigMap": {"demo-peers": there}})
-    applier.apply([{**manifest, "data": {"a": "2"}}], seen)
-    after = cluster.get("ConfigMap", harness.namespace, "demo-peers")
-    assert after is not None
-    assert after["data"] == {"a": "2"}
-    (entry,) = after["metadata"]["managedFields"]
-    assert (entry["manager"], entry["operation"]) == ("tandem-operator", "Apply")
 
 
 def test_what_the_collector_is_about_to_remove_is_nobodys_mistake():

@@ -44,8 +44,8 @@ def test_an_object_that_comes_between_look_and_write_is_left_alone(
     cluster: Cluster, alone: Harness, kind: str
 ):
     """A name that was free, or ours, when it was looked at may be another's when it is written."""
-    alone.create("other", suspend=True)
-    uid = alone.service("other")["metadata"]["uid"]
+    alone.create()
+    uid = alone.service()["metadata"]["uid"]
     manifest = children(alone.namespace, uid)[kind]
     name = manifest["metadata"]["name"]
     assert Applier(cluster).apply([manifest], Snapshot({})) == []
@@ -70,8 +70,8 @@ def test_an_object_that_comes_between_look_and_write_is_left_alone(
 
 def test_what_was_made_by_a_post_is_applied_from_then_on(cluster: Cluster, alone: Harness):
     """A retired key leaves the ConfigMap though it was in it when that was made."""
-    alone.create("other", suspend=True)
-    uid = alone.service("other")["metadata"]["uid"]
+    alone.create()
+    uid = alone.service()["metadata"]["uid"]
     manifest, applier = children(alone.namespace, uid)["ConfigMap"], Applier(cluster)
     applier.apply([{**manifest, "data": {"a": "1", "b": "1"}}], Snapshot({}))
     there = cluster.get("ConfigMap", alone.namespace, "demo-peers")

@@ -4,15 +4,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+import torch
 from tests.waiting import wait_for
 
-from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.mover.blocks import CLEARED, Blocks, BlockTags
+from tandem.kvtransfer.mover.extents import block_extents, slot_extent
 from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits, Transport
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
-from tandem.protocol.ids import Incarnation, new_incarnation
+from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 
 SLOTS, SIZE = 4, 4096
 
@@ -84,6 +86,27 @@ def test_an_extent_that_the_peer_does_not_have_fails_its_whole_read(ends):
     """As one that lies behind P's last slot."""
     wanted = [extent(0, 0, SIZE), extent(1, SLOTS, SIZE)]
     assert ends.outcome(ends.consumer.read(ends.peer, wanted)) is Progress.FAILED
+
+
+def test_copies_reach_only_blocks_that_the_peer_has():
+    """Whole ones, or their start; the others' bytes are not touched, and a tag comes with each."""
+    slots, size, peer = SlotMemory(1, SIZE), 64, new_incarnation()
+    theirs, mine = (Blocks(torch.zeros(4, size, dtype=torch.uint8), BlockTags(4)) for _ in "pd")
+    producer, consumer = MemoryTransport(direct=True), MemoryTransport(direct=True)
+    theirs.slab.add_(torch.arange(1, 5, dtype=torch.uint8)[:, None])
+    theirs.tags.set(RequestKey(b"R" * 16, "a", 0), 3, b"t" * 16)
+    consumer.receive(slots, mine)
+    consumer.connect(peer, "", producer.serve(slots, theirs))
+    ticket = consumer.read(peer, block_extents([0, 2], [3, 1], size))
+    assert consumer.poll(ticket) is Progress.DONE
+    assert consumer.tags_of(ticket) == [b"t" * 16, CLEARED]
+    assert mine.slab[:, 0].tolist() == [4, 0, 2, 0]
+    for wrong in ([4], [-1]):
+        ticket = consumer.read(peer, block_extents([1], wrong, size))
+        assert consumer.poll(ticket) is Progress.FAILED
+    assert mine.slab[:, 0].tolist() == [4, 0, 2, 0]
+    producer.stop()
+    assert consumer.poll(consumer.read(peer, block_extents([1], [0], size))) is Progress.FAILED
 
 
 def test_only_fenced_copies_may_write_live_blocks():

@@ -216,7 +216,7 @@ def test_a_killed_consumer_costs_the_producer_nothing(workers, children):
     producer.compute(key, 80, list(range(40)))
     child.tell(f"load {key.request}")
     table = producer.service._mover.table
-    producer.until(lambda: table.exports[key].packed == 80)
+    producer.until(lambda: table.exports[key].packed == (80,))
     child.signal(signal.SIGKILL)
     started = time.monotonic()
     producer.wait_for(events.Revoked, key)

@@ -46,6 +46,26 @@ def test_tokens_are_those_of_one_engine(pair: Pair) -> None:
     assert pair.consumer.progress() > 0
 
 
+def test_requests_that_share_blocks_share_their_tags() -> None:
+    """A tag is of the tokens, not of the request: what a second one computes from the same cached
+    blocks while the first's are copied is right for both."""
+    pair = Pair("memory_blocks")
+    try:
+        transport: Any = pair.consumer._mover.parts.transports["memory_blocks"]
+        pulls = pair.consumer._mover.table.pulls
+        transport.hold.set()
+        pair.ask("a")
+        pair.until(lambda: any(each.reading for each in pulls.values()))
+        pair.ask("b")
+        pair.until(lambda: [bool(each.reading) for each in pulls.values()] == [True, True])
+        transport.hold.clear()
+        pair.until(lambda: pair.decode.finished("a") and pair.decode.finished("b"))
+        assert pair.decode.tokens("a") == pair.decode.tokens("b") == pair.alone()[0]
+        assert not pair.decode.failed
+    finally:
+        pair.close()
+
+
 def test_a_full_hit_brings_only_token_1(pair: Pair) -> None:
     """The second of two equal prompts of whole blocks moves no KV and says the same."""
     prompt = PROMPT[:64]

@@ -140,6 +140,14 @@ def test_the_walks_take_nearly_every_rule_of_the_tables():
             2,
             id="two keys, two faults",
         ),
+        pytest.param(
+            Setup(num_blocks=2, direct=True, faults=ALL_FAULTS), 2, id="two copies, two faults"
+        ),
+        pytest.param(
+            Setup(num_blocks=2, kinds=(KVKind.FULL, KVKind.STATE), faults=ALL_FAULTS),
+            1,
+            id="a recurrent state beside, at its own pace",
+        ),
     ],
 )
 def test_the_same_holds_further_out(setup, faults):

@@ -37,12 +37,13 @@ def can_cut(export: Export, policy: ProducerPolicy) -> bool:
 
 def next_part(export: Export, policy: ProducerPolicy) -> tuple[int, int] | None:
     """The item of the next part and where it would stop: whole blocks, except at the item's end."""
-    for item, packed in zip(export.items, export.packed, strict=True):
-        upto = available(item, export.ready, export.num_tokens, policy.block_size)
+    size = policy.block_size
+    for item in export.items:
+        at = item.group
+        packed, upto = export.packed[at], available(item, export.ready, export.num_tokens, size)
         if upto > packed:
-            group = policy.groups[item.group]
-            blocks = min(group.blocks_per_part, export.max_blocks[item.group])
-            return item.group, min(upto, packed + blocks * policy.block_size)
+            blocks = min(policy.groups[at].blocks_per_part, export.max_blocks[at])
+            return at, min(upto, packed + blocks * size)
     return None
 
 

@@ -80,10 +80,10 @@ def begin(item: Item, from_token: int) -> int:
 def available(item: Item, ready: int, num_tokens: int, block_size: int) -> int:
     """How far an item can be taken when the prompt's first ``ready`` tokens are computed: whole
     blocks, except at its end."""
-    if item.kind is KVKind.ENCODER:
-        return item.stop if ready else item.start
     if ready == num_tokens:
         return item.stop
+    if item.kind is KVKind.ENCODER:
+        return item.stop if ready else item.start
     return min(ready - ready % block_size, item.stop)
 
 

@@ -1,0 +1,147 @@
+"""Hand-offs of two services in one process, on a CPU: python bench/handoffs.py [--rounds 5].
+
+What a hand-off costs besides computing: control messages, machines, packing, reading, verifying.
+For each of ``--connectors``: hand-offs a second, processors' time of one, bytes a second. Of short
+prompts (one part, where the machines count) and of long ones (where bytes do), eight at a time; the
+best of ``--rounds``. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+import time
+from typing import Any
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.service.consumer import HandoffConsumer
+from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.protocol.card import Fingerprint
+from tandem.protocol.ids import RequestKey, new_incarnation
+from tandem.protocol.kv import FirstToken
+from tandem.protocol.layout import KVGroup, KVLayout
+
+LAYOUT = KVLayout(
+    (KVGroup(num_layers=8, num_kv_heads=4, head_dim=64, block_size=16, dtype="bfloat16"),)
+)
+NUM_BLOCKS = 1024
+AT_ONCE = 8
+ROUTER = b"R" * 16
+SECONDS = 60.0
+CASES = {"short": (4, 400), "long": (128, 40)}
+"""Blocks of a prompt, and hand-offs of one round."""
+
+
+class Done:
+    """A fence that has been seen."""
+
+    def done(self) -> bool:
+        """Yes."""
+        return True
+
+
+class Pair:
+    """Both services, linked."""
+
+    def __init__(self, connector: str) -> None:
+        config = KVTransferConfig(kv_connector=connector, kv_control_port=0)
+        self.woken = threading.Event()
+        self.me, self.peer = new_incarnation(), new_incarnation()
+        self.producer: Any = self._made(HandoffProducer, config, self.peer)
+        self.consumer: Any = self._made(HandoffConsumer, config, self.me)
+        self.consumer.set_peers([self.producer.control])
+        self._until(lambda: self.consumer.peer_up(self.peer))
+        self._until(lambda: self.me in self.producer.consumers())
+
+    def _made(self, kind: Any, config: KVTransferConfig, incarnation: Any) -> Any:
+        made = kind(
+            config,
+            slab=torch.ones(NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8),
+            layout=LAYOUT,
+            num_blocks=NUM_BLOCKS,
+            fingerprint=Fingerprint(revision="bench", dtype="bfloat16", layout=LAYOUT),
+            incarnation=incarnation,
+            registry=CollectorRegistry(),
+            notify=self.woken.set,
+        )
+        made.start()
+        return made
+
+    def _until(self, check: Any) -> None:
+        end = time.monotonic() + SECONDS
+        while not check():
+            assert time.monotonic() < end, "nothing happens"
+            self.woken.wait(0.01)
+            self.woken.clear()
+
+    def run(self, name: str, blocks: int, count: int) -> tuple[float, float]:
+        """Seconds for so many hand-offs, ``AT_ONCE`` at a time, and of processors."""
+        tables = [list(range(n * blocks, (n + 1) * blocks)) for n in range(NUM_BLOCKS // blocks)]
+        spare = tables[:AT_ONCE]
+        live: dict[RequestKey, list[int]] = {}
+        begun = ended = released = 0
+        tokens = blocks * LAYOUT.block_size
+        started, spent = time.perf_counter(), time.process_time()
+
+        def step() -> bool:
+            nonlocal begun, ended, released
+            while spare and begun < count:
+                key, table = RequestKey(ROUTER, f"{name}{begun}", 0), spare.pop()
+                begun += 1
+                live[key] = table
+                self.consumer.open(key, self.peer, budget_ms=None)
+                refused = self.producer.admit(
+                    key, num_tokens=tokens, num_blocks=blocks, consumer=self.me, budget_ms=None
+                )
+                assert refused is None, refused
+                self.producer.computed(key, table, tokens, Done())
+                self.producer.final(key, [FirstToken(0, 1)], None)
+                self.producer.finished(key)
+            released += sum(isinstance(each, events.Released) for each in self.producer.poll())
+            for event in self.consumer.poll():
+                if isinstance(event, events.Ready):
+                    self.consumer.begin_load(event.key, live[event.key], 0, tokens)
+                    continue
+                assert isinstance(event, events.Loaded), event
+                spare.append(live.pop(event.key))
+                ended += 1
+            return ended == released == count
+
+        self._until(step)
+        return time.perf_counter() - started, time.process_time() - spent
+
+    def close(self) -> None:
+        """End both."""
+        self.consumer.close()
+        self.producer.close()
+
+
+def main() -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connectors", default="memory,memory_blocks,tcp,nixl")
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for connector in asked.connectors.split(","):
+        pair = Pair(connector)
+        for case, (blocks, count) in CASES.items():
+            rounds = range(asked.rounds)
+            times = [pair.run(f"{case}{n}-", blocks, count) for n in rounds]
+            best, cpu = (min(each) for each in zip(*times, strict=True))
+            found.setdefault(connector, {})[case] = {
+                "handoffs_per_s": round(count / best, 1),
+                "cpu_ms": round(1000 * cpu / count, 3),
+                "gb_per_s": round(count * blocks * LAYOUT.block_bytes / best / 1e9, 3),
+            }
+        pair.close()
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

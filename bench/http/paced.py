@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, SlabAllocator
+from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
 from tandem.protocol.card import WorkerRole
 from tandem.worker.handoff import NoHandoff
@@ -69,6 +69,13 @@ class PacedExecutor:
     def _draw(self) -> int:
         self._token = (self._token * 1103515245 + 12345) % (1 << 31)
         return 300 + self._token % (self._vocabulary - 300)
+
+    def regions(self) -> tuple[KVRegion, ...]:
+        """No memory."""
+        return ()
+
+    def check_health(self) -> None:
+        """Always well."""
 
     def stop(self) -> None:
         """Nothing runs."""

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, SlabAllocator
+from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import (
     BlockTransfers,
     FenceDone,
@@ -211,6 +211,13 @@ class SimExecutor:
         output = ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs, report)
         future.set_result(output)
         return future
+
+    def regions(self) -> tuple[KVRegion, ...]:
+        """No memory that anybody could move."""
+        return ()
+
+    def check_health(self) -> None:
+        """Always well."""
 
     def stop(self) -> None:
         """Nothing runs."""

@@ -7,11 +7,15 @@ from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.pair import Pair, consume, produce
 
+from tandem.engine.cache.block_pool import BlockEventLog
+from tandem.engine.cache.offload.connector import OffloadConnector
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
+from tandem.engine.scheduler.connector import Lookup
 from tandem.engine.step import BlockTransfers
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause, InvalidParameter
+from tandem.protocol.ids import BlockHash
 from tandem.protocol.requests import EngineCoreRequest
 
 LONG = params_of(max_tokens=4, ignore_eos=True)
@@ -188,6 +192,56 @@ def test_a_tier_too_small_for_all_keeps_the_latest():
     harness.run()
     harness.check(again)
     harness.check_empty()
+
+
+def test_what_is_about_to_be_loaded_is_not_given_away():
+    """Taking blocks for a load evicts others, which would push it out of a tier that is full."""
+    harness = offloading(num_cpu_blocks=3)
+    again = cold(harness)
+    harness.add(again)
+    harness.run()
+    stats = stats_of(harness)
+    assert stats.hit_tokens == 48
+    assert stats.num_declined > 0
+    harness.check(again)
+    harness.check_empty()
+
+
+def test_routers_hear_of_what_is_in_neither():
+    """A hash that the tier gives away is gone, unless the cache has it, too."""
+    log, here = BlockEventLog(), {BlockHash(b"b" * 16)}
+    tier = OffloadConnector(
+        1, block_size=16, block_bytes=1, log=log, cached_here=lambda digest: digest in here
+    )
+    told = []
+    for digest in (b"a" * 16, b"b" * 16, b"c" * 16):
+        tier.evicting(0, BlockHash(digest))
+        events = log.drain()
+        assert events is not None
+        told.append((events.stored, events.removed))
+    assert told == [
+        ((b"a" * 16,), ()),
+        ((b"b" * 16,), (b"a" * 16,)),
+        ((b"c" * 16,), ()),
+    ]
+
+
+def test_nothing_is_loaded_twice_for_a_request_whose_load_failed():
+    """Even if what it wants is there again by then: a tier that is broken ends at one try."""
+    harness = offloading()
+    request = cold(harness)
+    again = _entered(harness, request)
+    harness.executor.memory.broken = True
+    harness.step()
+    assert stats_of(harness).num_failed_loads == 1
+    tier = harness.core._offload
+    assert tier is not None
+    tier.evicting(0, again.hashes_upto(1)[0])
+    assert tier.lookup(again, 0).lookup is Lookup.NOTHING
+    assert tier.transfers(idle=False) is not None
+    harness.run()
+    harness.check(request)
+    assert stats_of(harness).num_failed_loads == 1
 
 
 def test_metrics_show_the_tier():

@@ -14,6 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
 from tandem.engine.worker import capacity
+from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks
 from tandem.protocol.errors import InvalidParameter
 
@@ -124,6 +125,38 @@ def test_stores_come_before_loads_and_before_what_the_step_writes():
     assert slab.tolist() == [[9, 10, 11], [3, 4, 5], [3, 4, 5], [0, 0, 0]]
     assert host.report(wait=False) == TransferReport(loaded=(7,))
     assert host.report(wait=True) is None
+
+
+class Later:
+    """A point in a device's queue that is reached when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.reached = False
+
+    def done(self) -> bool:
+        """Whether somebody has."""
+        return self.reached
+
+    def wait(self, seconds: float = 1.0) -> None:
+        """There."""
+        self.reached = True
+
+
+def test_only_a_step_for_transfers_waits_for_loads():
+    """A step that computes tells of loads that have landed, in order; one that is there for
+    transfers alone waits for all."""
+    host = HostBlocks(torch.zeros(4, 3, dtype=torch.uint8), 2)
+    first, second = Later(), Later()
+    host._under_way += [(1, first, None), (2, second, "why")]
+    computes = LaunchedStep(1, host=host)
+    assert computes.result().transfers is None
+    second.reached = True
+    assert computes.result().transfers is None
+    first.reached = True
+    assert computes.result().transfers == TransferReport((1,), ((2, "why"),))
+    host._under_way.append((3, Later(), None))
+    alone = LaunchedStep(2, host=host, for_transfers=True)
+    assert alone.result().transfers == TransferReport((3,))
 
 
 @pytest.mark.parametrize(

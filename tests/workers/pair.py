@@ -12,8 +12,8 @@ from tests.waiting import wait_for
 from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.base import Capacity
-from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.executor.base import Capacity, Executor
+from tandem.engine.executor.factory import make_executor
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
@@ -33,7 +33,7 @@ class Half:
     """One engine and what it said."""
 
     def __init__(
-        self, connect: Callable[[EngineConfig, UniProcExecutor], KVConnector], **settings: Any
+        self, connect: Callable[[EngineConfig, Executor], KVConnector], **settings: Any
     ) -> None:
         flat: dict[str, Any] = {
             "num_gpu_blocks_override": 24,
@@ -41,7 +41,7 @@ class Half:
             "revision": "tiny",
         } | settings
         config = EngineConfig.of(str(folder_of("llama")), dtype="float32", device="cpu", **flat)
-        executor = UniProcExecutor()
+        executor = make_executor(config)
 
         def made(capacity: Capacity) -> KVConnector:
             return connect(config, executor)
@@ -92,23 +92,24 @@ class Pair:
         self.until(lambda: self.consumer.peer_up(self.p_id))
         self.until(lambda: self.d_id in self.producer.consumers())
 
-    def _producer(self, config: EngineConfig, executor: UniProcExecutor) -> KVConnector:
+    def _producer(self, config: EngineConfig, executor: Executor) -> KVConnector:
         self.producer = HandoffProducer(self.kv, **self._parts(config, executor, self.p_id))  # type: ignore[arg-type]
         self.producer.start()
         return PrefillConnector(self.producer, config.cache.block_size)
 
-    def _consumer(self, config: EngineConfig, executor: UniProcExecutor) -> KVConnector:
+    def _consumer(self, config: EngineConfig, executor: Executor) -> KVConnector:
         self.consumer = HandoffConsumer(self.kv, **self._parts(config, executor, self.d_id))  # type: ignore[arg-type]
         self.consumer.start()
         return DecodeConnector(self.consumer)
 
     def _parts(
-        self, config: EngineConfig, executor: UniProcExecutor, me: Incarnation
+        self, config: EngineConfig, executor: Executor, me: Incarnation
     ) -> dict[str, object]:
+        (region,) = executor.regions()
         return {
-            "slab": executor.worker.slab_blocks(),
+            "slab": region.blocks,
             "layout": config.layout,
-            "num_blocks": executor.worker.slab_blocks().shape[0],
+            "num_blocks": region.blocks.shape[0],
             "fingerprint": config.fingerprint(),
             "incarnation": me,
             "registry": CollectorRegistry(),

@@ -42,8 +42,8 @@ class PacedExecutor(SimExecutor):
 class Worker:
     """An EngineCoreProc in a thread."""
 
-    def __init__(self, **settings: object) -> None:
-        """``settings`` of the engine."""
+    def __init__(self, core: EngineCore | None = None, **settings: object) -> None:
+        """``core`` in place of a simulated engine; ``settings`` of that."""
         registry = CollectorRegistry()
         server = ServerConfig(host="127.0.0.1", port=0, probe_port=0)
         self.probes = WorkerProbes(server, registry)
@@ -51,7 +51,9 @@ class Worker:
         metrics = EngineMetrics(registry, model_name="sim", max_model_len=4096)
         self.executor = PacedExecutor(64)
         config = config_of(num_gpu_blocks_override=64, **settings)
-        self.core = EngineCore.launch(config, self.executor, metrics=metrics)
+        if core is None:
+            core = EngineCore.launch(config, self.executor, metrics=metrics)
+        self.core = core
         self.loading = self.get("/ready")
         self.proc = EngineCoreProc(
             core=self.core,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.protocol.card import WorkerRole
@@ -14,12 +14,13 @@ from tandem.worker.server_config import ServerConfig
 
 def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int:
     """Serve until a signal."""
-    executor = UniProcExecutor()
+    executor = make_executor(config, reach_memory=True)
 
     def make_role(context: RoleContext) -> RoleParts:
+        (region,) = context.executor.regions()
         consumer = HandoffConsumer(
             kv,
-            slab=executor.worker.slab_blocks(),
+            slab=region.blocks,
             layout=context.capacity.layout,
             num_blocks=context.capacity.num_blocks,
             fingerprint=context.fingerprint,

@@ -61,10 +61,10 @@ class LLM:
         """``model`` is anything that hub/ prepares: a folder, a GGUF file, a hub id, a package.
 
         ``options`` are engine settings by their flat names (``max_model_len``, ``dtype``,
-        ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device if
-        none is given). ``trust_remote_code`` is a permission that nothing here makes use of: no
-        model's own code is ever run, and a warning says so. Raises a HubError, UnusableFolder or
-        InvalidParameter.
+        ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device, as
+        ``distributed_executor_backend`` says, if none is given). ``trust_remote_code`` is a
+        permission that nothing here makes use of: no model's own code is ever run, and a warning
+        says so. Raises a HubError, UnusableFolder or InvalidParameter.
         """
         from tandem.engine.config import EngineConfig
         from tandem.hub import prepare
@@ -82,8 +82,9 @@ class LLM:
         async def make() -> AsyncLLM:
             from tandem.engine.core.client import InprocClient
             from tandem.engine.core.engine_core import EngineCore
+            from tandem.engine.executor.factory import make_executor
 
-            runs = executor if executor is not None else _device_executor()
+            runs = executor if executor is not None else make_executor(config)
             client = InprocClient(EngineCore.launch(config, runs))
             return AsyncLLM(client, self.tokenizer)
 
@@ -181,12 +182,6 @@ class LLM:
                 for name in running:
                     self.engine.abort_request(name)
         return [answers[str(index)] for index in range(total)]
-
-
-def _device_executor() -> Executor:
-    from tandem.engine.executor.uniproc import UniProcExecutor
-
-    return UniProcExecutor()
 
 
 def _chats(messages: Messages | Sequence[Messages]) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
@@ -17,12 +17,13 @@ def run(
     config: EngineConfig, server: ServerConfig, kv: KVTransferConfig, prefill: PrefillConfig
 ) -> int:
     """Serve until a signal."""
-    executor = UniProcExecutor()
+    executor = make_executor(config, reach_memory=True)
 
     def make_role(context: RoleContext) -> RoleParts:
+        (region,) = context.executor.regions()
         producer = HandoffProducer(
             kv,
-            slab=executor.worker.slab_blocks(),
+            slab=region.blocks,
             layout=context.capacity.layout,
             num_blocks=context.capacity.num_blocks,
             fingerprint=context.fingerprint,

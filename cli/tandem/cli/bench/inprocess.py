@@ -10,7 +10,7 @@ from typing import Any
 from tandem.cli.bench.load import Ask
 from tandem.cli.worker_settings import engine_config
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.engine.executor.factory import make_executor
 from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
@@ -34,7 +34,8 @@ class TimedEngine:
 
     def __init__(self, given: dict[type, dict[str, Any]]) -> None:
         started = time.perf_counter()
-        self._core = EngineCore.launch(engine_config(given), UniProcExecutor())
+        config = engine_config(given)
+        self._core = EngineCore.launch(config, make_executor(config))
         self.load_seconds = time.perf_counter() - started
         self._me = new_incarnation()
         self._count = 0

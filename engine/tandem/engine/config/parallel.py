@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tandem.protocol.settings import check_integer, setting
+from tandem.protocol.settings import check_choices, check_integer, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,5 +13,13 @@ class ParallelConfig:
         1, "Ranks that share each layer. This version runs one rank.", unit="ranks"
     )
 
+    distributed_executor_backend: str = setting(
+        "uni",
+        "Where ranks run: uni is the engine's own process, mp a child process for each, which on a "
+        "GPU excludes a hand-off.",
+        choices=("uni", "mp"),
+    )
+
     def __post_init__(self) -> None:
+        check_choices(self)
         check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 1)

@@ -132,10 +132,15 @@ class EngineCore:
         connect: Callable[[Capacity], KVConnector | None] | None = None,
         metrics: EngineMetrics | None = None,
     ) -> EngineCore:
-        """Start the executor, then the engine over what it can hold."""
+        """Start the executor, then the engine over what it can hold; whoever fails ends the
+        executor."""
         capacity = executor.start(config, allocate)
-        connector = None if connect is None else connect(capacity)
-        return cls(config, executor, capacity, connector=connector, metrics=metrics)
+        try:
+            connector = None if connect is None else connect(capacity)
+            return cls(config, executor, capacity, connector=connector, metrics=metrics)
+        except BaseException:
+            executor.stop()
+            raise
 
     @property
     def has_work(self) -> bool:
@@ -194,6 +199,8 @@ class EngineCore:
         outputs, failed = self.scheduler.outbox.take()
         blocks = self.manager.log.drain()
         progressed = plan is not None or settled or bool(outputs or failed)
+        if not progressed:
+            self._executor.check_health()
         return StepOutputs(progressed, outputs, failed, blocks)
 
     def observe(self) -> None:

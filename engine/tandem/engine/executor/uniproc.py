@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, SlabAllocator
+from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.threads import spin_briefly
 
@@ -59,6 +59,13 @@ class UniProcExecutor:
             future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
             return future
+
+    def regions(self) -> tuple[KVRegion, ...]:
+        """See Executor."""
+        return (KVRegion(0, self.worker.slab_blocks()),)
+
+    def check_health(self) -> None:
+        """See Executor. A rank of this process is as well as the process."""
 
     def stop(self) -> None:
         """See Executor."""

@@ -1,0 +1,108 @@
+"""Frames between an engine and a rank in another process of the same machine, in order.
+
+A pair of Unix sockets, so that either end sees at once that the other is gone. Every wait has a
+deadline. A frame is its length in 8 bytes and its content; descriptors go beside frames.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+
+from tandem.protocol.errors import TandemError
+
+_LENGTH = struct.Struct("<Q")
+MOST_BYTES = 1 << 32
+"""Of one frame; what claims to be longer is none."""
+_CHUNK = 1 << 20
+
+
+class ChannelClosed(TandemError):
+    """The other end is gone."""
+
+
+class Channel:
+    """One end. One thread sends, one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        end.setblocking(False)
+        self._received = bytearray()
+
+    def send(self, *parts: bytes, seconds: float) -> None:
+        """Send one frame. Raises ChannelClosed, and TimeoutError when the other end does not take
+        it within ``seconds``; the channel is of no use then."""
+        deadline = time.monotonic() + seconds
+        frame = memoryview(b"".join((_LENGTH.pack(sum(map(len, parts))), *parts)))
+        while frame:
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                self._wait(select.POLLOUT, deadline)
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            else:
+                frame = frame[sent:]
+
+    def receive(self, *, seconds: float | None) -> bytes:
+        """The next frame. Raises ChannelClosed, and TimeoutError, after which the channel is of no
+        use if a part of a frame had come; None waits as long as the other end lives."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        size = _LENGTH.unpack(self._take(_LENGTH.size, deadline))[0]
+        if size > MOST_BYTES:
+            raise ChannelClosed(f"a frame of {size} bytes is none of this channel's")
+        return self._take(size, deadline)
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Give the other end a copy of an open file, between two frames."""
+        socket.send_fds(self._socket, [b"\0"], [descriptor])
+
+    def receive_descriptor(self, *, seconds: float) -> int:
+        """Take one. Raises ChannelClosed, and TimeoutError."""
+        assert not self._received, "a descriptor comes between two frames"
+        self._wait(select.POLLIN, time.monotonic() + seconds)
+        _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+        if not descriptors:
+            raise ChannelClosed("the other end closed where a descriptor was to come")
+        return descriptors[0]
+
+    def close(self) -> None:
+        """The other end sees it at once. May be called twice."""
+        self._socket.close()
+
+    def _take(self, count: int, deadline: float | None) -> bytes:
+        received = self._received
+        while len(received) < count:
+            try:
+                # No more than is missing: a descriptor may come behind the frame.
+                part = self._socket.recv(min(count - len(received), _CHUNK))
+            except BlockingIOError:
+                self._wait(select.POLLIN, deadline)
+                continue
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            if not part:
+                raise ChannelClosed("the other end closed")
+            received += part
+        taken = bytes(received)
+        received.clear()
+        return taken
+
+    def _wait(self, what: int, deadline: float | None) -> None:
+        poller = select.poll()
+        poller.register(self._socket, what)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError("the other end of the channel does not answer")
+            if poller.poll(None if left is None else left * 1000):
+                return
+
+
+def inherited(descriptor: int) -> Channel:
+    """The end that a parent process left open under ``descriptor``."""
+    os.set_inheritable(descriptor, False)
+    return Channel(socket.socket(fileno=descriptor))

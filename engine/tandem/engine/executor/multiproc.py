@@ -1,0 +1,202 @@
+"""The executor of one rank in a child process: plans and results go over a channel.
+
+Keeps the engine's interpreter to itself: neither its threads nor its garbage hold a step up. A
+child that ends is seen at once, whichever way it ends, and so is the engine's end by the child. On
+a CPU the rank's slab is memory that both processes see, so that a hand-off moves blocks from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from concurrent.futures import Future
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
+from tandem.engine.executor.channel import Channel, ChannelClosed
+from tandem.engine.executor.shared import SharedMemory
+from tandem.engine.executor.wire import (
+    FromRank,
+    RankError,
+    Start,
+    Started,
+    StepResult,
+    decode_from_rank,
+    encode,
+    error_of,
+)
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.protocol.errors import InvalidParameter
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 3600.0
+"""Weights must be there within this."""
+STEP_SECONDS = 600.0
+"""A rank that does not take a plan, or answer one, within this hangs."""
+STOP_SECONDS = 15.0
+"""A rank that has not ended by then is killed."""
+_RANK = 0
+
+
+class RankFuture(Future[ModelRunnerOutput]):
+    """A step's result, taken from the channel in the thread that asks for it."""
+
+    def __init__(self, executor: MultiprocExecutor) -> None:
+        super().__init__()
+        self._executor = executor
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """See Future; results of earlier steps are taken on the way. Raises RankError."""
+        while not self.done():
+            self._executor.take_result(STEP_SECONDS if timeout is None else timeout)
+        return super().result()
+
+
+class MultiprocExecutor:
+    """Runs the one rank in a child process. Implements Executor; one thread calls it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._capacity: Capacity | None = None
+        self._memory: SharedMemory | None = None
+        self._pending: deque[RankFuture] = deque()
+        """Steps without a result, in their order."""
+
+    def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
+        """See Executor. The slab's memory is the child's: an allocator is refused by name."""
+        assert self._process is None, "the executor has started already"
+        if allocate is not None:
+            allowed = "uni where the engine's process gives the slab's memory"
+            raise InvalidParameter("distributed_executor_backend", "mp", allowed)
+        here, there = socket.socketpair()
+        with there:
+            command = [sys.executable, "-P", "-m", "tandem.engine.executor.rank"]
+            self._process = subprocess.Popen(
+                [*command, str(there.fileno())],
+                pass_fds=(there.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        self._channel = Channel(here)
+        try:
+            self._capacity = self._begin(config)
+        except BaseException:
+            self.stop()
+            raise
+        logger.info("rank %d runs in process %d", _RANK, self._process.pid)
+        return self._capacity
+
+    def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        """See Executor. What a rank raised is in the future."""
+        future = RankFuture(self)
+        try:
+            self._open.send(encode(plan), seconds=STEP_SECONDS)
+        except ChannelClosed:
+            future.set_exception(self._gone())
+        else:
+            self._pending.append(future)
+        return future
+
+    def regions(self) -> tuple[KVRegion, ...]:
+        """See Executor. On a GPU the child's memory cannot be reached from here: InvalidParameter
+        says so."""
+        assert self._capacity is not None, "the executor has not started, or has stopped"
+        if self._memory is None:
+            raise unreachable()
+        size = self._capacity.layout.block_bytes
+        blocks = self._memory.tensor()[: self._capacity.num_blocks * size].view(-1, size)
+        return (KVRegion(_RANK, blocks),)
+
+    def check_health(self) -> None:
+        """See Executor."""
+        if self._process is not None and self._process.poll() is not None:
+            raise self._gone()
+
+    def stop(self) -> None:
+        """See Executor. The child ends when its channel closes; one that does not is killed."""
+        process, channel, memory = self._process, self._channel, self._memory
+        self._process = self._channel = self._memory = self._capacity = None
+        self._pending.clear()
+        if channel is not None:
+            channel.close()
+        if memory is not None:
+            memory.close()
+        if process is not None:
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                logger.warning("rank %d did not end within %g s", _RANK, STOP_SECONDS)
+                process.kill()
+                process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The rank's process."""
+        assert self._process is not None, "the executor has not started, or has stopped"
+        return self._process.pid
+
+    def take_result(self, seconds: float) -> None:
+        """Give the oldest step its result. Raises RankError when the rank is gone, or silent for
+        so long."""
+        message = self._receive(seconds)
+        future = self._pending.popleft()
+        if isinstance(message, StepResult):
+            future.set_result(message.output())
+        elif isinstance(message, Started):
+            raise RankError(f"rank {_RANK} started twice")
+        else:
+            future.set_exception(error_of(message, _RANK))
+
+    def _begin(self, config: EngineConfig) -> Capacity:
+        level = logging.getLogger().getEffectiveLevel()
+        try:
+            self._open.send(encode(Start(config, level)), seconds=STEP_SECONDS)
+        except ChannelClosed as error:
+            raise self._gone() from error
+        message = self._receive(START_SECONDS)
+        if not isinstance(message, Started):
+            if isinstance(message, StepResult):
+                raise RankError(f"rank {_RANK} ran a step before it started")
+            raise error_of(message, _RANK)
+        if message.slab_bytes:
+            descriptor = self._open.receive_descriptor(seconds=STEP_SECONDS)
+            self._memory = SharedMemory(descriptor, message.slab_bytes)
+        return message.capacity
+
+    def _receive(self, seconds: float) -> FromRank:
+        try:
+            return decode_from_rank(self._open.receive(seconds=seconds))
+        except ChannelClosed as error:
+            raise self._gone() from error
+        except TimeoutError as error:
+            raise RankError(f"rank {_RANK} did not answer within {seconds:g} s") from error
+
+    def _gone(self) -> RankError:
+        """How the child ended."""
+        process = self._process
+        assert process is not None, "the executor has not started, or has stopped"
+        try:
+            status = process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return RankError(f"rank {_RANK} closed its channel, and its process stays")
+        if status < 0:
+            how = f"killed by signal {-status} ({signal.Signals(-status).name})"
+        else:
+            how = f"ended with status {status}"
+        return RankError(f"rank {_RANK} is gone: its process {process.pid} was {how}")
+
+    @property
+    def _open(self) -> Channel:
+        assert self._channel is not None, "the executor has not started, or has stopped"
+        return self._channel
+
+
+def unreachable() -> InvalidParameter:
+    """Why the memory of a rank on a GPU is not to be had in another process."""
+    allowed = "uni for a hand-off on a GPU: memory there is not shared between processes yet"
+    return InvalidParameter("distributed_executor_backend", "mp", allowed)

@@ -1,0 +1,164 @@
+"""One rank in a process of its own: ``python -m tandem.engine.executor.rank DESCRIPTOR``.
+
+Started by MultiprocExecutor with an open channel. Plans are launched as they come, also while
+earlier steps run; results go back in their order. Ends when the channel does: whatever becomes of
+the engine's process, this one does not stay.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tandem.engine.executor.channel import Channel, ChannelClosed, inherited
+from tandem.engine.executor.shared import SharedMemory
+from tandem.engine.executor.wire import (
+    Failed,
+    Start,
+    Started,
+    StepResult,
+    decode_plan,
+    decode_start,
+    encode,
+    failed,
+)
+from tandem.engine.naps import nap, nap_precisely
+from tandem.engine.step import SchedulerOutput
+from tandem.engine.threads import spin_briefly
+from tandem.protocol.errors import TandemError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tandem.engine.worker import LaunchedStep, Worker
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS = 60.0
+"""The engine's first word must come within this."""
+SEND_SECONDS = 600.0
+"""An engine that does not take a result by then hangs."""
+
+STOP_SECONDS = 10.0
+"""A step that is not through so long after the channel closed is not waited for."""
+
+
+class Rank:
+    """Runs plans from a channel on a Worker."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._plans: queue.SimpleQueue[SchedulerOutput | None] = queue.SimpleQueue()
+        """None is the end: the channel is closed."""
+        self._launched: deque[LaunchedStep | Exception] = deque()
+
+    def start(self, message: Start) -> Worker:
+        """Load weights and slab, and say what there is. Raises what went wrong."""
+        threading.Thread(target=self._read, name="plans", daemon=True).start()
+        spin_briefly()
+        from tandem.engine.worker import Worker
+
+        made: list[SharedMemory] = []
+
+        def allocate(size: int) -> Tensor:
+            made.append(SharedMemory.make(size))
+            return made[0].tensor()
+
+        worker = Worker(message.config)
+        capacity = worker.start(allocate if message.config.device == "cpu" else None)
+        size = made[0].size if made else 0
+        self._channel.send(encode(Started(capacity, size)), seconds=SEND_SECONDS)
+        for memory in made:
+            self._channel.send_descriptor(memory.descriptor)
+            memory.close()
+        return worker
+
+    def run(self, worker: Worker) -> None:
+        """Launch plans as they come, until the channel closes."""
+        nap_precisely()
+        while True:
+            try:
+                plan = self._plans.get(block=not self._launched)
+            except queue.Empty:
+                self._finish_oldest()
+                continue
+            if plan is None:
+                return
+            try:
+                self._launched.append(worker.launch(plan))
+            except Exception as error:
+                logger.exception("step %d failed", plan.step)
+                self._launched.append(error)
+
+    def _read(self) -> None:
+        """Plans are taken from the channel while a step runs, or sending one would block."""
+        try:
+            while True:
+                self._plans.put(decode_plan(self._channel.receive(seconds=None)))
+        except Exception as error:
+            if not isinstance(error, ChannelClosed):
+                logger.exception("a plan could not be read")
+        self._plans.put(None)
+        time.sleep(STOP_SECONDS)  # a daemon thread: an end within this ends it, too
+        logger.error("the engine is gone, and a step or a start does not end; the rank does")
+        os._exit(1)
+
+    def _finish_oldest(self) -> None:
+        """Send the oldest step's result, unless another plan comes before it is there."""
+        step = self._launched[0]
+        if not isinstance(step, Exception):
+            while not step.moment.done():
+                if not self._plans.empty():
+                    return
+                nap()
+        self._launched.popleft()
+        self._channel.send(encode(_result_of(step)), seconds=SEND_SECONDS)
+
+
+def _result_of(step: LaunchedStep | Exception) -> StepResult | Failed:
+    if isinstance(step, Exception):
+        return failed(step)
+    try:
+        return StepResult.of(step.result())
+    except Exception as error:
+        logger.exception("step %d failed", step.step)
+        return failed(error)
+
+
+def main(descriptor: int) -> int:
+    """The process; its exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the engine's process says when this one ends
+        signal.signal(number, signal.SIG_IGN)
+    channel = inherited(descriptor)
+    try:
+        message = decode_start(channel.receive(seconds=START_SECONDS))
+        logging.basicConfig(
+            level=message.log_level,
+            format="%(asctime)s %(levelname).1s rank 0 %(name)s: %(message)s",
+            datefmt="%H:%M:%S",
+        )
+        rank = Rank(channel)
+        try:
+            worker = rank.start(message)
+        except ChannelClosed:
+            raise
+        except Exception as error:
+            if not isinstance(error, TandemError):
+                logger.exception("the rank did not start")
+            channel.send(encode(failed(error)), seconds=SEND_SECONDS)
+            return 1
+        rank.run(worker)
+    except ChannelClosed:
+        logger.info("the engine is gone")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

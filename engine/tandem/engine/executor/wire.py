@@ -1,0 +1,130 @@
+"""What an engine and a rank in another process say to each other, as bytes.
+
+msgspec over the very types that plan and run exchange in one process. A fence does not cross: a
+result is sent once its step's writes have landed, so it arrives with one that is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.executor.base import Capacity
+from tandem.engine.step import (
+    FenceDone,
+    ModelRunnerOutput,
+    Sampled,
+    SchedulerOutput,
+    SeqId,
+    TransferReport,
+)
+from tandem.protocol.errors import InvalidParameter, TandemError, shown
+from tandem.protocol.outputs import TokenLogprobs
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first word to a rank."""
+
+    config: EngineConfig
+    log_level: int
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The rank holds weights and slab."""
+
+    capacity: Capacity
+    slab_bytes: int
+    """Of the shared slab, whose descriptor follows; 0 where it cannot be shared."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What a rank raised; it goes on after a step's failure, and ends after its start's."""
+
+    kind: str
+    """Name of the error's class."""
+    text: str
+    param: tuple[str, str, str] | None = None
+    """(field, value as it is shown, what is allowed) of an InvalidParameter."""
+
+
+class StepResult(msgspec.Struct, frozen=True, tag=True):
+    """A ModelRunnerOutput whose fence is done."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = {}
+    transfers: TransferReport | None = None
+
+    @classmethod
+    def of(cls, output: ModelRunnerOutput) -> StepResult:
+        """The same without its fence, which must be done."""
+        assert output.fence.done(), "a result is sent when its step's writes have landed"
+        return cls(output.step, output.sampled, output.prompt_logprobs, output.transfers)
+
+    def output(self) -> ModelRunnerOutput:
+        """As the engine takes it."""
+        return ModelRunnerOutput(
+            self.step, self.sampled, FenceDone(), self.prompt_logprobs, self.transfers
+        )
+
+
+class RankError(TandemError):
+    """A rank in another process failed, or is gone; the text says which and how."""
+
+
+ToRank = Start | SchedulerOutput
+FromRank = Started | StepResult | Failed
+_encoder = msgspec.msgpack.Encoder()
+_start = msgspec.msgpack.Decoder(Start)
+_plan = msgspec.msgpack.Decoder(SchedulerOutput)
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+
+
+def encode(message: ToRank | FromRank) -> bytes:
+    """Any of them as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_start(data: bytes) -> Start:
+    """The first frame to a rank."""
+    return _start.decode(data)
+
+
+def decode_plan(data: bytes) -> SchedulerOutput:
+    """Any later frame to a rank."""
+    return _plan.decode(data)
+
+
+def decode_from_rank(data: bytes) -> FromRank:
+    """Any frame of a rank."""
+    message: FromRank = _from_rank.decode(data)
+    return message
+
+
+def failed(error: Exception) -> Failed:
+    """What to say of an error."""
+    param = None
+    if isinstance(error, InvalidParameter):
+        param = (error.param, shown(error.value), error.allowed)
+    return Failed(type(error).__name__, str(error), param)
+
+
+class _Shown:
+    """A value that is known as text alone."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def error_of(failure: Failed, rank: int) -> TandemError:
+    """What to raise for it here: a wrong setting as that, anything else by the rank's name."""
+    if failure.param is not None:
+        param, value, allowed = failure.param
+        told: Any = _Shown(value)
+        return InvalidParameter(param, told, allowed)
+    return RankError(f"rank {rank}: {failure.kind}: {failure.text}")

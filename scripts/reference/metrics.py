@@ -10,9 +10,9 @@ from prometheus_client.metrics import MetricWrapperBase
 from scripts.reference.table import MADE, code, table
 
 from tandem.engine.cache.block_pool import BlockEventLog
-from tandem.engine.cache.offload.connector import OffloadConnector
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
+from tandem.engine.offload.connector import OffloadConnector
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.operator.metrics import OperatorMetrics
 from tandem.router.gauges import register_gauges

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import (
     BlockTransfers,
     FenceDone,

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.cache.offload.lru import LRUBlocks
+from tandem.engine.offload.lru import LRUBlocks
 from tandem.protocol.ids import BlockHash
 
 

@@ -8,9 +8,9 @@ from tests.engine_plan.builders import Harness, params_of, request_of
 from tests.engine_plan.pair import Pair, consume, produce
 
 from tandem.engine.cache.block_pool import BlockEventLog
-from tandem.engine.cache.offload.connector import OffloadConnector
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
+from tandem.engine.offload.connector import OffloadConnector
 from tandem.engine.scheduler.connector import Lookup
 from tandem.engine.step import BlockTransfers
 from tandem.protocol.commands import Command, CommandName

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 from tests.engine_plan.builders import config_of, params_of
 
-from tandem.engine.executor.base import Capacity
 from tandem.engine.executor.channel import MOST_BYTES, Channel, ChannelClosed
 from tandem.engine.executor.wire import (
     Failed,
@@ -25,6 +24,7 @@ from tandem.engine.executor.wire import (
     error_of,
     failed,
 )
+from tandem.engine.kv_memory import Capacity
 from tandem.engine.step import (
     BlockLoad,
     BlockTransfers,

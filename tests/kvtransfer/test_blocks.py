@@ -6,7 +6,7 @@ from tests.kvtransfer.builders import FINGERPRINT, LAYOUT, Consumer, Producer, m
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.messages import Part
-from tandem.kvtransfer.mover.blocks import CLEARED, BlockTags, tag_of
+from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags, tag_of
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash

@@ -8,7 +8,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import AddressInUse
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation

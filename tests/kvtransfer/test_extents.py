@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.waiting import wait_for
 
-from tandem.kvtransfer.mover.blocks import CLEARED, Blocks, BlockTags
+from tandem.kvtransfer.memory.blocks import CLEARED, Blocks, BlockTags
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.extents import block_extents, slot_extent
-from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits, Transport
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport

@@ -19,8 +19,8 @@ from tests.waiting import wait_for
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import LinkUp, SetPeers
 from tandem.kvtransfer.handoff.messages import ProducerCard, decode_to_producer
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.tcp_server import TcpServer
 from tandem.link.descriptors import raise_descriptor_limit

@@ -17,9 +17,9 @@ from tandem.kvtransfer.handoff.manifest import manifest
 from tandem.kvtransfer.handoff.messages import Final
 from tandem.kvtransfer.handoff.pull import Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.memory.sizes import slot_sizes
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.pace import PHASES_OF_WAITING, WARN_SECONDS, Pace, phase_of
-from tandem.kvtransfer.mover.sizes import slot_sizes
 from tandem.protocol.ids import RequestKey
 
 TOKEN_BYTES = 1000

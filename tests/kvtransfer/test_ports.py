@@ -12,7 +12,7 @@ from tandem.protocol.exposure import is_loopback
 LISTENING = """
 import psutil
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.ids import new_incarnation
 

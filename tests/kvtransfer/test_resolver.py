@@ -17,9 +17,9 @@ from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import metrics_of
 from tandem.kvtransfer.mover.extents import slot_extent
-from tandem.kvtransfer.mover.memory import SlotMemory
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.resolver import MAX_LOOKUPS, Address, Lookup, Resolver, first_address
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket

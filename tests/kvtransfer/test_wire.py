@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandem.kvtransfer.handoff import messages as m
 from tandem.kvtransfer.handoff.manifest import Item
-from tandem.kvtransfer.mover.header import (
+from tandem.kvtransfer.memory.header import (
     HEADER_BYTES,
     Header,
     header_bytes,

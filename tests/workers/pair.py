@@ -12,8 +12,9 @@ from tests.waiting import wait_for
 from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.base import Capacity, Executor
+from tandem.engine.executor.base import Executor
 from tandem.engine.executor.factory import make_executor
+from tandem.engine.kv_memory import Capacity
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer

@@ -12,7 +12,7 @@ from tests.workers.pair import PROMPT, ROUTER, Pair
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.base import Capacity
+from tandem.engine.kv_memory import Capacity
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.prefill import worker as prefill_worker

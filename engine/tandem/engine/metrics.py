@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from tandem.engine.cache.offload.connector import OffloadConnector
-from tandem.engine.cache.offload.metrics import register as register_offload
 from tandem.engine.config import CacheConfig
 from tandem.engine.histogram import WeightedHistogram
+from tandem.engine.offload.connector import OffloadConnector
+from tandem.engine.offload.metrics import register as register_offload
 from tandem.engine.scheduler.stats import FinishedRecord, SchedulerStats, StepStats
 
 _TTFT = (

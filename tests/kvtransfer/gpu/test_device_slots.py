@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from tandem.kernels.blocks import digest
-from tandem.kvtransfer.mover.header import HEADER_BYTES
+from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.sizes import slot_bytes_for
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.make_slots import make_slots
-from tandem.kvtransfer.mover.memory import SlotMemory
-from tandem.kvtransfer.mover.sizes import slot_bytes_for
 from tandem.kvtransfer.transports.base import Traits
 
 pytestmark = [

@@ -16,7 +16,8 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.executor.base import Capacity, Executor
+from tandem.engine.executor.base import Executor
+from tandem.engine.kv_memory import Capacity
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.link.curve import CurveGuard

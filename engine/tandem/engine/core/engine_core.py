@@ -16,10 +16,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
-from tandem.engine.cache.offload.connector import OffloadConnector
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, Executor, SlabAllocator
+from tandem.engine.executor.base import Executor
+from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
+from tandem.engine.offload.connector import OffloadConnector
 from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.scheduler import Scheduler

@@ -16,7 +16,6 @@ from collections import deque
 from concurrent.futures import Future
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
 from tandem.engine.executor.channel import Channel, ChannelClosed
 from tandem.engine.executor.shared import SharedMemory
 from tandem.engine.executor.wire import (
@@ -29,6 +28,7 @@ from tandem.engine.executor.wire import (
     encode,
     error_of,
 )
+from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import InvalidParameter
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.threads import spin_briefly
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity
+from tandem.engine.kv_memory import Capacity
 from tandem.engine.step import (
     FenceDone,
     ModelRunnerOutput,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import SlabAllocator
+from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.sample import Kind
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.graphs import step_shapes

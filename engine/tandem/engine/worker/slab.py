@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.executor.base import SlabAllocator
+from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.loader.opening import DTYPES
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVLayout

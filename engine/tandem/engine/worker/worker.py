@@ -13,7 +13,7 @@ import torch
 
 from tandem.engine.attention import select_backend
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, SlabAllocator
+from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler

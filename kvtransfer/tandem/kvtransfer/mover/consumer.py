@@ -22,8 +22,8 @@ from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
 from tandem.kvtransfer.mover.extents import block_extents, slot_extent
-from tandem.kvtransfer.mover.header import HEADER_BYTES, fingerprint_digest
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
 from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts

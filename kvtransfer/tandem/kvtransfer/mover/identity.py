@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.kvtransfer.handoff.actions import Unpack
-from tandem.kvtransfer.mover.blocks import CLEARED, tag_of
-from tandem.kvtransfer.mover.header import HEADER_BYTES, Header, key_digest, read_header
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.blocks import CLEARED, tag_of
+from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, key_digest, read_header
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.protocol.errors import FailCause, WireError
 from tandem.protocol.ids import BlockHash
 

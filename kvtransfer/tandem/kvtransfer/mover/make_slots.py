@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.mover.memory import SlotMemory
-from tandem.kvtransfer.mover.sizes import SlotSizes, slot_sizes
+from tandem.kvtransfer.memory.sizes import SlotSizes, slot_sizes
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.base import Traits
 
 
@@ -41,7 +41,7 @@ def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:
 def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Iterable[Traits]) -> SlotMemory:
     """Slots for the blocks of ``slab`` that all these transports can move."""
     if slab.is_cuda:
-        from tandem.kvtransfer.mover import device_slots
+        from tandem.kvtransfer.memory import device_slots
 
         if lies_near(slab, traits):
             return device_slots.DeviceSlots(count, slot_bytes, slab)

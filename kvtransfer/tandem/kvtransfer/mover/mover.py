@@ -24,10 +24,10 @@ from tandem.kvtransfer.control.mail import LinkNumber, Say
 from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
+from tandem.kvtransfer.memory.blocks import Blocks, BlockTags
+from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.sizes import SlotSizes
 from tandem.kvtransfer.metrics import HandoffMetrics
-from tandem.kvtransfer.mover.blocks import Blocks, BlockTags
-from tandem.kvtransfer.mover.header import HEADER_BYTES
-from tandem.kvtransfer.mover.sizes import SlotSizes
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.link.wake_queue import WakeQueue

@@ -34,8 +34,8 @@ from tandem.kvtransfer.handoff.messages import (
     ProducerCard,
 )
 from tandem.kvtransfer.handoff.slots import SlotRing
-from tandem.kvtransfer.mover.blocks import tag_of
-from tandem.kvtransfer.mover.header import (
+from tandem.kvtransfer.memory.blocks import tag_of
+from tandem.kvtransfer.memory.header import (
     HEADER_BYTES,
     Header,
     fingerprint_digest,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, NewType, Protocol
 
-from tandem.kvtransfer.mover.blocks import Blocks
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.blocks import Blocks
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.protocol.ids import Incarnation
 
 Ticket = NewType("Ticket", int)

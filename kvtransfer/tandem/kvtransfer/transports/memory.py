@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.mover.blocks import Blocks
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.blocks import Blocks
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.base import Check, Extent, Progress, Region, Ticket, Traits
 from tandem.protocol.ids import Incarnation
 

@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Meta
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.mover.blocks import Blocks
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.blocks import Blocks
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
 from tandem.protocol.ids import Incarnation
 

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.mover.blocks import Blocks
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.blocks import Blocks
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.resolver import Lookup, Resolver
 from tandem.kvtransfer.transports.base import Extent, Progress, Ticket, Traits
 from tandem.kvtransfer.transports.tcp_server import TcpServer

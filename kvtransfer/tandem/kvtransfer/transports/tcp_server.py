@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 
 from tandem.kvtransfer.errors import AddressInUse
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.tcp_wire import ANSWER, GREETING, MAGIC, REQUEST, SECRET_BYTES
 from tandem.protocol.ids import Incarnation
 

@@ -1,6 +1,6 @@
 """The memory of send or receive slots: one tensor, a row per slot, header first.
 
-In host memory here; ``device_slots`` has the same in a GPU's, and ``make_slots`` chooses.
+In host memory here; ``device_slots`` has the same in a GPU's, and ``mover/make_slots`` chooses.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.blocks import digest, pack, unpack
-from tandem.kvtransfer.mover.header import HEADER_BYTES
-from tandem.kvtransfer.mover.sizes import PAGE
+from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.sizes import PAGE
 
 
 class SlotMemory:

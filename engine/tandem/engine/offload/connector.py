@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.cache.block_pool import BlockEventLog
-from tandem.engine.cache.offload.lru import LRUBlocks
-from tandem.engine.cache.offload.stats import OffloadStats
+from tandem.engine.offload.lru import LRUBlocks
+from tandem.engine.offload.stats import OffloadStats
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Event, Hold, Loaded, LoadMissed, Lookup, Remote
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport

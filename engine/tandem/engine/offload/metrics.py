@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tandem.engine.cache.offload.connector import OffloadConnector
+from tandem.engine.offload.connector import OffloadConnector
 
 _Reading = Callable[[], Mapping[tuple[str, ...], float]]
 """Values by those of the labels that the series adds."""

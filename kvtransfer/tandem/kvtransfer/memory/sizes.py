@@ -12,7 +12,7 @@ import mmap
 from dataclasses import dataclass
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.mover.header import HEADER_BYTES
+from tandem.kvtransfer.memory.header import HEADER_BYTES
 
 PAGE = mmap.PAGESIZE
 HOST_SLOT_BYTES = 4 << 20

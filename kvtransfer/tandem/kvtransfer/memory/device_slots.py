@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.kvtransfer.mover.memory import SlotMemory
+from tandem.kvtransfer.memory.slots import SlotMemory
 
 
 class HostSlotsOfDevice(SlotMemory):

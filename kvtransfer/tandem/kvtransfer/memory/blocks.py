@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from torch import Tensor
 
-from tandem.kvtransfer.mover.header import key_digest
+from tandem.kvtransfer.memory.header import key_digest
 from tandem.protocol.ids import BlockHash, RequestKey
 
 TAG_BYTES = 16

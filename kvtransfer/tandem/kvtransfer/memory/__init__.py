@@ -1,0 +1,1 @@
+"""Memory that KV moves between: slots on host and GPU (header, sizes), and blocks with tags."""

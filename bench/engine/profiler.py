@@ -36,12 +36,7 @@ def kernels_of(work: Callable[[], int]) -> dict[str, Any]:
 
 def decode(rig: Rig, batch: int, context: int, steps: int = 8) -> dict[str, Any]:
     """Decode steps of one batch."""
-    for _ in range(batch):
-        rig.add(context, 200)
-    while rig.core.scheduler.make_stats().running < batch or any(
-        each.num_generated < 2 for each in rig.core.scheduler.roster.running
-    ):
-        rig.step()
+    rig.gather(batch, context, 200)
 
     def work() -> int:
         for _ in range(steps):
@@ -55,12 +50,7 @@ def decode(rig: Rig, batch: int, context: int, steps: int = 8) -> dict[str, Any]
 
 def mixed(rig: Rig, batch: int, chunk: int) -> dict[str, Any]:
     """A prompt that comes to a batch of decodes: one mixed step, and a decode step after it."""
-    for _ in range(batch):
-        rig.add(1024, 200)
-    while rig.core.scheduler.make_stats().running < batch or any(
-        each.num_generated < 2 for each in rig.core.scheduler.roster.running
-    ):
-        rig.step()
+    rig.gather(batch, 1024, 200)
 
     def work() -> int:
         rig.add(chunk, 8)

@@ -155,6 +155,25 @@ class Rig:
         assert refusal is None, refusal
         return key
 
+    def gather(
+        self, batch: int, context: int, tokens: int, params: SamplingParams = GREEDY
+    ) -> None:
+        """A batch of decodes of about one context: all have drawn two tokens, none of ``tokens``.
+
+        Prompts go in steps of the whole token budget. With the bound of mixed steps the first
+        would have drawn hundreds of tokens, or have ended, before the last prompt is computed.
+        """
+        planner = self.core.scheduler._planner
+        bound, planner._mixed = planner._mixed, lambda decodes: planner._budget
+        for _ in range(batch):
+            self.add(context, tokens, params)
+        roster = self.core.scheduler.roster
+        made = 0
+        while len(roster.running) < batch or any(r.num_generated < 2 for r in roster.running):
+            made += sum(len(each) for each in self.step().outputs.values())
+            assert made < batch * tokens, "they ended before the last had begun"
+        planner._mixed = bound
+
     def step(self) -> StepOutputs:
         """One step of the engine."""
         return self.core.step()

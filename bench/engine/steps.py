@@ -18,13 +18,7 @@ def decode(rig: Rig, batch: int, context: int, *, sampled: bool = False) -> dict
     """ms a step of ``batch`` sequences around ``context`` tokens, and the host's ms of it."""
     warm, total = 6, STEPS * RUNS
     params = SAMPLED if sampled else GREEDY
-    for _ in range(batch):
-        rig.add(context, total + 4 * warm + batch, params)
-    made = 0
-    while made < batch:  # every prompt is computed and has its first token
-        made += sum(len(each) for each in rig.step().outputs.values())
-    while rig.core.scheduler.make_stats().running < batch:
-        rig.step()
+    rig.gather(batch, context, total + 4 * warm + batch, params)
     for _ in range(warm):
         rig.step()
     runs, hosts = [], []

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.executor.base import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
 from tandem.protocol.card import WorkerRole
 from tandem.worker.handoff import NoHandoff

@@ -267,8 +267,8 @@ def test_rope_scaling_lengthens_the_context(scaling, length):
 
 def test_families_have_their_biases():
     """Qwen2 has a bias on q, k, v alone; Qwen3 a norm per head and a head of 128."""
-    qwen2 = facts_of({**LLAMA, "model_type": "qwen2", "sliding_window": 64})
-    qwen3 = facts_of({**LLAMA, "model_type": "qwen3"})
+    qwen2 = facts_of({**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64})
+    qwen3 = facts_of({**LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": None})
     biased = facts_of({**LLAMA, "attention_bias": True, "mlp_bias": True})
 
     assert (qwen2.attention_bias, qwen2.attention_output_bias, qwen2.qk_norm) == (

@@ -1,8 +1,8 @@
 """What a model's config.json says, read once and checked: the numbers that shape everything else.
 
 Reads the spelling of transformers 5 (``rope_parameters``, ``dtype``) and the older one
-(``rope_theta``, ``rope_scaling``, ``torch_dtype``). Knows no layer code: whether an architecture
-can be run is the model registry's answer.
+(``rope_theta``, ``rope_scaling``, ``torch_dtype``). What a family means beyond that, its own file
+in ``families/`` says.
 """
 
 import json
@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tandem.engine.config.families import family_of
 from tandem.protocol.errors import InvalidParameter
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 _DEFAULT_THETA = 10000.0
 _ROPE_MAIN = frozenset({"rope_theta", "rope_type", "type", "partial_rotary_factor"})
-_QWEN2 = "qwen2"
-_QWEN3 = "qwen3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,32 +101,38 @@ def _read_json(path: Path, *, needed: bool) -> dict[str, Any]:
 
 def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelFacts:
     """Facts of a parsed config.json and generation_config.json."""
-    family = str(config.get("model_type", ""))
+    architecture = _architecture(config)
+    family = family_of(architecture)
+    config = {**config, **_absent(config, family.defaults)}
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
     bias = bool(config.get("attention_bias", False))
-    return ModelFacts(
-        architecture=_architecture(config),
-        num_layers=_positive(config, "num_hidden_layers"),
-        hidden_size=hidden_size,
-        intermediate_size=_positive(config, "intermediate_size"),
-        num_heads=num_heads,
-        num_kv_heads=_kv_heads(config, num_heads),
-        head_dim=_head_dim(config, family, hidden_size, num_heads),
-        vocab_size=_positive(config, "vocab_size"),
-        max_position_embeddings=_positive(config, "max_position_embeddings"),
-        rope=_rope(config),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        attention_bias=bias or family == _QWEN2,
-        attention_output_bias=bias and family != _QWEN2,
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=family == _QWEN3,
-        hidden_act=str(config.get("hidden_act", "silu")),
-        sliding_window=_sliding_window(config, family),
-        eos_token_ids=_eos(config, generation or {}),
-        dtype=_dtype(config),
-    )
+    said: dict[str, Any] = {
+        "architecture": architecture,
+        "num_layers": _positive(config, "num_hidden_layers"),
+        "hidden_size": hidden_size,
+        "intermediate_size": _positive(config, "intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": _kv_heads(config, num_heads),
+        "head_dim": _head_dim(config, hidden_size, num_heads),
+        "vocab_size": _positive(config, "vocab_size"),
+        "max_position_embeddings": _positive(config, "max_position_embeddings"),
+        "rope": _rope(config),
+        "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
+        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "attention_bias": bias,
+        "attention_output_bias": bias,
+        "mlp_bias": bool(config.get("mlp_bias", False)),
+        "hidden_act": str(config.get("hidden_act", "silu")),
+        "sliding_window": _sliding_window(config),
+        "eos_token_ids": _eos(config, generation or {}),
+        "dtype": _dtype(config),
+    }
+    return ModelFacts(**{**said, **family.facts(config)})
+
+
+def _absent(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in defaults.items() if config.get(name) is None}
 
 
 def _positive(config: Mapping[str, Any], name: str) -> int:
@@ -155,11 +160,9 @@ def _kv_heads(config: Mapping[str, Any], num_heads: int) -> int:
     return count
 
 
-def _head_dim(config: Mapping[str, Any], family: str, hidden_size: int, num_heads: int) -> int:
+def _head_dim(config: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
     if config.get("head_dim") is not None:
         return _positive(config, "head_dim")
-    if family == _QWEN3:
-        return 128  # the family's default, whatever hidden_size is
     if hidden_size % num_heads:
         raise InvalidParameter(
             f"{CONFIG}: hidden_size", hidden_size, f"a multiple of the {num_heads} heads"
@@ -183,10 +186,9 @@ def _rope(config: Mapping[str, Any]) -> RopeFacts:
     )
 
 
-def _sliding_window(config: Mapping[str, Any], family: str) -> int | None:
+def _sliding_window(config: Mapping[str, Any]) -> int | None:
     window = config.get("sliding_window")
-    unused = family in (_QWEN2, _QWEN3) and not config.get("use_sliding_window", False)
-    return None if unused or not isinstance(window, int) or window < 1 else window
+    return window if isinstance(window, int) and window > 0 else None
 
 
 def _eos(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -1,12 +1,14 @@
 """Assembling a decoder from the tensors of a checkpoint, under the names all families share.
 
-One layer's tensors are read, merged and packed before the next layer's are asked for, so that the
+A family whose layers differ is a subclass that overrides ``attention``, ``mlp`` or ``layer``. One
+layer's tensors are read, merged and packed before the next layer's are asked for, so that the
 memory beyond the model itself is one layer's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -29,14 +31,14 @@ are closer together, show it; in larger ones the wider stream would cost a promp
 
 @dataclass(frozen=True, slots=True)
 class DecoderBuilder:
-    """Reads one model. ``build`` is called once."""
+    """Reads one model. ``build`` is called once; attention, MLP and layers are for overriding."""
 
     facts: ModelFacts
     weights: Weights
     method: LinearMethod
 
     @classmethod
-    def of(cls, facts: ModelFacts, weights: Weights) -> DecoderBuilder:
+    def of(cls, facts: ModelFacts, weights: Weights) -> Self:
         """With the form of weights that the device takes."""
         return cls(facts, weights, select_method(weights.device, weights.dtype))
 
@@ -44,8 +46,8 @@ class DecoderBuilder:
         """The model, every tensor of the checkpoint used. Raises a LoadError."""
         facts, weights = self.facts, self.weights
         table = weights.get("model.embed_tokens.weight", (facts.vocab_size, facts.hidden_size))
-        layers = tuple(self._layer(i) for i in range(facts.num_layers))
-        norm = self._norm("model.norm", facts.hidden_size)
+        layers = tuple(self.layer(i) for i in range(facts.num_layers))
+        norm = self.norm("model.norm", facts.hidden_size)
         head = table
         if not facts.tie_word_embeddings:
             head = weights.get("lm_head.weight", (facts.vocab_size, facts.hidden_size))
@@ -62,26 +64,28 @@ class DecoderBuilder:
         weights.check_all_used(ignore=(*DERIVED, *copies))
         return model
 
-    def _layer(self, index: int) -> Layer:
+    def layer(self, index: int) -> Layer:
+        """One block of the decoder."""
         prefix = f"model.layers.{index}"
         hidden = self.facts.hidden_size
         return Layer(
-            input_norm=self._norm(f"{prefix}.input_layernorm", hidden),
-            attention=self._attention(index, f"{prefix}.self_attn"),
-            post_norm=self._norm(f"{prefix}.post_attention_layernorm", hidden),
-            mlp=self._mlp(f"{prefix}.mlp"),
+            input_norm=self.norm(f"{prefix}.input_layernorm", hidden),
+            attention=self.attention(index, f"{prefix}.self_attn"),
+            post_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden),
+            mlp=self.mlp(f"{prefix}.mlp"),
         )
 
-    def _attention(self, index: int, prefix: str) -> Attention:
+    def attention(self, index: int, prefix: str) -> Attention:
+        """Attention of layer ``index``, whose tensors begin with ``prefix``."""
         facts = self.facts
         hidden, dim = facts.hidden_size, facts.head_dim
         outs = {"q": facts.num_heads * dim, "k": facts.num_kv_heads * dim}
         outs["v"] = outs["k"]
         qk_norm = None
         if facts.qk_norm:
-            q, k = (self._vector(f"{prefix}.{each}_norm.weight", dim) for each in "qk")
+            q, k = (self.vector(f"{prefix}.{each}_norm.weight", dim) for each in "qk")
             qk_norm = QKNorm(q, k, facts.rms_norm_eps)
-        qkv = self._linear(
+        qkv = self.linear(
             {f"{prefix}.{each}_proj": out for each, out in outs.items()},
             hidden,
             bias=facts.attention_bias,
@@ -90,34 +94,35 @@ class DecoderBuilder:
             index=index,
             qkv=qkv,
             parts=qkv.split(outs["q"]),
-            out=self._linear({f"{prefix}.o_proj": hidden}, outs["q"], bias=self._output_bias),
+            out=self.linear(
+                {f"{prefix}.o_proj": hidden}, outs["q"], bias=facts.attention_output_bias
+            ),
             head_dim=dim,
             qk_norm=qk_norm,
         )
 
-    @property
-    def _output_bias(self) -> bool:
-        return self.facts.attention_output_bias
-
-    def _mlp(self, prefix: str) -> MLP:
+    def mlp(self, prefix: str) -> MLP:
+        """The gated MLP whose tensors begin with ``prefix``."""
         facts = self.facts
         inner, bias = facts.intermediate_size, facts.mlp_bias
         gate_up = {f"{prefix}.gate_proj": inner, f"{prefix}.up_proj": inner}
         return MLP(
-            gate_up=self._linear(gate_up, facts.hidden_size, bias=bias),
-            down=self._linear({f"{prefix}.down_proj": facts.hidden_size}, inner, bias=bias),
+            gate_up=self.linear(gate_up, facts.hidden_size, bias=bias),
+            down=self.linear({f"{prefix}.down_proj": facts.hidden_size}, inner, bias=bias),
         )
 
-    def _linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
+    def linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
         """The merged layer of ``parts``: name without suffix to outputs."""
         weights = [self.weights.get(f"{n}.weight", (out, width)) for n, out in parts.items()]
-        biases = [self._vector(f"{n}.bias", out) for n, out in parts.items()] if bias else None
+        biases = [self.vector(f"{n}.bias", out) for n, out in parts.items()] if bias else None
         if len(weights) == 1:
             return Linear.load(self.method, weights[0], biases[0] if biases else None)
         return Linear.merged(self.method, weights, biases)
 
-    def _norm(self, prefix: str, width: int) -> RMSNorm:
-        return RMSNorm(self._vector(f"{prefix}.weight", width), self.facts.rms_norm_eps)
+    def norm(self, prefix: str, width: int) -> RMSNorm:
+        """The norm whose gain is ``prefix``.weight [width]."""
+        return RMSNorm(self.vector(f"{prefix}.weight", width), self.facts.rms_norm_eps)
 
-    def _vector(self, name: str, width: int) -> Tensor:
+    def vector(self, name: str, width: int) -> Tensor:
+        """A small tensor of its own memory, so that no file stays mapped for it."""
         return self.weights.get(name, (width,)).clone()

@@ -1,8 +1,9 @@
 """The decoder that the served families share: pre-norm, RoPE, grouped queries, gated MLP.
 
-Families differ in a few facts (biases, norms of q and k) and are small files beside this one. The
-residual stream is one tensor that products add to in place; norms go along with the products that
-read them, so that a form of weights may fold them in.
+Families differ in a few facts (biases, norms of q and k), which their files in ``config/families``
+say; one whose layers differ builds others of its own. The residual stream is one tensor that
+products add to in place; norms go along with the products that read them, so that a form of weights
+may fold them in.
 """
 
 from __future__ import annotations

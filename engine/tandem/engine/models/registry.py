@@ -1,4 +1,4 @@
-"""From an architecture's name to the module that loads it, imported when it is asked for."""
+"""From an architecture's name to its model; the family says whose layers it has."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import importlib
 from typing import cast
 
 from tandem.engine.config import ModelFacts
-from tandem.engine.config.families import FAMILIES, check_servable
+from tandem.engine.config.families import check_servable, family_of
 from tandem.engine.loader import Weights
 from tandem.engine.models.base import CausalModel
+from tandem.engine.models.build import DecoderBuilder
 
 
 def load_model(facts: ModelFacts, weights: Weights) -> CausalModel:
     """The model with its weights. Raises InvalidParameter or a LoadError."""
     check_servable(facts)
-    module = importlib.import_module(FAMILIES[facts.architecture])
-    return cast(CausalModel, module.load(facts, weights))
+    layers = family_of(facts.architecture).layers
+    if layers is None:
+        return cast(CausalModel, DecoderBuilder.of(facts, weights).build())
+    return cast(CausalModel, importlib.import_module(layers).load(facts, weights))

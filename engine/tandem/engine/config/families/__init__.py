@@ -1,0 +1,39 @@
+"""Which models can be computed here, by what their config.json says: asked before torch is there.
+
+The image that fetches models holds no torch; the model's Job asks this of what it fetched. A family
+is a file of this folder and its class in ``_ALL``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tandem.engine.config.families.base import Family
+from tandem.engine.config.families.llama import Llama
+from tandem.engine.config.families.qwen2 import Qwen2
+from tandem.engine.config.families.qwen3 import Qwen3
+from tandem.protocol.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from tandem.engine.config.facts import ModelFacts
+
+__all__ = ["FAMILIES", "Family", "check_servable", "family_of"]
+
+_ALL: tuple[type[Family], ...] = (Llama, Qwen2, Qwen3)
+FAMILIES: dict[str, Family] = {name: each() for each in _ALL for name in each.architectures}
+"""Architecture, as config.json names it, to its family."""
+
+
+def family_of(architecture: str) -> Family:
+    """The family; for an architecture that no family has, one that takes config.json at its word
+    (``check_servable`` refuses it)."""
+    return FAMILIES.get(architecture) or Family()
+
+
+def check_servable(facts: ModelFacts) -> None:
+    """Raise InvalidParameter, naming the field, for a model that no family here computes."""
+    if facts.architecture not in FAMILIES:
+        raise InvalidParameter(
+            "config.json: architectures", facts.architecture, f"one of {', '.join(FAMILIES)}"
+        )
+    FAMILIES[facts.architecture].check(facts)

@@ -1,0 +1,49 @@
+"""What a family of models says of itself: quirks of its config.json, and whose layers it has.
+
+No torch is needed to know a family: the image that fetches models asks whether one can be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tandem.protocol.errors import InvalidParameter
+
+if TYPE_CHECKING:
+    from tandem.engine.config.facts import ModelFacts
+
+
+class Family:
+    """A decoder whose config.json says all. Families are subclasses that say what differs."""
+
+    architectures: ClassVar[tuple[str, ...]] = ()
+    """Names of it in config.json."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """What a key that config.json lacks, or has as null, means."""
+    activations: ClassVar[tuple[str, ...]] = ("silu", "swish")
+    """Values of hidden_act that its layers compute."""
+    layers: ClassVar[str | None] = None
+    """The module whose ``load(facts, weights)`` makes the model, imported when weights are loaded;
+    None is the decoder that families share."""
+
+    def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Fields of ModelFacts that are not what the keys of ``config`` say by themselves."""
+        return {}
+
+    def check(self, facts: ModelFacts) -> None:
+        """Raise InvalidParameter, naming the field, for what this family's layers do not compute.
+
+        ``facts`` are of one of its architectures.
+        """
+        if facts.hidden_act not in self.activations:
+            raise InvalidParameter(
+                "config.json: hidden_act", facts.hidden_act, f"one of {', '.join(self.activations)}"
+            )
+
+
+def used_window(config: Mapping[str, Any]) -> int | None:
+    """sliding_window of families that use it only where use_sliding_window says so."""
+    window = config.get("sliding_window")
+    used = config.get("use_sliding_window", False) and isinstance(window, int) and window > 0
+    return window if used else None

@@ -23,7 +23,7 @@ from tandem.kernels.blocks import pack, unpack
 from tandem.kernels.blocks.triton import digest
 from tandem.kernels.measure.timing import replay_us
 from tandem.kernels.norm import rms_norm
-from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
+from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv
 from tandem.kernels.sampling import (
     Filters,
     Purpose,
@@ -70,7 +70,10 @@ def layer_ops(tokens: int) -> Iterator[Bench]:
     page, blocks = 64, -(-tokens // 64) + 8
     slab = torch.empty(blocks, sets, 2, KV_HEADS, page, DIM, dtype=torch.bfloat16, device="cuda")
     place = torch.randperm(blocks * page, device="cuda")[:tokens]
-    angles = (Rotation(rand(tokens, DIM), rand(tokens, DIM)), Slots(place // page, place % page))
+    angles = (
+        Rotation(rand(tokens, DIM), rand(tokens, DIM)),
+        SlotMapping(place // page, place % page),
+    )
     norm = QKNorm(rand(DIM), rand(DIM), 1e-6)
     heads = HEADS + 2 * KV_HEADS
     layers = [(rand(tokens, heads, DIM), slab[:, i], *angles, norm) for i in range(sets)]

@@ -25,7 +25,7 @@ from tandem.kernels.gemm import linear_add, norm_gated, norm_linear
 from tandem.kernels.measure.paged import Case, Shape, make_case
 from tandem.kernels.measure.timing import replay_us
 from tandem.kernels.norm import rms_norm
-from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
+from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv
 from tandem.kernels.sampling import best
 
 SHAPE = Shape()
@@ -79,14 +79,18 @@ class Step(NamedTuple):
     case: Case
     residual: Tensor
     rotation: Rotation
-    slots: Slots
+    slot_mapping: SlotMapping
     tuning: attention.Tuning
 
     def attend(self, model: Model, qkv: Tensor, layer: int, memo: Case) -> Tensor:
         """From the projection to what goes into the projection back."""
         kv = memo.layer(layer)
         q = rotary_kv(
-            qkv.view(qkv.shape[0], -1, SHAPE.head_dim), kv, self.rotation, self.slots, model.norm
+            qkv.view(qkv.shape[0], -1, SHAPE.head_dim),
+            kv,
+            self.rotation,
+            self.slot_mapping,
+            model.norm,
         )
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         attention.launch(q, kv, memo.batch, SHAPE.head_dim**-0.5, out, None, self.tuning)
@@ -123,7 +127,11 @@ def make_step(batch: int, context: int) -> Step:
     angles = torch.rand(2, batch, SHAPE.head_dim, device="cuda").to(torch.bfloat16)
     offsets = torch.full_like(last, (context - 1) % SHAPE.page)
     return Step(
-        case, random(batch, HIDDEN), Rotation(*angles), Slots(last, offsets), attention.DEFAULT
+        case,
+        random(batch, HIDDEN),
+        Rotation(*angles),
+        SlotMapping(last, offsets),
+        attention.DEFAULT,
     )
 
 

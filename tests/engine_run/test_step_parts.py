@@ -117,10 +117,10 @@ def test_host_buffers_take_turns():
     rows = StepRows(np.array([0]), np.array([5]), np.array([20]), 0, 20)
     inputs = stager.stage(rows, rows.ends, rows.index, unpadded)
     assert inputs.positions.tolist() == list(range(5, 25))
-    assert inputs.slots.blocks.tolist() == [3] * 11 + [4] * 9
-    assert inputs.slots.offsets.tolist() == [*range(5, 16), *range(9)]
+    assert inputs.slot_mapping.blocks.tolist() == [3] * 11 + [4] * 9
+    assert inputs.slot_mapping.offsets.tolist() == [*range(5, 16), *range(9)]
     assert inputs.sequences.seq_lens.tolist() == [25]
-    assert inputs.sequences.chunk_start.tolist() == [0, 20]
+    assert inputs.sequences.chunk_cu_seqlens_q.tolist() == [0, 20]
 
 
 def staged(first, counts, num_decodes, wanted, *, spare=None, shape=None):
@@ -150,7 +150,7 @@ def test_chunks_one_by_one_are_those_written_at_once(monkeypatch, few, shape):
         monkeypatch.setattr(inputs_module, "FEW_CHUNKS", most)
         stager.staging.words[8:] = -1
         inputs = stager.stage(rows, rows.ends, rows.index, lambda _: shape)
-        tokens, slots = stager.token_ids(inputs), inputs.slots
+        tokens, slots = stager.token_ids(inputs), inputs.slot_mapping
         found = (tokens, inputs.positions, slots.blocks, slots.offsets)
         return [each.tolist() for each in found]
 
@@ -168,7 +168,7 @@ def test_rows_that_want_their_last_token_become_decodes(wanted):
     assert inputs.sequences.wanted.rows.tolist() == rows
     whole = PagedAttention(8, None).plan(inputs.sequences)
     assert whole.decode is not None
-    assert whole.decode.query_start.tolist() == [0, 1]
+    assert whole.decode.cu_seqlens_q.tolist() == [0, 1]
     meta = whole.wanted
     assert meta is not None
     assert meta.prefill is None
@@ -178,7 +178,7 @@ def test_rows_that_want_their_last_token_become_decodes(wanted):
     if rows:
         batch.check()
     lens, blocks = [10, 17, 10], [[3, 4], [5, 6], [7, 8]]
-    assert batch.query_start.tolist() == list(range(len(rows) + 1))
+    assert batch.cu_seqlens_q.tolist() == list(range(len(rows) + 1))
     assert batch.seq_lens.tolist() == [lens[row] for row in rows]
     assert batch.block_tables.tolist() == [blocks[row] for row in rows]
     assert batch.max_seq_len == max((lens[row] for row in rows), default=0)
@@ -206,7 +206,7 @@ def test_a_graph_with_chunks_gives_the_last_token_of_every_row(wanted, kept):
     meta = PagedAttention(8, None).plan(inputs.sequences).wanted
     assert meta is not None
     assert meta.decode is not None
-    assert meta.decode.check().query_start.tolist() == [0, 1, 2, 3, 4, 5]
+    assert meta.decode.check().cu_seqlens_q.tolist() == [0, 1, 2, 3, 4, 5]
     assert meta.decode.seq_lens.tolist() == [10, 0, 17, 10, 0]
     assert meta.decode.block_tables[:, :2].tolist() == [[3, 4], [0, 0], [5, 6], [7, 8], [0, 0]]
 

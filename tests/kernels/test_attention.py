@@ -37,7 +37,7 @@ def batch_of(query_lens, lens, tables):
     """The batch of sequences with these queries and keys."""
     starts = torch.tensor([0, *query_lens]).cumsum(0).to(torch.int32)
     return PagedBatch(
-        query_start=starts,
+        cu_seqlens_q=starts,
         seq_lens=torch.tensor(lens, dtype=torch.int32),
         block_tables=tables,
         max_query_len=max(query_lens, default=0),

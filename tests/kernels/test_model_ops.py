@@ -8,7 +8,7 @@ from tandem.kernels import BadTensor
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.gemm import linear_add, norm_linear
 from tandem.kernels.norm import rms_norm
-from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv, rotary_q
+from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv, rotary_q
 
 
 def normed(x, weight, eps):
@@ -86,7 +86,7 @@ def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size, heads):
     qkv = torch.randn(tokens, heads + 2 * kv_heads, dim)
     slab = torch.zeros(5, 3, 2, kv_heads, block_size, dim)
     places = torch.randperm(5 * block_size)[:tokens]
-    slots = Slots(places // block_size, places % block_size)
+    slot_mapping = SlotMapping(places // block_size, places % block_size)
     positions = torch.randint(0, 1000, (tokens,)).float()
     q, k, v = (t.clone() for t in qkv.split([heads, kv_heads, kv_heads], 1))
     norm = None
@@ -94,11 +94,11 @@ def test_rotary_kv_rotates_and_writes(tokens, with_norm, block_size, heads):
         norm = QKNorm(torch.randn(dim), torch.randn(dim), 1e-6)
         q = normed(q, norm.q_weight, 1e-6).float()
         k = normed(k, norm.k_weight, 1e-6).float()
-    got = rotary_kv(qkv, slab[:, 1], rotation_of(positions, dim), slots, norm)
+    got = rotary_kv(qkv, slab[:, 1], rotation_of(positions, dim), slot_mapping, norm)
     torch.testing.assert_close(got, rotated(q, positions), atol=2e-5, rtol=1e-4)
     want = torch.zeros_like(slab)
-    want[slots.blocks, 1, 0, :, slots.offsets] = rotated(k, positions)
-    want[slots.blocks, 1, 1, :, slots.offsets] = v
+    want[slot_mapping.blocks, 1, 0, :, slot_mapping.offsets] = rotated(k, positions)
+    want[slot_mapping.blocks, 1, 1, :, slot_mapping.offsets] = v
     torch.testing.assert_close(slab, want, atol=2e-5, rtol=1e-4)
 
 
@@ -120,16 +120,18 @@ def test_rotary_kv_refuses_what_does_not_fit():
     """Strided rows, missing heads and slots of another length are named."""
     kv = torch.zeros(2, 2, 2, 16, 8)
     rotation = Rotation(torch.ones(3, 8), torch.zeros(3, 8))
-    slots = Slots(torch.zeros(3, dtype=torch.int64), torch.arange(3))
+    slot_mapping = SlotMapping(torch.zeros(3, dtype=torch.int64), torch.arange(3))
     with pytest.raises(BadTensor, match="dense rows"):
-        rotary_kv(torch.randn(3, 3, 8), kv, rotation, slots)
+        rotary_kv(torch.randn(3, 3, 8), kv, rotation, slot_mapping)
     with pytest.raises(BadTensor, match="dense rows"):
         rotary_q(torch.randn(3, 4, 8)[:, :2], rotation)
     with pytest.raises(BadTensor, match="sin has shape"):
         rotary_q(torch.randn(3, 4, 8), rotation._replace(sin=torch.zeros(2, 8)))
     with pytest.raises(BadTensor, match="cos has shape"):
-        rotary_kv(torch.randn(2, 6, 8), kv, rotation, slots)
-    with pytest.raises(BadTensor, match=r"slots\.offsets"):
-        rotary_kv(torch.randn(3, 6, 8), kv, rotation, slots._replace(offsets=torch.arange(2)))
-    with pytest.raises(BadTensor, match=r"slots\.blocks is"):
-        rotary_kv(torch.randn(3, 6, 8), kv, rotation, slots._replace(blocks=torch.zeros(3)))
+        rotary_kv(torch.randn(2, 6, 8), kv, rotation, slot_mapping)
+    with pytest.raises(BadTensor, match=r"slot_mapping\.offsets"):
+        rotary_kv(
+            torch.randn(3, 6, 8), kv, rotation, slot_mapping._replace(offsets=torch.arange(2))
+        )
+    with pytest.raises(BadTensor, match=r"slot_mapping\.blocks is"):
+        rotary_kv(torch.randn(3, 6, 8), kv, rotation, slot_mapping._replace(blocks=torch.zeros(3)))

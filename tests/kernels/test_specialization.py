@@ -6,12 +6,12 @@ import pytest
 
 AT = "tandem.kernels"
 LOOSE = {
-    f"{AT}.attention.decode.plan_kernels:plan_shares": "lengths query_starts block_tables "
+    f"{AT}.attention.decode.plan_kernels:plan_shares": "lengths cu_seqlens_q block_tables "
     "num_seqs num_shares most_pieces table_row num_blocks",
-    f"{AT}.attention.decode.triton_kernels:decode_shares": "lengths query_starts block_tables "
+    f"{AT}.attention.decode.triton_kernels:decode_shares": "lengths cu_seqlens_q block_tables "
     "table_row num_blocks",
     f"{AT}.attention.decode.gluon_kernels:decode_stream": "tables lengths starts table_row",
-    f"{AT}.attention.prefill.plan_kernels:plan_tiles": "query_starts lengths num_seqs max_tiles",
+    f"{AT}.attention.prefill.plan_kernels:plan_tiles": "cu_seqlens_q lengths num_seqs max_tiles",
     f"{AT}.attention.prefill.gluon_kernels:prefill_tiles": "tables table_row",
     f"{AT}.attention.prefill.triton_kernels:prefill_tiles": "tables table_row",
     f"{AT}.rotary_kv.triton_kernels:rotate_heads": "blocks offsets",

@@ -42,7 +42,7 @@ def first(**more: Any) -> Picture:
     return picture(FIRST, **more)
 
 
-def model(reason: Reason, *, hopeless: bool = False) -> ModelVerdict:
+def model(reason: Reason, *, non_retryable: bool = False) -> ModelVerdict:
     """A model that is not ready."""
     return ModelVerdict(
         ready=False,
@@ -50,7 +50,7 @@ def model(reason: Reason, *, hopeless: bool = False) -> ModelVerdict:
         message="the model",
         status=ModelStatus(),
         may_start=False,
-        hopeless=hopeless,
+        non_retryable=non_retryable,
     )
 
 
@@ -74,7 +74,7 @@ SITUATIONS: dict[str, Callable[[], Picture]] = {
     "the model is fetched": lambda: gone(first(model=model(Reason.FETCHING))),
     "the model's turn has not come": lambda: gone(first(model=model(Reason.QUEUED))),
     "the model is not there": lambda: gone(
-        first(model=model(Reason.MODEL_NOT_FOUND, hopeless=True))
+        first(model=model(Reason.MODEL_NOT_FOUND, non_retryable=True))
     ),
     "the first revision's prefill crashes": lambda: down(first(), Role.PREFILL, problem=CRASH),
     "the first revision's routers find no image": lambda: down(first(), Role.ROUTER, problem=PULL),

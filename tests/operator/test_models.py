@@ -51,7 +51,7 @@ def verdict(*pods: Pod, over: str = "", late: float = 0.0, **changes: Any) -> Mo
 def test_a_missing_model_is_told_by_the_first_attempt():
     """Nobody waits for a Job that tries again what cannot change, and the field is named."""
     said = verdict(attempt(MISSING))
-    assert (said.ready, said.reason, said.hopeless) == (False, Reason.MODEL_NOT_FOUND, True)
+    assert (said.ready, said.reason, said.non_retryable) == (False, Reason.MODEL_NOT_FOUND, True)
     assert "no folder /models/x" in said.message
     assert "spec.model.source.persistentVolumeClaim" in said.message
     assert "delete Job the-job" in said.message
@@ -60,10 +60,10 @@ def test_a_missing_model_is_told_by_the_first_attempt():
 def test_what_failed_is_tried_again_before_it_is_given_up():
     """While the Job tries again it is fetching and says after what; then it has failed."""
     trying = verdict(attempt(BROKEN), **HUB)
-    assert (trying.reason, trying.hopeless) == (Reason.FETCHING, False)
+    assert (trying.reason, trying.non_retryable) == (Reason.FETCHING, False)
     assert "the hub does not answer" in trying.message
     over = verdict(attempt(BROKEN), over="Failed", **HUB)
-    assert (over.reason, over.hopeless, over.may_start) == (Reason.FETCH_FAILED, True, False)
+    assert (over.reason, over.non_retryable, over.may_start) == (Reason.FETCH_FAILED, True, False)
     assert "delete it to try again" in over.message
 
 

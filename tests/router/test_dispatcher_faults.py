@@ -56,7 +56,7 @@ async def test_unlinked_pair_falls_back(stack: Stack, prefill: Make, decode: Mak
     assert d.submitted[1].kv is None
 
 
-async def test_hopeless_refusals(stack: Stack, decode: Make) -> None:
+async def test_non_retryable_refusals(stack: Stack, decode: Make) -> None:
     """What every worker would refuse is told at once, with the field."""
     invalid = refuse_with(RefusalCode.INVALID)
     d1, d2 = decode(behaviour=invalid), decode(behaviour=invalid)

@@ -125,14 +125,14 @@ def test_refusals_are_no_attempts(code: RefusalCode) -> None:
     assert ladder.num_failed == 0
 
 
-def test_hopeless_and_unsupported() -> None:
+def test_non_retryable_and_unsupported() -> None:
     """What every worker would say, and what all of them said."""
     ladder = Ladder(3)
     ladder.record(refused(RefusalCode.UNSUPPORTED, pair=None))
-    assert ladder.hopeless is None
+    assert ladder.non_retryable is None
     assert ladder.unsupported is not None
     ladder.record(refused(RefusalCode.INVALID))
-    assert ladder.hopeless is not None
+    assert ladder.non_retryable is not None
     assert ladder.unsupported is None
     assert not ladder.only_capacity
 

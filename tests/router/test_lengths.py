@@ -17,7 +17,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import RefusalCode, RequestRefused
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.requests import Consume
-from tandem.router.dispatch.failure import HOPELESS, AttemptFailure
+from tandem.router.dispatch.failure import NON_RETRYABLE, AttemptFailure
 from tandem.router.placement import prefix_load
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts, WorkerView
@@ -138,7 +138,7 @@ def never_fits_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was: nobody knows P's limit, and its no is the client's answer."""
     monkeypatch.setattr(prefix_load, "_may_hand_over", lambda prompt, worker: True)
     monkeypatch.setattr(
-        "tandem.router.dispatch.ladder.HOPELESS", HOPELESS | {RefusalCode.NEVER_FITS}
+        "tandem.router.dispatch.ladder.NON_RETRYABLE", NON_RETRYABLE | {RefusalCode.NEVER_FITS}
     )
     monkeypatch.setattr(AttemptFailure, "of_handoff", False)
 

@@ -135,7 +135,7 @@ def test_what_does_not_fit_names_all_lengths(
     assert "maximum context length is 64 tokens" in str(error)
 
 
-def test_a_hopeless_text_is_refused_before_it_is_tokenized(processor: InputProcessor) -> None:
+def test_an_oversized_text_is_refused_before_it_is_tokenized(processor: InputProcessor) -> None:
     """A text longer than the context times the longest token fits in no way."""
     with pytest.raises(ContextLengthExceeded, match="the prompt has at least ") as caught:
         processor.process("x " * 100_000, SamplingParams(), KEY)

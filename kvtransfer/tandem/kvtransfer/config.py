@@ -87,7 +87,9 @@ class KVTransferConfig:
         5.0, "How long a peer may take over HELLO and the pattern probe.", unit="s"
     )
     kv_quarantine_seconds: float = setting(
-        30.0, "How long a link rests after data that failed its identity or digest.", unit="s"
+        30.0,
+        "How long a link is quarantined after data that failed its identity or digest.",
+        unit="s",
     )
     kv_probe_bytes: int = setting(
         1 << 20, "Known pattern that a new link must deliver; cut to the slot size.", unit="bytes"

@@ -10,7 +10,7 @@ from tests.kernels.gpu.where import DEVICE, HOPPER, NEEDS
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
 from tandem.kernels.attention.decode import decode
-from tandem.kernels.rotary_kv import Rotation, Slots, rotary_kv
+from tandem.kernels.rotary_kv import Rotation, SlotMapping, rotary_kv
 
 pytestmark = NEEDS
 hopper = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -144,9 +144,9 @@ def test_no_ring_is_filled_with_what_the_kernel_ahead_still_writes(lengths):
     layers, n = 8, len(lengths)
     _, slab, batch = paged(lengths, [1] * n, torch.bfloat16, layers=layers)
     last = torch.tensor(lengths).cuda() - 1
-    slots = Slots(batch.block_tables[torch.arange(n), last // 64].long(), last % 64)
+    slot_mapping = SlotMapping(batch.block_tables[torch.arange(n), last // 64].long(), last % 64)
     rotation = Rotation(*torch.rand(2, n, 128, device="cuda").to(torch.bfloat16))
-    slab[slots.blocks, :, :, :, slots.offsets] = torch.nan
+    slab[slot_mapping.blocks, :, :, :, slot_mapping.offsets] = torch.nan
     before = slab.clone()
     rows = torch.randn(layers, n, 48, 128, dtype=torch.bfloat16, device="cuda")
 
@@ -154,7 +154,7 @@ def test_no_ring_is_filled_with_what_the_kernel_ahead_still_writes(lengths):
         step = replace(batch, memo={})
         queries, outs = [], []
         for i, x in enumerate(rows):
-            queries.append(rotary_kv(x, slab[:, i], rotation, slots))
+            queries.append(rotary_kv(x, slab[:, i], rotation, slot_mapping))
             outs.append(launched(queries[-1], slab[:, i], step))
         return queries, outs
 

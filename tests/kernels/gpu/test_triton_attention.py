@@ -54,7 +54,7 @@ def paged(lengths, queries, dtype, *, page=PAGE, heads=HEADS, layers=2, seed=0):
 def dense(q, kv, batch, scale):
     """The answer in float64, sequence by sequence; zero where a sequence has no key."""
     want = torch.zeros(q.shape, dtype=torch.float64)
-    starts, group = batch.query_start.tolist(), q.shape[1] // kv.shape[2]
+    starts, group = batch.cu_seqlens_q.tolist(), q.shape[1] // kv.shape[2]
     for s, n in enumerate(batch.seq_lens.tolist()):
         a, b = starts[s], starts[s + 1]
         if n and b > a:

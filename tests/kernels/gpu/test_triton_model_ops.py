@@ -8,7 +8,7 @@ from tandem.kernels import Backend
 from tandem.kernels.activation import SILU_AND_MUL
 from tandem.kernels.blocks import COPY, DIGEST, PACK, UNPACK, digest, pack, unpack
 from tandem.kernels.norm import RMS_NORM
-from tandem.kernels.rotary_kv import ROTARY_KV, ROTARY_Q, QKNorm, Rotation, Slots
+from tandem.kernels.rotary_kv import ROTARY_KV, ROTARY_Q, QKNorm, Rotation, SlotMapping
 from tandem.kernels.testing import hold
 
 pytestmark = NEEDS
@@ -50,9 +50,9 @@ def test_rotation_and_kv_write_agree_with_the_reference(heads, kv_heads, dim, no
     angles = torch.rand(tokens, dim, dtype=torch.float64) * 6
     rotation = Rotation(angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE))
     places = torch.randperm(blocks * page)[:tokens]
-    slots = Slots((places // page).to(DEVICE), (places % page).to(DEVICE))
+    slot_mapping = SlotMapping((places // page).to(DEVICE), (places % page).to(DEVICE))
     norm = QKNorm(random(dim, dtype=dtype), random(dim, dtype=dtype) + 1, 1e-6) if normed else None
-    hold(ROTARY_KV, Backend.TRITON, qkv, slab[:, 1], rotation, slots, norm)
+    hold(ROTARY_KV, Backend.TRITON, qkv, slab[:, 1], rotation, slot_mapping, norm)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

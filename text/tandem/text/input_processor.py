@@ -155,7 +155,7 @@ class InputProcessor:
     ) -> list[int]:
         if isinstance(prompt, TextPrompt):
             if options.truncate_prompt_tokens is None:
-                self._refuse_hopeless(prompt.text, params, param)
+                self._refuse_oversized(prompt.text, params, param)
             special = options.add_special_tokens is not False
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=special, param=param)
         else:
@@ -169,7 +169,7 @@ class InputProcessor:
             raise InvalidParameter(param, _value(prompt), "a prompt of at least one token")
         return ids
 
-    def _refuse_hopeless(self, text: str, params: SamplingParams, param: str) -> None:
+    def _refuse_oversized(self, text: str, params: SamplingParams, param: str) -> None:
         """Spare tokenizing a text that fits the context under no tokenization."""
         limit = self.card.max_model_len
         if len(text) <= 4 * limit:

@@ -61,9 +61,9 @@ class StepSequences:
 
     num_decodes: int
     """Leading rows of one query each."""
-    query_start: Tensor
+    cu_seqlens_q: Tensor
     """int32 [rows + 1]: 0, 1, 2, ..."""
-    chunk_start: Tensor
+    chunk_cu_seqlens_q: Tensor
     """int32 [chunks + 1]: first query of each other row, counted from the first of them all."""
     seq_lens: Tensor
     """int32 [rows]."""
@@ -82,7 +82,7 @@ class StepSequences:
     @property
     def num_chunks(self) -> int:
         """Rows of more than one query."""
-        return self.chunk_start.shape[0] - 1
+        return self.chunk_cu_seqlens_q.shape[0] - 1
 
 
 class AttentionBackend(Protocol):

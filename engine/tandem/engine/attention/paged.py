@@ -40,7 +40,7 @@ class PagedAttention:
         decode_batch = prefill_batch = None
         if n:
             decode_batch = PagedBatch(
-                query_start=step.query_start[: n + 1],
+                cu_seqlens_q=step.cu_seqlens_q[: n + 1],
                 seq_lens=step.seq_lens[:n],
                 block_tables=step.block_tables[:n],
                 max_query_len=1,
@@ -48,7 +48,7 @@ class PagedAttention:
             )
         if step.num_chunks:
             prefill_batch = PagedBatch(
-                query_start=step.chunk_start,
+                cu_seqlens_q=step.chunk_cu_seqlens_q,
                 seq_lens=step.seq_lens[n:],
                 block_tables=step.block_tables[n:],
                 max_query_len=step.max_query_len,
@@ -79,7 +79,7 @@ def _last_queries(step: StepSequences) -> Metadata | None:
         lens, tables = (each.index_select(0, step.wanted.rows) for each in (lens, tables))
     n = lens.shape[0]
     batch = PagedBatch(
-        query_start=step.query_start[: n + 1],
+        cu_seqlens_q=step.cu_seqlens_q[: n + 1],
         seq_lens=lens,
         block_tables=tables,
         max_query_len=1,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend, Metadata, StepSequences
 from tandem.engine.layers.rotary import Rotary
-from tandem.kernels.rotary_kv import Rotation, Slots
+from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class StepContext:
     rotary: Rotary
     positions: Tensor
     """int64 [tokens]."""
-    slots: Slots
+    slot_mapping: SlotMapping
     attention: AttentionBackend
     sequences: StepSequences
     kv: Sequence[Tensor]

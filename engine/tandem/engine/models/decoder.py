@@ -58,7 +58,7 @@ class Attention:
     def _write(self, projected: Tensor, step: StepContext) -> Tensor:
         """Write KV of [tokens, (heads + 2 * kv_heads) * head_dim]; q [tokens, heads, head_dim]."""
         kv = step.kv[self.index]
-        return rotary_kv(self._heads(projected), kv, step.rotation, step.slots, self.qk_norm)
+        return rotary_kv(self._heads(projected), kv, step.rotation, step.slot_mapping, self.qk_norm)
 
     def _heads(self, projected: Tensor) -> Tensor:
         return projected.view(len(projected), projected.shape[1] // self.head_dim, self.head_dim)

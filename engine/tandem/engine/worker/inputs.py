@@ -20,7 +20,7 @@ from tandem.engine.attention.base import StepSequences, WantedRows
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import Fields, Staging, StepShape
-from tandem.kernels.rotary_kv import Slots
+from tandem.kernels.rotary_kv import SlotMapping
 from tandem.protocol.layout import blocks_for
 
 Fit = Callable[[StepShape], StepShape | None]
@@ -41,7 +41,7 @@ class StepInputs:
     """int64 [tokens]: words of the staging buffer that hold the token ids."""
     positions: Tensor
     """int64 [tokens]."""
-    slots: Slots
+    slot_mapping: SlotMapping
     sequences: StepSequences
     wanted: Tensor | None
     """int64: tokens whose hidden states a forward pass gives, in this order; None is all of them.
@@ -175,8 +175,8 @@ class StepStager:
             most = self.columns * self.batch.block_size
             sequences = self._sequences[shape] = StepSequences(
                 num_decodes=shape.decodes,
-                query_start=fields.query_start,
-                chunk_start=fields.chunk_start,
+                cu_seqlens_q=fields.cu_seqlens_q,
+                chunk_cu_seqlens_q=fields.chunk_cu_seqlens_q,
                 seq_lens=fields.seq_lens,
                 block_tables=self._table[: shape.rows],
                 max_query_len=shape.chunk_tokens,
@@ -220,8 +220,8 @@ class StepStager:
             wanted_rows = WantedRows(theirs, int(lens[ends].max(initial=0)))
         sequences = StepSequences(
             num_decodes=n,
-            query_start=fields.query_start,
-            chunk_start=fields.chunk_start,
+            cu_seqlens_q=fields.cu_seqlens_q,
+            chunk_cu_seqlens_q=fields.chunk_cu_seqlens_q,
             seq_lens=fields.seq_lens,
             block_tables=tables,
             max_query_len=int(rows.counts[n:].max(initial=0)),
@@ -247,7 +247,7 @@ class StepStager:
             padded=padded,
             source=fields.source,
             positions=fields.positions,
-            slots=Slots(fields.blocks, fields.offsets),
+            slot_mapping=SlotMapping(fields.blocks, fields.offsets),
             sequences=sequences,
             wanted=wanted,
             kept=kept,
@@ -273,15 +273,17 @@ class StepStager:
             self._fill_chunks(fields, shape.decodes, rows)
         for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
             self._pad_tokens(fields, part)
-        fields.query_start[:] = self._counting[: shape.rows + 1]
-        fields.chunk_start[0] = 0
+        fields.cu_seqlens_q[:] = self._counting[: shape.rows + 1]
+        fields.chunk_cu_seqlens_q[0] = 0
         if shape.chunks:
-            fields.chunk_start[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
-            fields.chunk_start[own.chunks + 1 :] = own.chunk_tokens
+            fields.chunk_cu_seqlens_q[1 : own.chunks + 1] = np.cumsum(rows.counts[n:])
+            fields.chunk_cu_seqlens_q[own.chunks + 1 :] = own.chunk_tokens
             fields.ends[: shape.decodes] = self._counting[: shape.decodes]
             # Of a chunk without a token, whose end nobody wants, any token.
             np.maximum(
-                fields.chunk_start[1:] + (shape.decodes - 1), 0, out=fields.ends[shape.decodes :]
+                fields.chunk_cu_seqlens_q[1:] + (shape.decodes - 1),
+                0,
+                out=fields.ends[shape.decodes :],
             )
         fields.seq_lens[n:] = 0
         fields.seq_lens[:n] = lens[:n]

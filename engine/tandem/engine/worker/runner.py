@@ -88,7 +88,7 @@ class ModelRunner:
         step = StepContext(
             rotary=self.model.rotary,
             positions=inputs.positions,
-            slots=inputs.slots,
+            slot_mapping=inputs.slot_mapping,
             attention=self.attention,
             sequences=inputs.sequences,
             kv=self.slab.layers,

@@ -67,9 +67,9 @@ class Fields(NamedTuple, Generic[A]):
     """int64 [tokens]."""
     offsets: A
     """int64 [tokens]."""
-    query_start: A
+    cu_seqlens_q: A
     """int32 [rows + 1]."""
-    chunk_start: A
+    chunk_cu_seqlens_q: A
     """int32 [chunks + 1]."""
     seq_lens: A
     """int32 [rows]."""

@@ -20,8 +20,8 @@ from tandem.kernels.errors import BadTensor
 class PagedBatch:
     """Sequences of one attention call, their queries laid end to end."""
 
-    query_start: Tensor
-    """int32 [sequences + 1]: queries of sequence s are rows query_start[s] : query_start[s + 1]."""
+    cu_seqlens_q: Tensor
+    """int32 [sequences + 1]: queries of sequence s are rows cu_seqlens_q[s] up to the next."""
     seq_lens: Tensor
     """int32 [sequences]: keys of sequence s, cached context and this call's tokens together."""
     block_tables: Tensor
@@ -40,9 +40,9 @@ class PagedBatch:
     def check(self) -> PagedBatch:
         """Return self, or raise BadTensor for the first field that does not fit the others."""
         n = self.num_sequences
-        checks.shape("query_start", self.query_start, n + 1)
+        checks.shape("cu_seqlens_q", self.cu_seqlens_q, n + 1)
         checks.shape("block_tables", self.block_tables, n, None)
-        for name in ("query_start", "seq_lens", "block_tables"):
+        for name in ("cu_seqlens_q", "seq_lens", "block_tables"):
             checks.kind(name, getattr(self, name), torch.int32)
         if not 0 <= self.max_query_len <= self.max_seq_len:
             raise BadTensor(

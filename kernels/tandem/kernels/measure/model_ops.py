@@ -18,7 +18,7 @@ from tandem.kernels.attention.decode import decode
 from tandem.kernels.attention.prefill import prefill
 from tandem.kernels.gemm import linear
 from tandem.kernels.norm import rms_norm
-from tandem.kernels.rotary_kv import QKNorm, Rotation, Slots, rotary_kv
+from tandem.kernels.rotary_kv import QKNorm, Rotation, SlotMapping, rotary_kv
 from tandem.kernels.sampling import best
 
 from .paged import Shape, make_case
@@ -114,13 +114,13 @@ class ModelOps:
         shape, sets = self.sizes.shape, 8
         page, dim = shape.page, shape.head_dim
         place = torch.randperm(-(-tokens // page) * page, device=self.device)[:tokens]
-        slots = Slots(place // page, place % page)
+        slot_mapping = SlotMapping(place // page, place % page)
         rotation = Rotation(self._random(tokens, dim), self._random(tokens, dim))
         norm = QKNorm(self._random(dim), self._random(dim), EPS)
         slab = self._random(-(-tokens // page), sets, 2, shape.kv_heads, page, dim)
         heads = shape.heads + 2 * shape.kv_heads
         operands = [
-            (self._random(tokens, heads, dim), slab[:, i], rotation, slots, norm)
+            (self._random(tokens, heads, dim), slab[:, i], rotation, slot_mapping, norm)
             for i in range(sets)
         ]
         moved = heads + shape.heads + 3 * shape.kv_heads

@@ -25,7 +25,7 @@ class Rotation(NamedTuple):
     """[tokens, head_dim]: -sin of the frequencies, then +sin (half-rotation layout)."""
 
 
-class Slots(NamedTuple):
+class SlotMapping(NamedTuple):
     """Where this step's tokens go in the cache. Every token is written."""
 
     blocks: Tensor
@@ -42,7 +42,7 @@ class QKNorm(NamedTuple):
     eps: float
 
 
-RotaryKV = Callable[[Tensor, Tensor, Rotation, Slots, QKNorm | None], Tensor]
+RotaryKV = Callable[[Tensor, Tensor, Rotation, SlotMapping, QKNorm | None], Tensor]
 RotaryQ = Callable[[Tensor, Rotation, QKNorm | None], Tensor]
 
 ROTARY_KV: Op[RotaryKV] = Op(
@@ -65,7 +65,7 @@ def rotary_kv(
     qkv: Tensor,
     kv: Tensor,
     rotation: Rotation,
-    slots: Slots,
+    slot_mapping: SlotMapping,
     qk_norm: QKNorm | None = None,
     *,
     backend: Backend | None = None,
@@ -80,7 +80,7 @@ def rotary_kv(
             no query head.
         kv: [num_blocks, 2, kv_heads, block_size, head_dim], one layer's strided view of the slab.
         rotation: of each token's position.
-        slots: distinct destinations.
+        slot_mapping: distinct destinations.
         qk_norm: for models that have it (Qwen3).
         backend: an explicit choice; by device otherwise.
 
@@ -97,11 +97,11 @@ def rotary_kv(
             f"at least {2 * kv.shape[2]} heads"
         )
     _check_angles(rotation, qkv)
-    checks.shape("slots.blocks", slots.blocks, qkv.shape[0])
-    checks.shape("slots.offsets", slots.offsets, qkv.shape[0])
-    checks.kind("slots.blocks", slots.blocks, torch.int64)
-    checks.kind("slots.offsets", slots.offsets, torch.int64)
-    return ROTARY_KV.on(qkv.device, backend)(qkv, kv, rotation, slots, qk_norm)
+    checks.shape("slot_mapping.blocks", slot_mapping.blocks, qkv.shape[0])
+    checks.shape("slot_mapping.offsets", slot_mapping.offsets, qkv.shape[0])
+    checks.kind("slot_mapping.blocks", slot_mapping.blocks, torch.int64)
+    checks.kind("slot_mapping.offsets", slot_mapping.offsets, torch.int64)
+    return ROTARY_KV.on(qkv.device, backend)(qkv, kv, rotation, slot_mapping, qk_norm)
 
 
 def rotary_q(

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from . import QKNorm, Rotation, Slots
+from . import QKNorm, Rotation, SlotMapping
 
 
 def rotary_kv(
-    qkv: Tensor, kv: Tensor, rotation: Rotation, slots: Slots, qk_norm: QKNorm | None
+    qkv: Tensor, kv: Tensor, rotation: Rotation, slot_mapping: SlotMapping, qk_norm: QKNorm | None
 ) -> Tensor:
     """See the wrapper."""
     tokens, all_heads, dim = qkv.shape
@@ -20,7 +20,7 @@ def rotary_kv(
     _rotate(rotated, heads, rotation, qk_norm)
     places = kv.permute(0, 3, 1, 2, 4)
     new = qkv[:, heads:].view(tokens, 2, kv_heads, dim)
-    places.index_put_((slots.blocks, slots.offsets), new)
+    places.index_put_((slot_mapping.blocks, slot_mapping.offsets), new)
     return qkv[:, :heads]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem.kernels.launch import dependent
 from tandem.kernels.launch.launcher import Launcher
 
-from . import QKNorm, Rotation, Slots
+from . import QKNorm, Rotation, SlotMapping
 from .triton_kernels import rotate_heads
 
 _rotate_heads = Launcher(rotate_heads)
@@ -23,23 +23,27 @@ _FEW_HEADS, _HEADS = 8, 16
 
 
 def rotary_kv(
-    qkv: Tensor, kv: Tensor, rotation: Rotation, slots: Slots, qk_norm: QKNorm | None
+    qkv: Tensor, kv: Tensor, rotation: Rotation, slot_mapping: SlotMapping, qk_norm: QKNorm | None
 ) -> Tensor:
     """See the wrapper."""
-    _launch(qkv, rotation, qk_norm, kv, slots)
+    _launch(qkv, rotation, qk_norm, kv, slot_mapping)
     return qkv[:, : qkv.shape[1] - 2 * kv.shape[2]]
 
 
 def rotary_q(q: Tensor, rotation: Rotation, qk_norm: QKNorm | None) -> Tensor:
     """See the wrapper."""
-    _launch(q, rotation, qk_norm, None, Slots(q, q))
+    _launch(q, rotation, qk_norm, None, SlotMapping(q, q))
     return q
 
 
 def _launch(
-    heads: Tensor, rotation: Rotation, qk_norm: QKNorm | None, kv: Tensor | None, slots: Slots
+    heads: Tensor,
+    rotation: Rotation,
+    qk_norm: QKNorm | None,
+    kv: Tensor | None,
+    slot_mapping: SlotMapping,
 ) -> None:
-    """Rotate [tokens, heads, head_dim], all of q where there is no kv; slots are not read then."""
+    """Rotate [tokens, heads, head_dim], all of q without kv, where slot_mapping is not read."""
     tokens, all_heads, dim = heads.shape
     if not tokens:
         return
@@ -52,8 +56,8 @@ def _launch(
         heads if kv is None else kv,
         rotation.cos,
         rotation.sin,
-        slots.blocks,
-        slots.offsets,
+        slot_mapping.blocks,
+        slot_mapping.offsets,
         heads if qk_norm is None else qk_norm.q_weight,
         heads if qk_norm is None else qk_norm.k_weight,
         rotation.cos.stride(0),

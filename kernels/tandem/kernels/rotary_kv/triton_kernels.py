@@ -21,7 +21,7 @@ def _gain(q_weight, k_weight, col, is_q, keep):
     return tl.where(is_q[:, None], q[None, :], k[None, :])
 
 
-# Where a step's slots begin in a buffer must not make another kernel.
+# Where a step's slot mapping begins in a buffer must not make another kernel.
 @triton.jit(do_not_specialize=["blocks", "offsets"])
 def rotate_heads(
     qkv, kv, cos, sin, blocks, offsets, q_weight, k_weight,
@@ -30,7 +30,7 @@ def rotate_heads(
     AT_ONCE: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """AT_ONCE heads of one token. Grid: (tokens, cdiv(HEADS + 2 * KV_HEADS, AT_ONCE)). Without KV
-    heads there are no slots.
+    heads there is no slot mapping.
 
     qkv [tokens, HEADS + 2 * KV_HEADS, D] dense; q and k are rotated in place, k and v also go to
     their slot of kv [blocks, K|V, KV_HEADS, page, D] with strides kv_block to kv_token and a dense

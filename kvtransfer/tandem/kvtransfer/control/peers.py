@@ -24,7 +24,7 @@ class PeerBook:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._peers: dict[Incarnation, PeerHealth] = {}
-        self._rests: dict[Incarnation, Millis] = {}
+        self._quarantined_until: dict[Incarnation, Millis] = {}
 
     def is_up(self, peer: Incarnation) -> bool:
         """Whether a hand-off from this peer may start."""
@@ -50,7 +50,7 @@ class PeerBook:
             down = [each for each, health in self._peers.items() if not health.up]
             for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
                 del self._peers[old]
-                self._rests.pop(old, None)
+                self._quarantined_until.pop(old, None)
 
     def pace(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
         """How fast KV comes from a known peer (0 while unknown), and how much of it waits."""
@@ -61,10 +61,10 @@ class PeerBook:
                     known, bytes_per_s=bytes_per_s, waiting_bytes=waiting_bytes
                 )
 
-    def rest(self, peer: Incarnation, until: Millis) -> None:
+    def quarantine(self, peer: Incarnation, until: Millis) -> None:
         """Quarantine: not up before then, whatever a probe says."""
-        self._rests[peer] = until
+        self._quarantined_until[peer] = until
 
-    def rests(self, peer: Incarnation, now: Millis) -> int:
+    def quarantine_ms_left(self, peer: Incarnation, now: Millis) -> int:
         """Milliseconds of quarantine that are left."""
-        return max(0, self._rests.get(peer, Millis(0)) - now)
+        return max(0, self._quarantined_until.get(peer, Millis(0)) - now)

@@ -323,8 +323,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
         rest = millis(self.config.kv_quarantine_seconds)
-        logger.error("data of %s was wrong, the link rests: %s", peer.hex()[:8], reason)
-        self.book.rest(peer, Millis(now + rest))
+        logger.error("data of %s was wrong, the link is quarantined: %s", peer.hex()[:8], reason)
+        self.book.quarantine(peer, Millis(now + rest))
         self.drop(peer, f"quarantined: {reason}", rest)
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:

@@ -86,9 +86,9 @@ class Prober:
     def begin(self, peer: Incarnation, host: str, welcome: ProducerCard, now: Millis) -> None:
         """A link stands: connect the transport and ask P to keep it moving."""
         mover = self._mover
-        rests = mover.book.rests(peer, now)
-        if rests:
-            mover.drop(peer, "quarantined", rests)
+        left = mover.book.quarantine_ms_left(peer, now)
+        if left:
+            mover.drop(peer, "quarantined", left)
             return
         mover.book.mark(peer, up=False, reason="the link is being probed")
         try:

@@ -18,7 +18,7 @@ from tandem.operator.desired.model import Delivery, delivery
 from tandem.operator.desired.naming import WORKERS
 from tandem.operator.desired.policy import worker_role
 
-_HOPELESS = {
+_NON_RETRYABLE = {
     Reason.CLAIM_NOT_FOUND,
     Reason.MODEL_MISMATCH,
     Reason.MODEL_NOT_FOUND,
@@ -77,7 +77,7 @@ class ModelVerdict(msgspec.Struct, frozen=True, kw_only=True):
     status: ModelStatus
     may_start: bool
     """Pods may be made now: the files are there, or come to each pod by itself."""
-    hopeless: bool = False
+    non_retryable: bool = False
     """Nothing will come of waiting: a person must change something."""
 
 
@@ -204,14 +204,14 @@ def _no(
 ) -> ModelVerdict:
     """Not ready. Pods whose files are mounted start all the same, beside the check, unless the
     check has said that they cannot work."""
-    hopeless = reason in _HOPELESS or given_up
+    non_retryable = reason in _NON_RETRYABLE or given_up
     return ModelVerdict(
         ready=False,
         reason=reason,
         message=message,
         status=status,
-        may_start=where.source is None and not hopeless,
-        hopeless=hopeless,
+        may_start=where.source is None and not non_retryable,
+        non_retryable=non_retryable,
     )
 
 

@@ -147,11 +147,11 @@ def decision(
     may_move: bool,
     servable: Set[str],
     now: float,
-    hopeless: bool = False,
+    non_retryable: bool = False,
 ) -> Decision:
     """Counts by role and revision. Without ``may_move`` the targets stay what they were; when
-    they are ``hopeless`` what was stable comes back. ``servable`` names the revisions whose canary
-    was right."""
+    they are ``non_retryable`` what was stable comes back. ``servable`` names the revisions whose
+    canary was right."""
     memory = seen.status.rollout
     targets = target_revisions(facts)
     if not may_move:
@@ -173,7 +173,7 @@ def decision(
         memory=memory,
         now=now,
         suspended=bool(spec.suspend),
-        hopeless=hopeless,
+        non_retryable=non_retryable,
         paused=bool(spec.rollout.paused),
         deadline=float(spec.rollout.progress_deadline_seconds or PROGRESS_DEADLINE),
     )

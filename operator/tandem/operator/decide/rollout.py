@@ -79,7 +79,7 @@ class RolloutView(msgspec.Struct, frozen=True, kw_only=True):
     """The canary was right on the targets."""
     suspended: bool = False
     paused: bool = False
-    hopeless: bool = False
+    non_retryable: bool = False
     """The targets cannot come up before a person changes something: no deadline is awaited."""
     surge: Surge = Surge.AUTO
     deadline: float = 1200.0
@@ -105,7 +105,7 @@ def decide(view: RolloutView) -> Decision:
     first = not memory.stable
     if view.suspended:
         return _decision(view, Phase.SUSPENDED, dict.fromkeys(_existing(view), 0))
-    if (memory.failed == token or view.hopeless) and not first:
+    if (memory.failed == token or view.non_retryable) and not first:
         return _decision(view, Phase.FAILED, _restored(view))
     if first or not _rolling(view):
         return _settled(view, first=first)
@@ -152,7 +152,7 @@ def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
         changes |= {"servable": token, "failed": None, "progressed_at": time_text(view.now)}
     if ready > memory.ready:
         changes |= {"ready": ready, "progressed_at": time_text(view.now)}
-    if view.hopeless:
+    if view.non_retryable:
         changes["progressed_at"] = None  # its deadline begins anew when there is hope again
     elif memory.progressed_at is None:
         changes["progressed_at"] = time_text(view.now)
@@ -195,7 +195,7 @@ def _settled(view: RolloutView, *, first: bool) -> Decision:
         memory = msgspec.structs.replace(memory, in_place=False)
     phase = Phase.STABLE
     if first:
-        given_up = memory.failed == token or view.hopeless
+        given_up = memory.failed == token or view.non_retryable
         phase = Phase.FAILED if given_up else Phase.FIRST
     return _decision(msgspec.structs.replace(view, memory=memory), phase, counts)
 

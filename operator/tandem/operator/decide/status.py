@@ -259,7 +259,7 @@ def _blocked_word(picture: Picture) -> Word | None:
     if picture.accepted[0] == "False":
         return picture.accepted
     model = picture.model
-    return ("False", model.reason, model.message) if model.hopeless else None
+    return ("False", model.reason, model.message) if model.non_retryable else None
 
 
 def _progress_word(picture: Picture) -> Word:

@@ -128,7 +128,7 @@ class Reconciler:
             may_move=may_start and model.may_start,
             servable=self._probes.known(key).servable(),
             now=now,
-            hopeless=model.hopeless,
+            non_retryable=model.non_retryable,
         )
 
         taken = self._writer.children(seen, facts, keys, decided, live, may_start=may_start)

@@ -32,7 +32,12 @@ from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
 from tandem.router.dispatch.stopwatch import Stopwatch
-from tandem.router.dispatch.verdicts import check_hope, no_place, too_late, worth_waiting
+from tandem.router.dispatch.verdicts import (
+    no_place,
+    raise_if_non_retryable,
+    too_late,
+    worth_waiting,
+)
 from tandem.router.metrics import RouterMetrics
 from tandem.router.naps import Naps
 from tandem.router.placement.base import Placement, PlacementPolicy
@@ -215,7 +220,7 @@ class Dispatcher:
         """The next attempt, sent; or the error with which the request ends."""
         waited_until = min(job.deadline, loop.time() + self._limits.worker_wait)
         while True:
-            check_hope(job)
+            raise_if_non_retryable(job)
             placement = self._place(job, loop.time())
             if placement is not None:
                 attempt = self._attempt(job, placement, loop)

@@ -31,7 +31,7 @@ LINK_CAUSES = frozenset(
 )
 """Causes that lie between the two workers of a hand-off."""
 
-HOPELESS = frozenset({RefusalCode.INVALID})
+NON_RETRYABLE = frozenset({RefusalCode.INVALID})
 """Refusals that every worker would repeat."""
 
 UNABLE = frozenset({RefusalCode.UNSUPPORTED, RefusalCode.NEVER_FITS})

@@ -15,8 +15,8 @@ from enum import StrEnum
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation
 from tandem.router.dispatch.failure import (
-    HOPELESS,
     LINK_CAUSES,
+    NON_RETRYABLE,
     PAIR_REFUSALS,
     UNABLE,
     AttemptFailure,
@@ -63,10 +63,10 @@ class Ladder:
         return self.num_failed >= self.max_attempts or refused >= MAX_REFUSALS
 
     @property
-    def hopeless(self) -> Refusal | None:
+    def non_retryable(self) -> Refusal | None:
         """The refusal that every worker would repeat, if the last one was such."""
         last = self.failures[-1].refusal if self.failures else None
-        return last if last is not None and last.code in HOPELESS else None
+        return last if last is not None and last.code in NON_RETRYABLE else None
 
     @property
     def unsupported(self) -> Refusal | None:

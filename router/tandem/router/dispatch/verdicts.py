@@ -7,13 +7,13 @@ from tandem.router.dispatch.failure import AttemptFailure, DeadlinePassed
 from tandem.router.dispatch.job import Job
 
 
-def check_hope(job: Job) -> None:
+def raise_if_non_retryable(job: Job) -> None:
     """Raise the error with which the request ends, if nothing more may or need be tried."""
     ladder = job.ladder
     if job.expired:
         raise too_late(job)
-    if ladder.hopeless is not None:
-        raise RequestRefused(ladder.hopeless)
+    if ladder.non_retryable is not None:
+        raise RequestRefused(ladder.non_retryable)
     if ladder.exhausted:
         raise no_place(job)
     last = ladder.failures[-1].refusal if ladder.failures else None

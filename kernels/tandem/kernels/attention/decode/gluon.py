@@ -102,7 +102,7 @@ def launch(
         q,
         batch.block_tables,
         batch.seq_lens,
-        batch.query_start,
+        batch.cu_seqlens_q,
         out,
         shares.plan,
         shares.pieces,

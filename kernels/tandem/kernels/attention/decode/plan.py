@@ -73,7 +73,7 @@ def _plan(batch: PagedBatch, kv: Tensor, cut: Cut) -> Shares:
     per_program = 16
     plan_shares[(triton.cdiv(cut.num, per_program),)](
         batch.seq_lens,
-        batch.query_start,
+        batch.cu_seqlens_q,
         batch.block_tables,
         shares.plan,
         shares.arrivals,

@@ -27,13 +27,13 @@ first query, queries; of its first tile: block."""
 
 # What changes from step to step (counts, and where in a buffer a step's part begins) must not make
 # another kernel: compiling one takes a second, in the middle of serving.
-_LOOSE = ["block_tables", "lengths", "query_starts", "table_row", "num_blocks"]
+_LOOSE = ["block_tables", "lengths", "cu_seqlens_q", "table_row", "num_blocks"]
 
 
 @triton.jit(do_not_specialize=[*_LOOSE, "num_seqs", "num_shares", "most_pieces"])
 def plan_shares(
     lengths,
-    query_starts,
+    cu_seqlens_q,
     block_tables,
     plan,
     arrivals,
@@ -86,10 +86,10 @@ def plan_shares(
     tl.store(row + 3, tl.minimum(share, total - first), mask=keep)
     tl.store(row + 4, share + tl.zeros_like(index), mask=keep)
     inside = keep & (at < num_seqs)
-    query = tl.load(query_starts + at, mask=inside, other=0)
+    query = tl.load(cu_seqlens_q + at, mask=inside, other=0)
     tl.store(row + 5, tl.sum(here * length[None, :], 1), mask=keep)
     tl.store(row + 6, query, mask=keep)
-    tl.store(row + 7, tl.load(query_starts + at + 1, mask=inside, other=0) - query, mask=keep)
+    tl.store(row + 7, tl.load(cu_seqlens_q + at + 1, mask=inside, other=0) - query, mask=keep)
     page = offset % seq_tiles * TILE // PAGE
     block = tl.load(block_tables + at.to(tl.int64) * table_row + page, mask=inside, other=0)
     tl.store(row + 8, tl.minimum(tl.maximum(block, 0), num_blocks - 1), mask=keep)

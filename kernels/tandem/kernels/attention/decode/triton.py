@@ -90,7 +90,7 @@ def launch(
         kv,
         batch.block_tables,
         batch.seq_lens,
-        batch.query_start,
+        batch.cu_seqlens_q,
         out,
         shares.plan,
         shares.pieces,

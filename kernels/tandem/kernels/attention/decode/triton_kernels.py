@@ -11,7 +11,7 @@ import triton.language as tl
 from tandem.kernels.launch.triton_kernels import prefetch, release, wait
 
 # As in plan_kernels.py.
-_LOOSE = ["block_tables", "lengths", "query_starts", "table_row", "num_blocks"]
+_LOOSE = ["block_tables", "lengths", "cu_seqlens_q", "table_row", "num_blocks"]
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
     kv,
     block_tables,
     lengths,
-    query_starts,
+    cu_seqlens_q,
     out,
     plan,
     pieces,
@@ -216,8 +216,8 @@ def decode_shares(  # noqa: PLR0915 - a kernel is one function
             seq += 1
             if left > 0:
                 length = tl.load(lengths + seq)
-                q_first = tl.load(query_starts + seq)
-                q_len = tl.load(query_starts + seq + 1) - q_first
+                q_first = tl.load(cu_seqlens_q + seq)
+                q_len = tl.load(cu_seqlens_q + seq + 1) - q_first
         if left > 0:  # an empty sequence's table may hold anything
             block = tl.load(block_tables + seq.to(tl.int64) * table_row)
             block = tl.minimum(tl.maximum(block, 0), num_blocks - 1)

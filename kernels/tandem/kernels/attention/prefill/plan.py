@@ -46,7 +46,7 @@ def _plan(batch: PagedBatch, tokens: int, rows: int) -> Tiles:
     )
     per_program = 16
     plan_tiles[(triton.cdiv(most, per_program),)](
-        batch.query_start,
+        batch.cu_seqlens_q,
         batch.seq_lens,
         tiles.rows,
         tiles.count,

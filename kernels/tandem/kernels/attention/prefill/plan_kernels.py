@@ -10,9 +10,9 @@ PLAN_FIELDS = (
 )
 
 
-@triton.jit(do_not_specialize=["query_starts", "lengths", "num_seqs", "max_tiles"])
+@triton.jit(do_not_specialize=["cu_seqlens_q", "lengths", "num_seqs", "max_tiles"])
 def plan_tiles(
-    query_starts,
+    cu_seqlens_q,
     lengths,
     plan,
     count,
@@ -31,8 +31,8 @@ def plan_tiles(
     """
     seq = tl.arange(0, SEQS)
     real = seq < num_seqs
-    start = tl.load(query_starts + seq, mask=real, other=0)
-    queries = tl.load(query_starts + seq + 1, mask=real, other=0) - start
+    start = tl.load(cu_seqlens_q + seq, mask=real, other=0)
+    queries = tl.load(cu_seqlens_q + seq + 1, mask=real, other=0) - start
     length = tl.load(lengths + seq, mask=real, other=0)
     cached = length - queries
     tiles = tl.where(real, tl.cdiv(queries, BM), 0)

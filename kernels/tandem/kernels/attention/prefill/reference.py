@@ -43,7 +43,7 @@ def prefill(q: Tensor, kv: Tensor, batch: PagedBatch, scale: float) -> Tensor:
 def _plan(batch: PagedBatch, shape: PageShape, dtype: torch.dtype) -> list[_Chunk]:
     key = ("prefill.torch", shape, dtype)
     if key not in batch.memo:
-        starts, lens = batch.query_start.tolist(), batch.seq_lens.tolist()
+        starts, lens = batch.cu_seqlens_q.tolist(), batch.seq_lens.tolist()
         batch.memo[key] = [
             _chunk(batch.block_tables[s], starts[s], starts[s + 1], lens[s], shape, dtype)
             for s in range(batch.num_sequences)

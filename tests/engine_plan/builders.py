@@ -12,7 +12,7 @@ from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.scheduler.admission import end_of
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
@@ -86,8 +86,10 @@ class Harness:
         connector: Any = None,
         num_cpu_blocks: int = 0,
         metrics: Any = None,
+        gate: Any = None,
         **flat: Any,
     ) -> None:
+        """``gate`` makes the only one; None is the usual ones."""
         self.config = config_of(**flat)
         self.clock = Clock()
         self.executor = SimExecutor(num_blocks, verify=True, num_cpu_blocks=num_cpu_blocks)
@@ -97,11 +99,13 @@ class Harness:
             self.executor.start(self.config),
             connector=connector,
             metrics=metrics,
+            gates=None if gate is None else [gate()],
             clock=self.clock,
         )
         self.requests: dict[RequestKey, EngineCoreRequest] = {}
         self.outputs: list[EngineCoreOutput] = []
         self.failed: list[Failed] = []
+        self.refused: list[Refused] = []
         self.stored: set[bytes] = set()
         """Hashes that a router would believe to be cached."""
 
@@ -118,6 +122,7 @@ class Harness:
         for _, outputs, failed in result.by_router():
             self.outputs += outputs
             self.failed += failed
+        self.refused += [each for told in result.refused.values() for each in told]
         if result.blocks is not None:
             if result.blocks.cleared:
                 self.stored.clear()

@@ -25,6 +25,7 @@ from tandem.engine.step import (
     SchedulerOutput,
     SeqId,
     StepRow,
+    TokenMasks,
     TransferReport,
 )
 from tandem.protocol.finish import Finish, finish_of
@@ -65,6 +66,13 @@ class SimModel:
             while token in masked:
                 token = (token + 1) % self.vocab_size
         return token
+
+    def allowed(self, masks: TokenMasks, seq: SeqId) -> list[int]:
+        """Tokens that the masks of a step allow to a sequence."""
+        size = 4 * -(-self.vocab_size // 32)
+        at = masks.seqs.index(seq) * size
+        words = int.from_bytes(masks.words[at : at + size], "little")
+        return [token for token in range(self.vocab_size) if words >> token & 1]
 
     def logprobs(self, state: int, token: int, count: int) -> TokenLogprobs:
         """Log-probabilities that depend on the state alone."""
@@ -204,7 +212,7 @@ class SimExecutor:
             if row.new.params.prompt_logprobs is not None:
                 prompt_logprobs[each.seq] = self._prompt_logprobs(row, each, states)
             if each.sample_choices:
-                sampled.append(self._sample(row, each, states[-1]))
+                sampled.append(self._sample(row, each, states[-1], plan.masks))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         future: Future[ModelRunnerOutput] = Future()
         report = self.memory.report(self._slab, wait=not plan.rows)
@@ -255,7 +263,7 @@ class SimExecutor:
         found = self.read(row.block_ids, range(each.num_computed))
         assert found == expected, f"sequence {each.seq} reads KV of other tokens"
 
-    def _sample(self, row: _Row, each: StepRow, state: int) -> Sampled:
+    def _sample(self, row: _Row, each: StepRow, state: int, masks: TokenMasks | None) -> Sampled:
         new = row.new
         assert each.num_computed + each.num_tokens == len(row.token_ids), "sampled in mid-prompt"
         position = len(row.token_ids) - new.num_prompt
@@ -263,6 +271,9 @@ class SimExecutor:
             self.model.draw(state, new.params, choice, position, new.eos_token_ids)
             for choice in each.sample_choices
         )
+        if masks is not None and each.seq in masks.seqs:
+            allowed = self.model.allowed(masks, each.seq)
+            tokens = tuple(allowed[token % len(allowed)] for token in tokens)
         row.token_ids.append(tokens[each.sample_choices.index(new.choice)])
         count = new.params.logprobs
         told = None

@@ -120,6 +120,10 @@ BOTH: dict[str, tuple[Mapping[str, Any], See]] = {
         {"stream": True, "stream_options": {"include_usage": True}},
         lambda seen: '"usage":{' in seen.http.text,
     ),
+    "structured_outputs": (
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        lambda seen: seen.params.structured_outputs.choice == ["yes", "no"],
+    ),
     "response_format": ({"response_format": {"type": "text"}}, lambda seen: seen.answer),
     "add_special_tokens": ({"add_special_tokens": True}, lambda seen: prompt_of(seen) > 1),
 }

@@ -10,8 +10,10 @@ tokens by ``Settler``; state and place by ``Roster`` and ``RemoteKV``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +24,9 @@ from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from tandem.engine.scheduler.gates import Gate, TokenConstraint
+
 Order = tuple[int, int, int]
 """(priority, arrival, choice); smaller goes first. Unique in one engine."""
 
@@ -31,6 +36,8 @@ class RequestState(Enum):
 
     WAITING = "waiting"
     """In the queue, never computed."""
+    GATED = "gated"
+    """Waits for something that is made or fetched for it; in no queue, nothing is reserved."""
     REMOTE = "remote"
     """Parked: its KV comes from elsewhere, nothing is reserved."""
     LOADING = "loading"
@@ -57,6 +64,8 @@ class RequestGroup:
     """Seconds on the engine's clock."""
     max_model_len: int
     """Prompt and output tokens at which a choice ends by length."""
+    gates: tuple[Gate, ...] = ()
+    """What its sequences wait for, or hold until the scheduler lets go of them."""
     live: dict[int, Request] = field(default_factory=dict)
     """By choice; a fork's choices appear when it happens."""
     scheduled: float | None = None
@@ -86,6 +95,7 @@ class Request:
         "capacity",
         "choice",
         "choices",
+        "constraint",
         "enders",
         "group",
         "last_token_at",
@@ -151,8 +161,11 @@ class Request:
         ends_with_first = len(choices) > 1 or isinstance(group.source.kv, Produce)
         self.plan_limit = self.num_prefill + 1 if ends_with_first else max_len
         """No step is planned when known and pending tokens are this many."""
-        self.enders = frozenset(eos) | frozenset(params.stop_token_ids)
+        self.enders: Container[int] = frozenset(eos) | frozenset(params.stop_token_ids)
         """Tokens that may end it; the verdict is ``finish_of``'s."""
+        self.constraint: TokenConstraint | None = None
+        """Which tokens may come; then ``enders`` is ``EVERY_TOKEN``, and ``plan_limit`` lets
+        nothing be planned before the last token is known."""
         self.block_ids: list[int] = []
         self.block_hashes = block_hashes
         self.capacity = 0
@@ -169,11 +182,16 @@ class Request:
         """Whether the ranks hold a row of it."""
         self.remote_done = False
         """Whether the connector has said all it has to say about where the KV comes from."""
-        untold = self.num_prefill == num_prompt and not isinstance(group.source.kv, Consume)
-        wanted = params.prompt_logprobs is not None and untold
-        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wanted else None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] if self._scores_prompt() else None
+        )
         """What is joined so far; None when not asked for, or already told."""
         self.last_token_at = 0.0
+
+    def _scores_prompt(self) -> bool:
+        """Whether its prompt's log-probabilities are wanted, and nobody has told them."""
+        untold = self.num_prefill == self.num_prompt and not isinstance(self.kv, Consume)
+        return self.params.prompt_logprobs is not None and untold
 
     def __repr__(self) -> str:
         return f"Request({self.seq}, {self.key}, choice={self.choice}, {self.state.value})"

@@ -79,6 +79,15 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     usually, all n at the end of a prompt that forks. The first goes on as this very sequence."""
 
 
+class TokenMasks(msgspec.Struct, frozen=True, gc=False):
+    """Which tokens the draws of some sequences may give, in one step."""
+
+    seqs: tuple[SeqId, ...]
+    words: bytes
+    """int32 [sequences, ceil(vocabulary / 32)], little-endian: 32 tokens each, the lowest bit the
+    lowest id; 1 is allowed."""
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
     """The plan of one step. ``rows`` are in batch order: decodes first, then prefill chunks."""
@@ -94,6 +103,8 @@ class SchedulerOutput:
     transfers: BlockTransfers | None = None
     """What an offload tier moves; None where there is none, or nothing to say. A step without rows
     that has them is there for them alone: its result waits for every load that is under way."""
+    masks: TokenMasks | None = None
+    """Of rows under a grammar; None where none draws."""
 
     @property
     def num_tokens(self) -> int:

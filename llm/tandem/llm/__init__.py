@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tandem.llm.offline import LLM
     from tandem.llm.outputs import RequestOutput
-    from tandem.protocol.sampling import SamplingParams
+    from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
 
 _HOMES = {
     "LLM": "tandem.llm.offline",
     "RequestOutput": "tandem.llm.outputs",
     "SamplingParams": "tandem.protocol.sampling",
+    "StructuredOutputsParams": "tandem.protocol.sampling",
 }
 
 

@@ -124,8 +124,10 @@ class ChoiceState:
     __slots__ = (
         "_delta",
         "_detokenizer",
+        "_eos",
         "_hides_stop_token",
         "_logprobs",
+        "_may_complete",
         "_min_tokens",
         "_stops",
         "_text",
@@ -155,6 +157,8 @@ class ChoiceState:
         )
         self._min_tokens = params.min_tokens
         self._hides_stop_token = not params.include_stop_str_in_output
+        self._may_complete = params.structured_outputs is not None
+        self._eos = request.eos_token_ids
         self._delta = params.output_kind is OutputKind.DELTA
         self._text = ""
         self._token_ids: list[int] = []
@@ -205,8 +209,8 @@ class ChoiceState:
         token_ids: Sequence[int] = output.token_ids
         text = ""
         if self._detokenizer is not None:
-            ends_by_token = output.finish is FinishReason.STOP and self._hides_stop_token
-            shown = token_ids[:-1] if ends_by_token else token_ids
+            hides = output.finish is FinishReason.STOP and self._hides_stop_token
+            shown = token_ids[:-1] if hides and self._ended_by_token(output) else token_ids
             text, used = self._decode(shown)
             if self._found is not None:
                 self._end(FinishReason.STOP, self._found)
@@ -219,6 +223,13 @@ class ChoiceState:
         if output.finish is not None:
             self._end(output.finish, output.stop_token)
         return token_ids, text
+
+    def _ended_by_token(self, output: EngineCoreOutput) -> bool:
+        """Whether the last token only ends the output: where a grammar is complete it may belong to
+        the text."""
+        if not self._may_complete or output.stop_token is not None:
+            return True
+        return output.token_ids[-1:] != () and output.token_ids[-1] in self._eos
 
     def _decode(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """Text of ``token_ids`` up to a stop string, and how many of them it took."""

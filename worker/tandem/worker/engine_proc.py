@@ -93,6 +93,7 @@ class EngineCoreProc:
             metrics=LinkMetrics(registry),
             guard=guard,
         )
+        core.wake = lambda: inbox.put(None)
         probes.attach(core=core, handoff=handoff, draining=lambda: self._drain.begun)
 
     @property
@@ -190,6 +191,9 @@ class EngineCoreProc:
         sent, self._unflushed = self._unflushed, False
         for router, tokens, failed in outputs.by_router():
             self._io.send(router, Frame(step=self._steps, outputs=tokens, failed=failed))
+            sent = True
+        for of, refused in outputs.refused.items():
+            self._io.send(Incarnation(of), Frame(step=self._steps, refused=tuple(refused)))
             sent = True
         if outputs.blocks is not None:
             self._io.send(None, Frame(step=self._steps, blocks=outputs.blocks))

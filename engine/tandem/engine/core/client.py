@@ -54,6 +54,7 @@ class InprocClient:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._card = core.card()
+        core.wake = self.wake
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._streams: dict[RequestKey, _Stream] = {}
         """Only the engine's thread touches it."""
@@ -201,6 +202,13 @@ class InprocClient:
                 batches.setdefault(stream.loop, []).append((stream, _item_of(said)))
                 if isinstance(said, Failed) or said.finish is not None:
                     ended.add(key)
+        for of, told in result.refused.items():
+            for each in told:
+                stream = self._streams.pop(RequestKey(of, each.request, each.attempt), None)
+                if stream is not None:
+                    batches.setdefault(stream.loop, []).append(
+                        (stream, RequestRefused(each.refusal))
+                    )
         for key in ended:
             if not self._core.holds(key):
                 del self._streams[key]

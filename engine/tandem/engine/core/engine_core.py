@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -23,15 +23,17 @@ from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
 from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
+from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.stats import PrefillRate
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.structured import structured_outputs
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
-from tandem.protocol.outputs import BlockEvents, EngineCoreOutput, Failed
+from tandem.protocol.outputs import BlockEvents, EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ class StepOutputs:
     failed: dict[bytes, list[Failed]] = field(default_factory=dict)
     blocks: BlockEvents | None = None
     """For every router."""
+    refused: dict[bytes, list[Refused]] = field(default_factory=dict)
+    """What was taken and cannot be, by router incarnation."""
 
     def by_router(
         self,
@@ -74,10 +78,12 @@ class EngineCore:
         *,
         connector: KVConnector | None = None,
         metrics: EngineMetrics | None = None,
+        gates: Sequence[Gate] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``capacity`` is what ``executor.start`` answered; ``connector`` the role's, which goes
-        before the offload tier. ``clock``: seconds, monotonic."""
+        before the offload tier; ``gates`` what requests may wait for, None the usual. ``clock``:
+        seconds, monotonic."""
         group = only_group(capacity.layout)
         self.config = config
         self.capacity = capacity
@@ -99,12 +105,18 @@ class EngineCore:
         limits = Limits(self.max_model_len, config.facts.vocab_size, config.max_logprobs)
         self._offload = self._put_behind(capacity)
         given = (connector, self._offload)
+        self.wake: Callable[[], None] = lambda: None
+        """Has the shell call ``step`` again; set by the shell, called by any thread."""
+        self._gates = (
+            gates if gates is not None else (structured_outputs(config, lambda: self.wake()),)
+        )
         self.scheduler = Scheduler(
             config.scheduler,
             self.manager,
             limits=limits,
             fingerprint=self.fingerprint.digest,
             connectors=[each for each in given if each is not None],
+            gates=self._gates,
             clock=clock,
         )
         self._executor = executor
@@ -198,11 +210,12 @@ class EngineCore:
         if settled:
             self._settle()
         outputs, failed = self.scheduler.outbox.take()
+        refused = self.scheduler.outbox.take_refused()
         blocks = self.manager.log.drain()
-        progressed = plan is not None or settled or bool(outputs or failed)
+        progressed = plan is not None or settled or bool(outputs or failed or refused)
         if not progressed:
             self._executor.check_health()
-        return StepOutputs(progressed, outputs, failed, blocks)
+        return StepOutputs(progressed, outputs, failed, blocks, refused)
 
     def observe(self) -> None:
         """What can wait until the outputs of ``advance`` are on their way: metrics, and a look at
@@ -291,7 +304,9 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def close(self) -> None:
-        """End the executor. May be called twice."""
+        """End the executor and what gates have begun. May be called twice."""
+        for gate in self._gates:
+            gate.close()
         self._executor.stop()
 
     def _put_behind(self, capacity: Capacity) -> OffloadConnector | None:

@@ -6,7 +6,7 @@ row beside the columns, so that a batch in which nobody asks is seen to be empty
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.sample.rules import RowRules, rules_of
+from tandem.engine.step import SeqId, TokenMasks
 from tandem.kernels.sampling import Columns
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
@@ -61,6 +62,8 @@ class SamplingBatch:
         """Rows whose logits are changed before the choice."""
         self.logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and of how many best tokens."""
+        self.masks: dict[int, Tensor] = {}
+        """Rows whose draws of this step a grammar bounds: int32 [words], see ``TokenMasks``."""
         columns = (*self.drawing, self.repetition, self.frequency, self.presence)
         self._numbers = tuple(each.numpy() for each in columns)
         """The same memory: a number is put there in a twentieth of the time."""
@@ -107,6 +110,14 @@ class SamplingBatch:
         self.rules.pop(row, None)
         self.logprobs.pop(row, None)
 
+    def mask(self, row_of: Mapping[SeqId, int], masks: TokenMasks | None) -> None:
+        """What bounds the draws of the coming step; the last one's is forgotten."""
+        self.masks = {}
+        if masks is not None:
+            words = torch.frombuffer(bytearray(masks.words), dtype=torch.int32)
+            rows = words.view(len(masks.seqs), -1).unbind()
+            self.masks = dict(zip((row_of[seq] for seq in masks.seqs), rows, strict=True))
+
     def needs_tokens(self, row: int) -> bool:
         """Whether the row's next draw needs all its earlier tokens given to ``extend`` first.
 
@@ -119,6 +130,10 @@ class SamplingBatch:
         """The row's rules if they have anything to say at this output position."""
         rules = self.rules.get(row)
         return rules if rules is not None and rules.applies(position) else None
+
+    def edits(self, row: int, position: int) -> bool:
+        """Whether anything is done to the row's logits before the choice at this position."""
+        return row in self.masks or self.rules_at(row, position) is not None
 
     def drawing_on(self, device: torch.device) -> Columns:
         """``drawing`` on ``device``: one copy after rows have changed, none otherwise."""

@@ -1,9 +1,10 @@
 """Every stage that changes logits before the choice, in order: masks, bias, penalties.
 
-Masks take tokens away: all but allowed ids, then bad words, then ends that come too early. Together
-they may take everything (the one allowed id is a bad word). Then the best allowed token stays: an
-answer has to come, and what was allowed outranks what was unwelcome. Stages touch all rows that
-they concern with one operation, by (row, token) pairs.
+Masks take tokens away: all but allowed ids, then bad words, then ends that come too early, then
+what a grammar does not allow. Together they may take everything (the one allowed id is a bad word).
+Then the best allowed token stays: an answer has to come, and what was allowed outranks what was
+unwelcome. A grammar outranks all: where nothing of it is left by the others, the best token that it
+allows comes back. Stages touch all rows that they concern with one operation.
 """
 
 from __future__ import annotations
@@ -33,14 +34,23 @@ def edit(
     ``positions`` are the output positions that the rows are drawn for.
     """
     rules = [batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
+    bounded = [at for at, row in enumerate(rows) if row in batch.masks] if batch.masks else []
+    grammar = None
+    if bounded:
+        words = torch.stack([batch.masks[rows[at]] for at in bounded])
+        grammar = Bounds.of(logits, bounded, words)
     if any(each is not None for each in rules):
         mask(logits, rules, positions)
+    if grammar is not None:
+        keep_bounded(logits, grammar)
+    if any(each is not None for each in rules):
         add_bias(logits, rules)
         add_penalties(logits, rules, batch, rows)
 
 
 def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[int]) -> None:
-    """All three stages, in place on float32 [rows, vocabulary]; rules and positions per row."""
+    """Allowed ids, bad words and ends, in place on float32 [rows, vocabulary]; rules and positions
+    per row."""
     keep_allowed(logits, rules)
     forbidden = [_forbidden(each, at) for each, at in zip(rules, positions, strict=True)]
     rows = [row for row, ids in enumerate(forbidden) if ids.numel()]
@@ -61,6 +71,42 @@ def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
     kept = logits[places].clamp(min=_LOWEST)
     logits[index_on(list(allowed), logits.device)] = -math.inf
     logits[places] = kept
+
+
+class Bounds(NamedTuple):
+    """What grammars allow of some rows of logits, and their best tokens among it."""
+
+    rows: Tensor
+    """int64 [bounded]."""
+    allowed: Tensor
+    """bool [bounded, vocabulary]."""
+    best: Tensor
+    """int64 [bounded]."""
+    value: Tensor
+    """float32 [bounded]: the best token's logit, as it was before other masks."""
+
+    @classmethod
+    def of(cls, logits: Tensor, rows: Sequence[int], words: Tensor) -> Bounds:
+        """From int32 ``words`` [bounded, words] on the host and float32 logits [rows, vocabulary]
+        that no mask has touched."""
+        index = index_on(rows, logits.device)
+        eights = on_device(words.view(torch.uint8), logits.device).unsqueeze(-1)
+        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+        bits = (eights >> places).bitwise_and_(1).flatten(1)[:, : logits.shape[1]]
+        allowed = bits.bool()
+        raw = logits[index].clamp_(min=_LOWEST).masked_fill_(~allowed, -math.inf)
+        best = raw.argmax(-1)
+        return cls(index, allowed, best, raw.gather(1, best[:, None]).squeeze(1))
+
+
+def keep_bounded(logits: Tensor, bounds: Bounds) -> None:
+    """-inf for every token that a row's grammar does not allow, in place; its best token comes back
+    if nothing is left."""
+    kept = logits[bounds.rows].masked_fill_(~bounds.allowed, -math.inf)
+    empty = kept.amax(-1) == -math.inf
+    there = kept.gather(1, bounds.best[:, None]).squeeze(1)
+    kept.scatter_(1, bounds.best[:, None], torch.where(empty, bounds.value, there)[:, None])
+    logits[bounds.rows] = kept
 
 
 def _forbidden(rules: RowRules | None, position: int) -> Tensor:

@@ -1,9 +1,9 @@
 """The pipeline from logits to tokens, in the order that the design fixes.
 
-raw log-probabilities → float32 → allowed ids → bad words → min tokens → logit bias → penalties →
-best token, or temperature → min-p → top-k → top-p → draw → log-probabilities. The first and the
-last are one stage here: raw logits are never written to, so they are scored when the token is
-known. Each row goes through the stages that its request asked for, and no others; a step of
+raw log-probabilities → float32 → allowed ids → bad words → min tokens → grammar → logit bias →
+penalties → best token, or temperature → min-p → top-k → top-p → draw → log-probabilities. The first
+and the last are one stage here: raw logits are never written to, so they are scored when the token
+is known. Each row goes through the stages that its request asked for, and no others; a step of
 greedy rows without rules is one argmax.
 """
 
@@ -162,8 +162,8 @@ def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
     batch, kinds = step.batch, step.batch.kinds[step.rows]
     ruled = [
         at
-        for at in (np.flatnonzero(kinds == Kind.GREEDY) if batch.rules else ())
-        if batch.rules_at(int(step.rows[at]), int(step.positions[at])) is not None
+        for at in (np.flatnonzero(kinds == Kind.GREEDY) if batch.rules or batch.masks else ())
+        if batch.edits(int(step.rows[at]), int(step.positions[at]))
     ]
     greedy = np.array(ruled, dtype=np.int64)
     return greedy, np.flatnonzero(kinds == Kind.DRAWN), np.flatnonzero(kinds == Kind.FILTERED)
@@ -178,11 +178,10 @@ def _edited(step: _Step, part: Numbers) -> Tensor:
     """Some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies."""
     whole = _whole(step, part)
     logits = step.logits if whole else step.logits.index_select(0, _index(part, step.logits))
-    if not step.batch.rules:
+    if not (step.batch.rules or step.batch.masks):
         return logits
     rows, positions = step.rows[part].tolist(), step.positions[part].tolist()
-    rules = [step.batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
-    if any(each is not None for each in rules):
+    if any(map(step.batch.edits, rows, positions)):
         logits = logits.float() if logits.dtype != torch.float32 or not whole else logits.clone()
         edit(logits, step.batch, rows, positions)
     return logits

@@ -75,13 +75,15 @@ class Planner:
             self._manager.cache_full(request)
         dropped, self._roster.dropped = self._roster.dropped, []
         self._roster.stats.planned_tokens += draft.num_tokens
+        rows = (*draft.decodes, *draft.prompts)
         return SchedulerOutput(
             step=step,
-            rows=(*draft.decodes, *draft.prompts),
+            rows=rows,
             new=tuple(draft.new),
             dropped=tuple(dropped),
             block_copies=self._manager.take_copies(),
             transfers=transfers,
+            masks=self._roster.constrained.masks(rows),
         )
 
     def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
@@ -145,7 +147,7 @@ class Planner:
         """The next chunk of a sequence with several tokens to compute."""
         remaining = request.num_uncomputed
         count = min(remaining, draft.budget, self._chunk)
-        if count == 0:
+        if count == 0 or request.plan_limit <= request.num_tokens:
             return
         if not request.on_rank:
             self._introduce(draft, request)

@@ -181,11 +181,12 @@ class RemoteKV:
         if group is None:
             return False
         request = next(iter(group.live.values()))
-        if request.state not in (RequestState.LOADING, RequestState.REMOTE):
+        early = request.state in (RequestState.REMOTE, RequestState.GATED)
+        if request.state is not RequestState.LOADING and not early:
             return False
         choices = tuple(sorted(each.choice for each in event.first))
         asked = () if event.usable and not event.first else tuple(sorted(request.choices))
-        if choices != asked or (event.usable and request.state is RequestState.REMOTE):
+        if choices != asked or (event.usable and early):
             message = f"KV came with first tokens for choices {choices}, not {asked}"
             keep = not event.blocks_free
             self._roster.fail(group, FailCause.IDENTITY, message, now, keep=keep)

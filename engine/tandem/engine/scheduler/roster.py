@@ -14,12 +14,14 @@ from bisect import insort
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.connector import Hold, KVConnector
+from tandem.engine.scheduler.constrained import Constrained
+from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats
 from tandem.engine.scheduler.waiting import WaitingQueue
 from tandem.engine.step import SeqId
-from tandem.protocol.errors import FailCause
+from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
 
 ABORT = "abort"
 FAILED = "error"
@@ -34,6 +36,7 @@ class Outbox:
     def __init__(self) -> None:
         self.outputs: dict[bytes, list[EngineCoreOutput]] = {}
         self.failed: dict[bytes, list[Failed]] = {}
+        self.refused: dict[bytes, list[Refused]] = {}
 
     def emit(self, router: bytes, output: EngineCoreOutput) -> None:
         """Tokens of one choice."""
@@ -51,6 +54,17 @@ class Outbox:
         failed = Failed(key.request, key.attempt, cause, message)
         self.failed.setdefault(key.router, []).append(failed)
 
+    def refuse(self, key: RequestKey, refusal: Refusal) -> None:
+        """The request was taken, and turned out to be one that cannot be."""
+        self.refused.setdefault(key.router, []).append(Refused(key.request, key.attempt, refusal))
+
+    def take_refused(self) -> dict[bytes, list[Refused]]:
+        """Refusals since the last call, by incarnation."""
+        taken = self.refused
+        if taken:
+            self.refused = {}
+        return taken
+
     def take(self) -> tuple[dict[bytes, list[EngineCoreOutput]], dict[bytes, list[Failed]]]:
         """Everything since the last call."""
         taken = self.outputs, self.failed
@@ -67,10 +81,13 @@ class Roster:
         outbox: Outbox,
         *,
         connector: KVConnector | None = None,
+        gates: Gates | None = None,
     ) -> None:
         self.manager = manager
         self.outbox = outbox
         self.connector = connector
+        self.gates = gates if gates is not None else Gates()
+        self.constrained = Constrained()
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.by_seq: dict[SeqId, Request] = {}
@@ -107,6 +124,24 @@ class Roster:
         self.by_seq[request.seq] = request
         request.group.live[request.choice] = request
 
+    def fork(self, parent: Request, child: Request) -> None:
+        """``child`` holds what ``parent`` came through its gates for."""
+        for gate in parent.group.gates:
+            gate.forked(parent, child)
+        if child.constraint is not None:
+            self.constrained.add(child)
+
+    def gate(self, request: Request, now: float) -> None:
+        """Keep a request aside until its gates are open."""
+        request.state = RequestState.GATED
+        self.gates.wait(request, now)
+
+    def let_in(self, request: Request) -> None:
+        """A request has passed its gates; it has no place yet."""
+        request.state = RequestState.WAITING
+        if request.constraint is not None:
+            self.constrained.add(request)
+
     def join(self, request: Request) -> None:
         """To the running ones, at the place that its order gives it."""
         request.state = RequestState.RUNNING
@@ -138,6 +173,10 @@ class Roster:
         self.parked.pop(request.seq, None)
         self.loading.pop(request.seq, None)
         request.state = RequestState.FINISHED
+        if request.group.gates:
+            self.gates.leave(request)
+            if request.constraint is not None:
+                self.constrained.remove(request)
         self._leave_rank(request)
         del self.by_seq[request.seq]
         group = request.group
@@ -163,6 +202,12 @@ class Roster:
         for request in list(group.live.values()):
             self.let_go(request, FAILED, now, keep=keep)
         self.outbox.fail(group.key, cause, message)
+
+    def refuse(self, group: RequestGroup, refusal: Refusal, now: float) -> None:
+        """End all choices of a request that cannot be, as any worker would say."""
+        for request in list(group.live.values()):
+            self.let_go(request, FAILED, now)
+        self.outbox.refuse(group.key, refusal)
 
     def released(self, key: RequestKey) -> bool:
         """Blocks that were handed out come back; False if none were."""

@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
-from tandem.engine.request import Request, RequestGroup
+from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
+from tandem.engine.scheduler.gates import Gate, Gates
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
@@ -27,6 +28,7 @@ from tandem.engine.scheduler.settle import Chunk, Settler
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
 from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
+from tandem.protocol.finish import Finish, FinishReason
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence
@@ -44,10 +46,12 @@ class Scheduler:
         limits: Limits,
         fingerprint: str = "",
         connectors: Sequence[KVConnector] = (),
+        gates: Sequence[Gate] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``fingerprint`` is the root of block hashes; ``connectors`` are asked in their order, one
-        InStepConnector at most among them; ``clock`` gives seconds, monotonic."""
+        InStepConnector at most among them; ``gates`` are what requests may wait for; ``clock``
+        gives seconds, monotonic."""
         self.config = config
         self.limits = limits
         self.manager = manager
@@ -57,7 +61,7 @@ class Scheduler:
         assert len(in_step) < 2, "one connector at most moves blocks within steps"
         self._in_step = in_step[0] if in_step else None
         self._hands_over = len(connectors) > len(in_step)
-        self.roster = Roster(manager, self.outbox, connector=connector)
+        self.roster = Roster(manager, self.outbox, connector=connector, gates=Gates(gates))
         seats = config.max_num_seqs
         self._settler = Settler(self.roster, max_num_seqs=seats)
         self._remote: RemoteKV | None = None
@@ -84,7 +88,8 @@ class Scheduler:
         """Whether a request lives here, blocks are held for one that is gone, or something is
         unsaid."""
         roster, outbox = self.roster, self.outbox
-        return bool(roster.groups or roster.held or outbox.outputs or outbox.failed)
+        unsaid = outbox.outputs or outbox.failed or outbox.refused
+        return bool(roster.groups or roster.held or unsaid)
 
     @property
     def has_pending(self) -> bool:
@@ -108,11 +113,12 @@ class Scheduler:
 
     def waiting_keys(self) -> list[RequestKey]:
         """Requests that have computed nothing and hold no block yet."""
-        waiting = self.roster.waiting
+        waiting, gated = self.roster.waiting, RequestState.GATED
         return [
             key
             for key, group in self.roster.groups.items()
-            if group.live and all(request in waiting for request in group.live.values())
+            if group.live
+            and all(each in waiting or each.state is gated for each in group.live.values())
         ]
 
     def holds(self, key: RequestKey) -> bool:
@@ -124,7 +130,7 @@ class Scheduler:
         roster, manager = self.roster, self.manager
         return SchedulerStats(
             running=len(roster.running),
-            waiting=len(roster.waiting),
+            waiting=len(roster.waiting) + len(roster.gates.waiting),
             parked=len(roster.parked),
             loading=len(roster.loading),
             held_requests=len(roster.held),
@@ -158,15 +164,17 @@ class Scheduler:
             hashes=self._hashes_of(source),
             next_seq=self.roster.next_seq,
         )
-        if self._connector is not None:
+        refusal = self.roster.gates.admit(source, requests)
+        if refusal is None and self._connector is not None:
             refusal = self._connector.admit(requests[0])
-            if refusal is not None:
-                return refusal
+        if refusal is not None:
+            self.roster.gates.release(requests)
+            return refusal
         self.roster.admit(group)
         for request in requests:
             self.roster.enter(request)
         for request in requests:
-            self._place(request, group.arrival)
+            self._arrive(request, group.arrival)
         return None
 
     def abort(self, key: RequestKey) -> bool:
@@ -189,6 +197,10 @@ class Scheduler:
         for group in self.roster.expired(now):
             message = "the request's budget was spent before it was done"
             self.roster.fail(group, FailCause.TIMEOUT, message, now)
+        if self.roster.gates.waiting:
+            self._open_gates(now)
+        if self.roster.constrained:
+            self._look_at_constrained(now)
         if self._remote is not None:
             self._remote.poll(now)
             self._remote.ask(self._planned)
@@ -245,7 +257,7 @@ class Scheduler:
         if source.budget_ms is not None and source.budget_ms <= 0:
             return Refusal(code=RefusalCode.EXPIRED, message="the budget is spent already")
         limit = config.max_num_queued_reqs
-        queued = len(roster.waiting) + len(roster.parked)
+        queued = len(roster.waiting) + len(roster.parked) + len(roster.gates.waiting)
         if limit is not None and queued >= limit:
             roster.stats.refused_queue_reqs += 1
             message = f"{queued} requests wait already, at most {limit} may"
@@ -286,8 +298,35 @@ class Scheduler:
         full = len(source.prompt_token_ids) // self.manager.block_size
         return list(source.block_hashes) if len(source.block_hashes) == full else []
 
-    def _place(self, request: Request, now: float) -> None:
+    def _open_gates(self, now: float) -> None:
+        """Let those in whose gates are open, and end those who cannot pass."""
+        for request, refusal in self.roster.gates.look(now):
+            if refusal is not None:
+                self.roster.refuse(request.group, refusal, now)
+                continue
+            self.roster.let_in(request)
+            finish, constraint = ended_before(request), request.constraint
+            if constraint is not None and (constraint.is_terminated or constraint.is_dead):
+                finish = Finish(FinishReason.STOP)
+            self._place(request, finish, now)
+
+    def _look_at_constrained(self, now: float) -> None:
+        for request, refusal in self.roster.constrained.look(now):
+            if refusal is not None:
+                self.roster.refuse(request.group, refusal, now)
+            else:
+                self._settler.close_forced(request, Finish(FinishReason.STOP), now)
+
+    def _arrive(self, request: Request, now: float) -> None:
         finish = ended_before(request)
+        stopped = finish is not None and finish.reason is FinishReason.STOP
+        if request.group.gates and not stopped:
+            self.roster.gate(request, now)
+        else:
+            self._place(request, finish, now)
+
+    def _place(self, request: Request, finish: Finish | None, now: float) -> None:
+        """``finish``: an earlier attempt has ended it already."""
         if finish is not None:
             self._settler.close_forced(request, finish, now)
         elif self._remote is not None and isinstance(request.kv, Consume):

@@ -14,11 +14,13 @@ from operator import sub
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
 from tandem.engine.step import ModelRunnerOutput, Sampled
-from tandem.protocol.errors import FailCause
-from tandem.protocol.finish import Finish, finish_of
+from tandem.protocol.errors import FailCause, TandemError
+from tandem.protocol.finish import Finish, FinishReason, finish_of
 from tandem.protocol.kv import Fence, FirstToken
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume, Produce
+
+_STOP = Finish(FinishReason.STOP)
 
 Chunk = tuple[Request, int, int, int]
 """A row of a step that computed prompt tokens: request, first, end, preemptions so far."""
@@ -61,6 +63,10 @@ class Settler:
             finish = None
             if token in request.enders or len(token_ids) >= request.max_len:
                 finish = self._verdict(request, token, position + 1)
+                if request.constraint is not None:
+                    finish = self._follow(request, token, finish, now)
+                    if request.finished:
+                        continue
             logprobs = sampled.logprobs
             if request.router != router:
                 router = request.router
@@ -93,7 +99,7 @@ class Settler:
         still be written into the request's blocks."""
         tokens = _in_order(request, first)
         number = request.num_output + 1
-        verdicts = [self._verdict(request, each.token_id, number) for each in tokens]
+        verdicts = [self._verdict_of_first(request, each.token_id, number) for each in tokens]
         if any(verdict is None for verdict in verdicts):
             message = "the first token was said to end the request, and does not"
             self._roster.fail(request.group, FailCause.IDENTITY, message, now, keep=keep)
@@ -168,7 +174,8 @@ class Settler:
         request.plan_limit = request.max_len
         self._place(request, children)
         for each, sequence in zip(first, [request, *children], strict=True):
-            self._take_first(sequence, each, now)
+            if not sequence.finished:
+                self._take_first(sequence, each, now)
 
     def _note_first(self, request: Request, now: float) -> None:
         group = request.group
@@ -178,6 +185,10 @@ class Settler:
 
     def _take_first(self, request: Request, first: FirstToken, now: float) -> None:
         finish = self._verdict(request, first.token_id, request.num_output + 1)
+        if request.constraint is not None:
+            finish = self._follow(request, first.token_id, finish, now)
+            if request.finished:
+                return
         self._emit_first(request, first, finish)
         request.token_ids.append(first.token_id)
         request.num_generated = 1
@@ -188,7 +199,7 @@ class Settler:
     def _hand_over(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
         """A producer's end: its first tokens to the router and to the peer."""
         number = request.num_output + 1
-        verdicts = [self._verdict(request, each.token_id, number) for each in first]
+        verdicts = [self._verdict_of_first(request, each.token_id, number) for each in first]
         for each, verdict in zip(first, verdicts, strict=True):
             self._emit_first(request, each, verdict)
         reasons = [verdict.reason for verdict in verdicts if verdict is not None]
@@ -215,6 +226,8 @@ class Settler:
         child.prompt_logprobs = None
         child.remote_done = True
         self._roster.enter(child)
+        if parent.group.gates:
+            self._roster.fork(parent, child)
         return child
 
     def _place(self, parent: Request, children: Sequence[Request]) -> None:
@@ -238,6 +251,40 @@ class Settler:
             num_prompt=request.num_prompt,
             max_model_len=request.group.max_model_len,
         )
+
+    def _verdict_of_first(self, request: Request, token: int, number: int) -> Finish | None:
+        """Of a first token that nobody goes on from here."""
+        finish = self._verdict(request, token, number)
+        if not request.group.gates or (finish is not None and finish.reason is FinishReason.STOP):
+            return finish
+        if request.state is RequestState.GATED:
+            return (
+                finish or _STOP
+            )  # what constrains it is not known yet, and was where it was drawn
+        constraint = request.constraint
+        try:
+            return _STOP if constraint is not None and constraint.ends_with(token) else finish
+        except TandemError:
+            return finish  # whoever takes the token says so
+
+    def _follow(
+        self, request: Request, token: int, finish: Finish | None, now: float
+    ) -> Finish | None:
+        """The verdict on a token of a request that is constrained, which may be that it fails."""
+        constraint = request.constraint
+        assert constraint is not None, "nothing to follow"
+        if finish is not None and finish.reason is FinishReason.STOP:
+            return finish
+        try:
+            if constraint.accept(token):
+                return _STOP
+        except TandemError as error:
+            message = f"token {token} is not one that the request's constraint allows: {error}"
+            self._roster.fail(request.group, FailCause.IDENTITY, message, now)
+            return None
+        if finish is None:
+            self._roster.constrained.hold(request)
+        return finish
 
     def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:
         """The frame with a choice's first token, and what is told once: see EngineCoreOutput."""

@@ -143,7 +143,7 @@ class ModelRunner:
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
             return None
-        if sampling.rules or sampling.logprobs:
+        if sampling.rules or sampling.logprobs or sampling.masks:
             return None
         kinds = sampling.kinds[rows.index]
         return Kind(kinds[0]) if (kinds == kinds[0]).all() else None

@@ -39,7 +39,7 @@ _TAKING = (400, 404, 408, 413, 500)
 _GENERATING = (*_TAKING, 429, 503, 504)
 _BODIES: tuple[type[Body], ...] = (
     *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
-    *(schemas.StreamOptions, schemas.ResponseFormat),
+    *(schemas.StreamOptions, schemas.ResponseFormat, schemas.StructuredOutputs),
 )
 
 

@@ -41,7 +41,7 @@ def _same(value: object, other: object) -> bool:
     return isinstance(value, bool) is isinstance(other, bool) and value == other
 
 
-_STRUCTURED = "structured output is not available"
+_STRUCTURED = "structured output is by choice or regex"
 _TOOLS = "this server does not generate tool calls"
 _TEXT = "this server takes and gives text alone"
 _BEAMS = "beam search is not available"
@@ -53,6 +53,16 @@ STREAM_OPTIONS: Mapping[str, Refused] = {
 RESPONSE_FORMAT: Mapping[str, Refused] = {
     name: Refused(_STRUCTURED)
     for name in ("json_schema", "schema", "grammar", "format", "structures", "triggers", "tags")
+}
+
+STRUCTURED_OUTPUTS: Mapping[str, Refused] = {
+    "json": Refused(_STRUCTURED),
+    "json_object": Refused(_STRUCTURED, (False,)),
+    "grammar": Refused(_STRUCTURED),
+    "structural_tag": Refused(_STRUCTURED),
+    "disable_any_whitespace": Refused("there is no whitespace but what is asked for", (False,)),
+    "disable_additional_properties": Refused(_STRUCTURED, (False,)),
+    "whitespace_pattern": Refused(_STRUCTURED),
 }
 
 GENERATION: Mapping[str, Refused] = {
@@ -73,11 +83,10 @@ GENERATION: Mapping[str, Refused] = {
     "repetition_detection": Refused("repetition does not end an answer"),
     "prompt_embeds": Refused("prompts are text or token ids", ([],)),
     "thinking_token_budget": Refused("thinking is not limited apart", (-1,)),
-    "structured_outputs": Refused(_STRUCTURED),
     "structural_tag": Refused(_STRUCTURED),
     "guided_json": Refused(_STRUCTURED),
-    "guided_regex": Refused(_STRUCTURED),
-    "guided_choice": Refused(_STRUCTURED),
+    "guided_regex": Refused("ask for structured_outputs.regex"),
+    "guided_choice": Refused("ask for structured_outputs.choice"),
     "guided_grammar": Refused(_STRUCTURED),
     "guided_json_object": Refused(_STRUCTURED, (False,)),
     "guided_decoding_backend": Refused(_STRUCTURED),

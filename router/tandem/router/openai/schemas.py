@@ -60,6 +60,24 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+class StructuredOutputs(Body):
+    """What the text is to match, wholly: one of these."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.STRUCTURED_OUTPUTS
+
+    choice: list[str] | None = Field(default=None, fail_fast=True)
+    regex: str | None = None
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """See Body."""
+        super().check(unknown, prefix)
+        given = self.model_dump(include={"choice", "regex"}, exclude_none=True)
+        if len(given) != 1:
+            raise InvalidParameter(
+                prefix.rstrip("."), sorted(given), "exactly one of choice and regex"
+            )
+
+
 class ResponseFormat(Body):
     """What form the text is to have: any."""
 
@@ -71,7 +89,9 @@ class ResponseFormat(Body):
         """See Body."""
         if self.type != "text":
             raise InvalidParameter(
-                f"{prefix}type", self.type, '"text": structured output is not available'
+                f"{prefix}type",
+                self.type,
+                '"text": ask for structured_outputs with choice or regex',
             )
         super().check(unknown, prefix)
 
@@ -111,6 +131,7 @@ class GenerationBody(Body):
     echo: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
     user: Information | None = None
     safety_identifier: Information | None = None
@@ -150,6 +171,10 @@ class GenerationBody(Body):
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
             fields["logit_bias"] = _by_token(self.logit_bias)
+        wanted = self.structured_outputs
+        if wanted is not None:
+            given = {"choice": wanted.choice, "regex": wanted.regex}
+            fields["structured_outputs"] = {k: v for k, v in given.items() if v is not None}
         return fields
 
     def client_names(self) -> dict[str, str]:

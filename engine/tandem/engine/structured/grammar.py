@@ -1,0 +1,65 @@
+"""What a backend of structured output gives: a compiler, and grammars that follow one answer
+each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+from tandem.protocol.errors import TandemError
+
+
+class GrammarError(TandemError):
+    """The backend refuses the text, or a token, or gave up: its words."""
+
+
+class NoCompiler(GrammarError):
+    """This worker has no structured output at all: the reason."""
+
+
+class Grammar(Protocol):
+    """Where one answer stands in its grammar. One thread at a time."""
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """The answer went on by these tokens. Raises GrammarError for one that is not allowed; the
+        grammar is of no use then."""
+        ...
+
+    def fill(self, words: memoryview) -> None:
+        """Write which tokens may come next into int32 words of 32 tokens each, the lowest bit the
+        lowest id: ``words`` are ceil(vocabulary / 32) of them, as bytes. Ends of the model's are
+        the caller's to add where ``is_accepting``. Raises GrammarError when it takes too much."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether the answer may end here."""
+        ...
+
+    @property
+    def is_terminated(self) -> bool:
+        """Whether it can only end here. False where that is not known yet: then ``fill`` leaves no
+        token."""
+        ...
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take the last tokens back."""
+        ...
+
+    def copy(self) -> Self:
+        """Another answer that stands where this one does. Any number of them may be in use by a
+        thread each."""
+        ...
+
+
+class Compiler(Protocol):
+    """Makes grammars for one tokenizer. Any number of threads."""
+
+    def compile(self, kind: str, text: str) -> Grammar:
+        """The grammar of an empty answer. Raises GrammarError in words for whoever wrote it.
+
+        Args:
+            kind: a field of ``StructuredOutputsParams``.
+            text: its value; a list as JSON.
+        """
+        ...

@@ -1,0 +1,247 @@
+"""The gate of structured output: grammars are compiled beside the step loop, each text once.
+
+A compiled grammar is kept for the next request with the same text, few of them. The tokenizer is
+read with the first: a worker that nobody asks for structured output has no thread and no tokenizer
+here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.request import Request
+from tandem.engine.step import SeqId
+from tandem.engine.structured.constraint import Constraint, make_mask, replayed
+from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
+from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
+from tandem.protocol.requests import EngineCoreRequest
+
+logger = logging.getLogger(__name__)
+
+COMPILE_SECONDS = 10.0
+"""A request whose grammar is not compiled by then is refused."""
+MAX_GRAMMARS = 32
+"""Compiled grammars that are kept."""
+COMPILING_THREADS = 2
+
+_CLOSED = "the engine is closed"
+
+_Text = tuple[str, str]
+"""(kind, text) of a grammar: a field of ``StructuredOutputsParams`` and its value."""
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A request's way through the gate."""
+
+    text: _Text
+    constraint: Future[Constraint]
+
+
+class StructuredOutputManager:
+    """Compiles, and gives requests their constraints. Implements Gate; the step loop's, but for
+    what its threads do."""
+
+    seconds = COMPILE_SECONDS
+
+    def __init__(
+        self,
+        make_compiler: Callable[[], Compiler],
+        *,
+        vocab_size: int,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``make_compiler`` is called once, in a thread, at the first use; GrammarError says why
+        there is none. ``wake``: the step loop is to look again; called by any thread."""
+        self._make_compiler = make_compiler
+        self._vocab_size = vocab_size
+        self._wake = wake
+        self._compiler: Compiler | None = None
+        self._reading = Lock()
+        """Held while the compiler is made."""
+        self._begun: dict[SeqId, _Begun] = {}
+        self._grammars: OrderedDict[_Text, Future[Grammar]] = OrderedDict()
+        """The one used last at the end."""
+        self._compiling: ThreadPoolExecutor | None = None
+        self._masking: ThreadPoolExecutor | None = None
+
+    def asks(self, source: EngineCoreRequest) -> bool:
+        """See Gate."""
+        return source.params.structured_outputs is not None
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Begin to compile, or to wait for the request that has the same text."""
+        text = text_of(request.source)
+        assert request.seq not in self._begun, f"{request} is admitted twice"
+        grammar = self._grammar_of(text)
+        constraint: Future[Constraint] = Future()
+        self._begun[request.seq] = _Begun(text, constraint)
+        forced = tuple(request.token_ids[request.num_prompt :])
+        grammar.add_done_callback(lambda done: self._follow(request, done, forced, constraint))
+        return None
+
+    def ready(self, request: Request) -> bool:
+        """See Gate."""
+        constraint = self._begun[request.seq].constraint
+        return constraint.done() and constraint.exception() is None
+
+    def failed(self, request: Request) -> Refusal | None:
+        """See Gate."""
+        begun = self._begun[request.seq]
+        if not begun.constraint.done():
+            return None
+        error = begun.constraint.exception()
+        if isinstance(error, NoCompiler):
+            message, param = f"no structured output here: {error}", "structured_outputs"
+            return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param=param)
+        return None if error is None else self.refusal(request, str(error))
+
+    def refusal(self, request: Request, words: str) -> Refusal:
+        """A request whose grammar cannot be followed, by the field that the client wrote."""
+        kind, _ = text_of(request.source)
+        wanted = request.params.structured_outputs
+        error = InvalidParameter(f"structured_outputs.{kind}", getattr(wanted, kind), words)
+        return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
+
+    def overdue(self, request: Request) -> Refusal:
+        """See Gate."""
+        return self.refusal(request, f"what compiles within {self.seconds:g} s, which it did not")
+
+    def enter(self, request: Request) -> None:
+        """See Gate."""
+        request.constraint = self._begun[request.seq].constraint.result()
+
+    def forked(self, parent: Request, child: Request) -> None:
+        """See Gate."""
+        assert parent.constraint is not None, "a request forks before its gate opened"
+        child.constraint = parent.constraint.fork()
+
+    def release(self, request: Request) -> None:
+        """See Gate."""
+        self._begun.pop(request.seq, None)
+        if request.constraint is not None:
+            request.constraint.drop()
+
+    def close(self) -> None:
+        """Begin nothing more. May be called twice."""
+        for pool in (self._compiling, self._masking):
+            if pool is not None:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _grammar_of(self, text: _Text) -> Future[Grammar]:
+        """The compiled grammar of an empty answer, begun now where nobody has asked for it."""
+        known = self._grammars.get(text)
+        if known is not None:
+            self._grammars.move_to_end(text)
+            return known
+        if self._compiling is None:
+            self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "grammar")
+            self._masking = ThreadPoolExecutor(_masking_threads(), "grammar-mask")
+        made = self._compiling.submit(self._compile, text)
+        self._grammars[text] = made
+        if len(self._grammars) > MAX_GRAMMARS:
+            self._grammars.popitem(last=False)
+        return made
+
+    def _compile(self, text: _Text) -> Grammar:
+        """In a thread."""
+        with self._reading:
+            if self._compiler is None:
+                self._compiler = self._make_compiler()
+        return self._compiler.compile(*text)
+
+    def _follow(
+        self,
+        request: Request,
+        compiled: Future[Grammar],
+        forced: tuple[int, ...],
+        into: Future[Constraint],
+    ) -> None:
+        """Have a request's constraint made, its grammar being there. In the thread that compiled,
+        or in the step loop."""
+        assert self._masking is not None, "grammars are compiled by threads"
+        try:
+            self._masking.submit(self._constrain, request, compiled, forced, into)
+        except RuntimeError:  # no thread is left
+            into.set_exception(GrammarError(_CLOSED))
+
+    def _constrain(
+        self,
+        request: Request,
+        compiled: Future[Grammar],
+        forced: tuple[int, ...],
+        into: Future[Constraint],
+    ) -> None:
+        """In a thread: what a request is to have; tokens that it came with are followed first."""
+        if request.seq not in self._begun:
+            return  # gone meanwhile
+        try:
+            into.set_result(self._constraint_of(request, compiled.result(), forced))
+        except CancelledError:
+            into.set_exception(GrammarError(_CLOSED))
+        except Exception as error:
+            if not isinstance(error, GrammarError):
+                logger.exception("a grammar could not be followed")
+            into.set_exception(error)
+        self._wake()
+
+    def _constraint_of(
+        self, request: Request, compiled: Grammar, forced: tuple[int, ...]
+    ) -> Constraint:
+        assert self._masking is not None, "grammars are compiled by threads"
+        source = request.source
+        ends = () if source.params.ignore_eos else source.eos_token_ids
+        grammar = replayed(compiled, forced)
+        mask = bytes(4 * -(-self._vocab_size // 32))
+        if not grammar.is_terminated:
+            mask = make_mask(grammar, self._vocab_size, ends)
+            if not forced and not any(make_mask(grammar, self._vocab_size, ())):
+                raise GrammarError("what has an answer: no text of a token or more matches")
+        return Constraint(
+            grammar,
+            mask,
+            vocab_size=self._vocab_size,
+            ends=ends,
+            threads=self._masking,
+            wake=self._wake,
+            refuse=partial(self.refusal, request),
+        )
+
+
+def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> StructuredOutputManager:
+    """The gate of one engine; nothing is read before a request asks for structured output."""
+    folder, vocab_size = Path(config.model.model), config.facts.vocab_size
+
+    def make_compiler() -> Compiler:
+        try:
+            from tandem.engine.structured.llguidance import LLGuidanceCompiler
+        except ImportError as error:
+            raise NoCompiler(str(error)) from error
+        return LLGuidanceCompiler(folder, vocab_size)
+
+    return StructuredOutputManager(make_compiler, vocab_size=vocab_size, wake=wake)
+
+
+def text_of(source: EngineCoreRequest) -> _Text:
+    """What is compiled of a request that asks for structured output."""
+    wanted = source.params.structured_outputs
+    assert wanted is not None, "a request without structured outputs"
+    if wanted.choice is not None:
+        return "choice", json.dumps(wanted.choice)
+    assert wanted.regex is not None, "verified: one of its fields is there"
+    return "regex", wanted.regex
+
+
+def _masking_threads() -> int:
+    """Masks are made without the interpreter's lock."""
+    return max(2, min(8, (os.cpu_count() or 2) // 2))

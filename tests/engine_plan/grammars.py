@@ -1,0 +1,120 @@
+"""Grammars over token ids for the plan half's tests, compiled when a test says so."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tests.engine_plan.builders import VOCAB, Harness, params_of
+
+from tandem.engine.structured import GrammarError, StructuredOutputManager
+from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
+
+SECONDS = 20.0
+
+
+class Paths:
+    """A grammar of a few whole answers in tokens."""
+
+    def __init__(self, answers: Sequence[tuple[int, ...]], compiler: HandCompiler) -> None:
+        self._answers = answers
+        self._compiler = compiler
+        self._tokens: tuple[int, ...] = ()
+
+    @property
+    def _open(self) -> list[tuple[int, ...]]:
+        at = len(self._tokens)
+        return [each for each in self._answers if each[:at] == self._tokens and len(each) > at]
+
+    def accept(self, token_ids: Sequence[int]) -> None:
+        """See Grammar."""
+        for token in token_ids:
+            if not any(each[len(self._tokens)] == token for each in self._open):
+                raise GrammarError(f"{token} after {self._tokens}")
+            self._tokens += (token,)
+
+    def fill(self, words: memoryview) -> None:
+        """See Grammar; waits while masks are held."""
+        assert self._compiler.masks.wait(SECONDS)
+        if self._tokens[-1:] == (self._compiler.hopeless,):
+            raise GrammarError("too complex")
+        for each in self._open:
+            token = each[len(self._tokens)]
+            words[token // 8] |= 1 << token % 8
+
+    @property
+    def is_accepting(self) -> bool:
+        """See Grammar."""
+        return self._tokens in self._answers
+
+    @property
+    def is_terminated(self) -> bool:
+        """See Grammar."""
+        return not self._open and not self._compiler.late
+
+    def rollback(self, num_tokens: int) -> None:
+        """See Grammar."""
+        self._tokens = self._tokens[: len(self._tokens) - num_tokens]
+
+    def copy(self) -> Paths:
+        """See Grammar."""
+        other = Paths(self._answers, self._compiler)
+        other._tokens = self._tokens
+        return other
+
+
+class HandCompiler:
+    """Compiles answers written as "1 2 3|1 4", each when it may."""
+
+    def __init__(self) -> None:
+        self.may = threading.Event()
+        """Cleared: who compiles waits."""
+        self.masks = threading.Event()
+        """Cleared: who makes a mask waits."""
+        self.hopeless: int | None = None
+        """A token after which no mask is made."""
+        self.late = False
+        """An answer's end is seen by its mask alone."""
+        self.compiled: list[str] = []
+        self.may.set()
+        self.masks.set()
+
+    def compile(self, kind: str, text: str) -> Paths:
+        """See Compiler."""
+        assert self.may.wait(SECONDS)
+        self.compiled.append(text)
+        if not text[0].isdigit():
+            raise GrammarError("what begins with a digit")
+        answers = [tuple(map(int, each.split())) for each in text.split("|")]
+        return Paths(answers, self)
+
+    def gate(self) -> StructuredOutputManager:
+        """A manager over this compiler."""
+        return StructuredOutputManager(lambda: self, vocab_size=VOCAB)
+
+
+def constrained(answers: str, **fields: Any) -> SamplingParams:
+    """Parameters of a request that is to say one of ``answers``."""
+    wanted = StructuredOutputsParams(regex=answers)
+    return params_of(**{"max_tokens": 8, "structured_outputs": wanted} | fields)
+
+
+def run(*engines: Harness) -> None:
+    """Steps until nothing is left anywhere; threads are given time."""
+    until = time.monotonic() + SECONDS
+    while any(each.core.has_work for each in engines):
+        moved = [each.step().progressed for each in engines]
+        if not any(moved):
+            time.sleep(0.001)
+        assert time.monotonic() < until, [each.core.stats() for each in engines]
+
+
+def step_until(engine: Harness, check: Any) -> None:
+    """Steps until ``check`` holds."""
+    until = time.monotonic() + SECONDS
+    while not check():
+        if not engine.step().progressed:
+            time.sleep(0.001)
+        assert time.monotonic() < until, engine.core.stats()

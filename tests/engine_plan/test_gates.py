@@ -1,0 +1,175 @@
+"""What a request waits for before anything is reserved for it; nobody else waits because of it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine_plan.builders import Harness, params_of, request_of
+from tests.engine_plan.grammars import HandCompiler, constrained, run, step_until
+from tests.engine_plan.handoff import ProducerSide
+from tests.engine_plan.pair import produce
+from tests.waiting import wait_for
+
+from tandem.engine.structured.manager import COMPILE_SECONDS
+from tandem.protocol.errors import RefusalCode
+
+
+@pytest.fixture
+def compiler() -> HandCompiler:
+    """What the engines below compile with."""
+    return HandCompiler()
+
+
+def test_a_slow_compile_delays_nobody_else(compiler: HandCompiler):
+    """Later requests start and end while one waits at its gate, which holds no block."""
+    engine = Harness(gate=compiler.gate, max_num_seqs=2)
+    compiler.may.clear()
+    engine.add(request_of("a", params=constrained("1 2 3")))
+    others = [request_of(name) for name in "bcd"]
+    for each in others:
+        engine.add(each)
+    step_until(engine, lambda: all(engine.finish(each.key.request) for each in others))
+
+    stats = engine.core.stats()
+    assert (stats["waiting"], stats["running"]) == (1, 0)
+    assert engine.finish("a") is None
+    compiler.may.set()
+    run(engine)
+
+    for each in others:
+        engine.check(each)
+    assert (engine.tokens("a"), engine.finish("a")) == ([1, 2, 3], "stop")
+    engine.check_empty()
+
+
+def test_an_open_gate_gives_the_place_that_the_arrival_gives(compiler: HandCompiler):
+    """Who came first goes before those that wait since, though its grammar came late."""
+    gate = compiler.gate()
+    engine = Harness(gate=lambda: gate, max_num_seqs=1)
+    compiler.may.clear()
+    engine.add(request_of("a", params=constrained("1 2")))
+    engine.add(request_of("b", params=params_of(max_tokens=30, ignore_eos=True)))
+    engine.step()
+    engine.add(request_of("c"))
+    ((gated, _),) = engine.core.scheduler.roster.gates.waiting.values()
+    compiler.may.set()
+    wait_for(lambda: gate.ready(gated))
+    run(engine)
+
+    order = list(dict.fromkeys(output.request for output in engine.outputs))
+    assert order == ["b", "a", "c"]
+    engine.check_empty()
+
+
+def test_who_waits_at_a_gate_counts_as_queued(compiler: HandCompiler):
+    """The bound of the queue holds for gates, too, and a drain may give such a request back."""
+    engine = Harness(gate=compiler.gate, max_num_queued_reqs=1)
+    compiler.may.clear()
+    request = request_of("a", params=constrained("1 2"))
+    assert engine.add(request) is None
+
+    assert engine.add(request_of("b")) is RefusalCode.CAPACITY
+    assert engine.core.waiting_keys() == [request.key]
+    assert engine.core.load_report().num_waiting == 1
+    compiler.may.set()
+    run(engine)
+
+
+def test_a_compile_has_a_deadline(compiler: HandCompiler):
+    """It ends by a refusal that names the field; what compiles on hurts nobody."""
+    engine = Harness(gate=compiler.gate)
+    compiler.may.clear()
+    engine.add(request_of("a", params=constrained("1 2 3")))
+    engine.step()
+    assert engine.refused == []
+    engine.clock.now += COMPILE_SECONDS
+    engine.step()
+
+    (refused,) = engine.refused
+    assert refused.request == "a"
+    assert refused.refusal.code is RefusalCode.INVALID
+    assert refused.refusal.param == "structured_outputs.regex"
+    assert "within 10 s" in refused.refusal.message
+    assert not engine.core.has_work
+    compiler.may.set()
+    after = request_of("b", params=constrained("1 2 3"))
+    engine.add(after)
+    run(engine)
+    assert engine.tokens("b") == [1, 2, 3]
+    engine.check_empty()
+
+
+@pytest.mark.parametrize("how", ["cancel", "budget"])
+def test_a_request_may_end_at_its_gate(compiler: HandCompiler, how: str):
+    """A cancel or a spent budget releases it while it compiles, and nothing is told twice."""
+    engine = Harness(gate=compiler.gate)
+    compiler.may.clear()
+    request = request_of("a", params=constrained("1 2"), budget_ms=1000)
+    engine.add(request)
+    engine.step()
+    if how == "cancel":
+        assert engine.core.abort(request.key)
+    else:
+        engine.clock.now += 1
+        engine.step()
+        assert [each.request for each in engine.failed] == ["a"]
+    assert not engine.core.has_work
+    compiler.may.set()
+    run(engine)
+
+    assert engine.outputs == []
+    assert engine.refused == []
+    engine.check_empty()
+
+
+def test_what_does_not_compile_is_refused_with_the_backends_words(compiler: HandCompiler):
+    """After the request was taken, as an answer to it and nothing more."""
+    engine = Harness(gate=compiler.gate)
+    engine.add(request_of("a", params=constrained("x")))
+    other = request_of("b")
+    engine.add(other)
+    run(engine)
+
+    (refused,) = engine.refused
+    assert refused.refusal.message.startswith("structured_outputs.regex: 'x' is not allowed; ")
+    assert refused.refusal.message.endswith("what begins with a digit")
+    assert engine.failed == []
+    engine.check(other)
+    engine.check_empty()
+
+
+def test_equal_texts_are_compiled_once(compiler: HandCompiler):
+    """Also while the first of them compiles."""
+    engine = Harness(gate=compiler.gate)
+    for name in "abc":
+        engine.add(request_of(name, params=constrained("1 2 3")))
+    engine.add(request_of("d", params=constrained("4 5")))
+    run(engine)
+
+    assert sorted(compiler.compiled) == ["1 2 3", "4 5"]
+    assert [engine.tokens(name) for name in "abcd"] == [[1, 2, 3]] * 3 + [[4, 5]]
+
+
+def test_a_request_without_one_passes_at_once(compiler: HandCompiler):
+    """It is in the queue when ``add`` returns; no thread is there for it."""
+    engine = Harness(gate=compiler.gate)
+    request = request_of("a")
+    engine.add(request)
+
+    group = engine.core.scheduler.roster.groups[request.key]
+    assert group.gates == ()
+    assert len(engine.core.scheduler.roster.waiting) == 1
+    engine.run()
+    engine.check(request)
+
+
+def test_a_refused_handoff_lets_go_of_its_gate(compiler: HandCompiler):
+    """The connector says no after the gate has begun: nothing is left of either."""
+    side = ProducerSide(quota=0)
+    gate = compiler.gate()
+    engine = Harness(connector=side, gate=lambda: gate)
+    compiler.may.clear()
+
+    assert engine.add(produce("a", params=constrained("1 2"))) is RefusalCode.CAPACITY
+    assert gate._begun == {}
+    assert not engine.core.has_work
+    compiler.may.set()

@@ -80,6 +80,12 @@ SHOWN: dict[str, tuple[Json, str, str, float]] = {
         "ModelNotFound",
         90.0,
     ),
+    "a flag that no worker knows": (
+        {"decode": {"extraArgs": ["--max-logprob", "3"]}},
+        "DecodeReady",
+        "CrashLoop",
+        120.0,
+    ),
     "a template that takes our labels": (
         {"decode": {"podTemplate": {"metadata": {"labels": {"tandem.dev/role": "mine"}}}}},
         "Accepted",
@@ -119,6 +125,14 @@ def test_a_condition_tells(shown: dict[str, Service], setup: Setup, what: str) -
     assert reason in described
     ready = conditions(bad.get())["Ready"]
     assert ready["status"] != "True"
+
+
+def test_a_wrong_flag_is_named(shown: dict[str, Service]) -> None:
+    """The condition of a worker that ends at once has the worker's own words on the flag."""
+    bad = shown["a flag that no worker knows"]
+    said = bad.wait_condition("DecodeReady", "False", "CrashLoop", 120)["message"]
+    assert "--max-logprob" in said
+    assert "usage" not in said
 
 
 def test_a_person_reads_the_manual(kube: Kube, operator: Installed) -> None:

@@ -35,6 +35,7 @@ from tandem.engine.step import (
     SchedulerOutput,
     SeqId,
     StepRow,
+    TokenMasks,
     TransferReport,
 )
 from tandem.protocol.errors import InvalidParameter
@@ -56,6 +57,7 @@ PLAN = SchedulerOutput(
     ),
     dropped=(SeqId(1),),
     block_copies=((1, 2),),
+    masks=TokenMasks((SeqId(3),), bytes(range(8))),
     transfers=BlockTransfers(stores=((5, 0),), loads=(BlockLoad(1, ((0, 6), (1, 7))),)),
 )
 SCORE = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -2.0))

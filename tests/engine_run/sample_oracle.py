@@ -20,8 +20,10 @@ def plainly_edited(
     prompt: Sequence[int],
     output: Sequence[int],
     eos: Sequence[int] = (),
+    grammar: Sequence[int] | None = None,
 ) -> list[float]:
-    """One row after allowed ids, bad words, min tokens, logit bias and penalties."""
+    """One row after allowed ids, bad words, min tokens, what a grammar allows, logit bias and
+    penalties."""
     row = list(logits)
     if params.allowed_token_ids is not None:
         row = [x if t in params.allowed_token_ids else NEVER for t, x in enumerate(row)]
@@ -36,6 +38,11 @@ def plainly_edited(
     if max(row) == NEVER:
         best = allowed.index(max(allowed))
         row[best] = allowed[best]
+    if grammar is not None:
+        row = [x if t in grammar else NEVER for t, x in enumerate(row)]
+        if max(row) == NEVER:
+            best = max(grammar, key=lambda t: (logits[t], -t))
+            row[best] = logits[best]
     for token, number in (params.logit_bias or {}).items():
         row[token] += number
     for token in {*prompt, *output}:

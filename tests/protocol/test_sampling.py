@@ -1,11 +1,18 @@
 """What sampling parameters allow."""
 
 import math
+from typing import Any
 
 import pytest
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import SamplingParams, from_mapping, seeded
+from tandem.protocol.sampling import (
+    MAX_CHOICES,
+    SamplingParams,
+    StructuredOutputsParams,
+    from_mapping,
+    seeded,
+)
 
 
 def test_defaults_are_valid_and_pinned() -> None:
@@ -101,3 +108,31 @@ def test_plain_values_are_checked_for_name_and_type() -> None:
         from_mapping({"temprature": 1})
     with pytest.raises(InvalidParameter):
         from_mapping({"top_k": "many"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "structured_outputs"),
+        ({"choice": ["a"], "regex": "b"}, "structured_outputs"),
+        ({"choice": []}, "structured_outputs.choice"),
+        ({"choice": "yes"}, "structured_outputs.choice"),
+        ({"choice": ["x"] * (MAX_CHOICES + 1)}, "structured_outputs.choice"),
+        ({"choice": ["x" * 70_000]}, "structured_outputs.choice"),
+        ({"regex": "x" * 20_000}, "structured_outputs.regex"),
+        ({"regex": "\ud800"}, "structured_outputs.regex"),
+    ],
+)
+def test_structured_outputs_are_one_thing_within_bounds(fields: dict[str, Any], param: str) -> None:
+    """The error names the field as clients write it."""
+    with pytest.raises(InvalidParameter) as caught:
+        SamplingParams(structured_outputs=StructuredOutputsParams(**fields)).verify()
+    assert caught.value.param == param
+
+
+def test_structured_outputs_come_from_a_mapping_whole() -> None:
+    """An unknown kind is an error, never an answer without a grammar."""
+    params = from_mapping({"structured_outputs": {"choice": ["a", "b"]}})
+    assert params.structured_outputs == StructuredOutputsParams(choice=["a", "b"])
+    with pytest.raises(InvalidParameter, match="json"):
+        from_mapping({"structured_outputs": {"choice": ["a"], "json": {}}})

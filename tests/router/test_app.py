@@ -111,6 +111,28 @@ def test_refusals(serve: Serve, decode: Make, code: RefusalCode, status: int, st
         assert "retry-after" in answer.headers
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_after_the_request_was_taken(serve: Serve, decode: Make, stream: bool) -> None:
+    """What a worker finds out only when it looks closer is 400 in its words; no other is asked."""
+
+    def look_closer(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        yield 0.05
+        message = "structured_outputs.regex: '(a' is not allowed; unclosed group"
+        param = "structured_outputs.regex"
+        turn.refuse(Refusal(code=RefusalCode.INVALID, message=message, param=param))
+
+    workers = [decode(behaviour=look_closer), decode(behaviour=look_closer)]
+    served = serve(*workers)
+    body = {**BODY, "stream": stream, "structured_outputs": {"regex": "(a"}}
+    answer = served.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "structured_outputs.regex"
+    assert "unclosed group" in answer.json()["error"]["message"]
+    assert sum(len(each.submitted) for each in workers) == 1
+
+
 def test_failure_after_headers_is_an_event(serve: Serve, decode: Make) -> None:
     """Tokens were sent, nobody can go on: the stream says so, with the reasons, and ends."""
 

@@ -12,7 +12,7 @@ from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.sampling import OutputKind, SamplingParams
+from tandem.protocol.sampling import OutputKind, SamplingParams, StructuredOutputsParams
 from tandem.text.input_processor import ProcessedInput
 from tandem.text.output_processor import CompletionOutput, OutputProcessor, RequestState
 from tandem.text.stop_strings import StopMatcher
@@ -288,3 +288,25 @@ def test_an_engine_that_leaves_out_logprobs_is_borne(byte_level: Tokenizer) -> N
     shown = state.feed(step(0, [3]))
 
     assert shown[0].logprobs == []
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_complete_answer_keeps_its_last_token(byte_level: Tokenizer, include: bool) -> None:
+    """Under a grammar the last token belongs to the text, unless it is an end or a stop id."""
+    wanted = StructuredOutputsParams(choice=["café"])
+    ids = byte_level.encode("café")
+    fields: dict[str, Any] = {
+        "structured_outputs": wanted,
+        "include_stop_str_in_output": include,
+    }
+    whole = feed_all(begin(byte_level, **fields), ids, finish=FinishReason.STOP)
+    stopped = feed_all(
+        begin(byte_level, **fields), ids, finish=FinishReason.STOP, stop_token=ids[-1]
+    )
+    free = feed_all(
+        begin(byte_level, include_stop_str_in_output=include), ids, finish=FinishReason.STOP
+    )
+
+    assert text_of(whole) == "café"
+    assert text_of(stopped) == text_of(free)
+    assert (text_of(free) == "café") is include

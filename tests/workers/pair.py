@@ -21,7 +21,7 @@ from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
-from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 
@@ -41,7 +41,8 @@ class Half:
             "max_num_batched_tokens": 32,
             "revision": "tiny",
         } | settings
-        config = EngineConfig.of(str(folder_of("llama")), dtype="float32", device="cpu", **flat)
+        folder = flat.pop("folder", None) or folder_of("llama")
+        config = EngineConfig.of(str(folder), dtype="float32", device="cpu", **flat)
         executor = make_executor(config)
 
         def made(capacity: Capacity) -> KVConnector:
@@ -50,12 +51,15 @@ class Half:
         self.core = EngineCore.launch(config, executor, connect=made)
         self.outputs: list[EngineCoreOutput] = []
         self.failed: list[Failed] = []
+        self.refused: list[Refused] = []
 
     def step(self) -> None:
         """One turn of the loop."""
-        for _, outputs, failed in self.core.step().by_router():
+        said = self.core.step()
+        for _, outputs, failed in said.by_router():
             self.outputs += outputs
             self.failed += failed
+        self.refused += [each for told in said.refused.values() for each in told]
 
     def tokens(self, name: str, choice: int = 0) -> list[int]:
         """What it said of one choice."""
@@ -81,7 +85,8 @@ class Pair:
     def __init__(
         self, connector: str = "tcp", *, engine: dict[str, Any] | None = None, **settings: object
     ) -> None:
-        """``engine``: settings of both engines; the others are the hand-off's."""
+        """``engine``: settings of both engines, their model's ``folder`` among them; the others are
+        the hand-off's."""
         fields: dict[str, Any] = {"kv_connector": connector, "kv_control_port": 0, **settings}
         self.kv = KVTransferConfig(**fields)
         self.p_id, self.d_id = new_incarnation(), new_incarnation()

@@ -23,6 +23,7 @@ from tandem.protocol.messages import (
     ReplyTo,
     WorkerBeat,
 )
+from tandem.protocol.sampling import StructuredOutputsParams
 
 
 def test_a_request_is_accepted_and_answered(worker: Worker, router: Router) -> None:
@@ -188,3 +189,20 @@ def test_a_long_step_does_not_hide_that_a_request_was_accepted(
     ended.set()
     frames(router, "a")
     assert all(heard)
+
+
+def test_what_turns_out_wrong_after_it_was_taken_is_refused(worker: Worker, router: Router) -> None:
+    """A request is accepted before its grammar is compiled; here no grammar can be, and the words
+    come as a refusal, at once: the thread that found out wakes the loop."""
+    wanted = StructuredOutputsParams(regex="a")
+    submit(router, "a", params=params_of(structured_outputs=wanted))
+    accepted: list[str] = []
+    while not (frame := router.hear(Frame)).refused:
+        accepted += [each.request for each in frame.accepted]
+
+    assert accepted == ["a"]
+    (refused,) = frame.refused
+    assert refused.refusal.code is RefusalCode.UNSUPPORTED
+    assert refused.refusal.message == "no structured output here: sim has no tokenizer.json"
+    submit(router, "b")
+    assert frames(router, "b")[0]

@@ -3,8 +3,8 @@
 Masks take tokens away: all but allowed ids, then bad words, then ends that come too early, then
 what a grammar does not allow. Together they may take everything (the one allowed id is a bad word).
 Then the best allowed token stays: an answer has to come, and what was allowed outranks what was
-unwelcome. A grammar outranks all: where nothing of it is left by the others, the best token that it
-allows comes back. Stages touch all rows that they concern with one operation.
+unwelcome; a grammar outranks all (``bounds``). Stages touch all rows that they concern with one
+operation.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ import torch
 from torch import Tensor
 
 from tandem.engine.sample.batch import SamplingBatch
+from tandem.engine.sample.bounds import LOWEST, Bounds
 from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on, on_device
 from tandem.kernels.sampling import Penalties, penalize
-
-_LOWEST = -1e30
-"""What an allowed token counts for that the model itself rules out: still above what is not
-allowed, and far enough from float32's end for penalties and a low temperature."""
 
 
 def edit(
@@ -34,18 +31,24 @@ def edit(
     ``positions`` are the output positions that the rows are drawn for.
     """
     rules = [batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
-    bounded = [at for at, row in enumerate(rows) if row in batch.masks] if batch.masks else []
-    grammar = None
-    if bounded:
-        words = torch.stack([batch.masks[rows[at]] for at in bounded])
-        grammar = Bounds.of(logits, bounded, words)
-    if any(each is not None for each in rules):
+    ruled = any(each is not None for each in rules)
+    bounds = _bounds_of(batch, rows, logits.device) if batch.masks else None
+    best = bounds.best(logits) if ruled and bounds is not None else None
+    if ruled:
         mask(logits, rules, positions)
-    if grammar is not None:
-        keep_bounded(logits, grammar)
-    if any(each is not None for each in rules):
+    if bounds is not None:
+        bounds.keep(logits, best)
+    if ruled:
         add_bias(logits, rules)
         add_penalties(logits, rules, batch, rows)
+
+
+def _bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -> Bounds | None:
+    """What grammars allow of the rows that have one."""
+    bounded = [at for at, row in enumerate(rows) if row in batch.masks]
+    if not bounded:
+        return None
+    return Bounds.of(bounded, [batch.masks[rows[at]] for at in bounded], device)
 
 
 def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[int]) -> None:
@@ -68,45 +71,9 @@ def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
     if not allowed:
         return
     places = pairs_of(list(allowed), list(allowed.values()), logits.device)
-    kept = logits[places].clamp(min=_LOWEST)
+    kept = logits[places].clamp(min=LOWEST)
     logits[index_on(list(allowed), logits.device)] = -math.inf
     logits[places] = kept
-
-
-class Bounds(NamedTuple):
-    """What grammars allow of some rows of logits, and their best tokens among it."""
-
-    rows: Tensor
-    """int64 [bounded]."""
-    allowed: Tensor
-    """bool [bounded, vocabulary]."""
-    best: Tensor
-    """int64 [bounded]."""
-    value: Tensor
-    """float32 [bounded]: the best token's logit, as it was before other masks."""
-
-    @classmethod
-    def of(cls, logits: Tensor, rows: Sequence[int], words: Tensor) -> Bounds:
-        """From int32 ``words`` [bounded, words] on the host and float32 logits [rows, vocabulary]
-        that no mask has touched."""
-        index = index_on(rows, logits.device)
-        eights = on_device(words.view(torch.uint8), logits.device).unsqueeze(-1)
-        places = torch.arange(8, dtype=torch.uint8, device=logits.device)
-        bits = (eights >> places).bitwise_and_(1).flatten(1)[:, : logits.shape[1]]
-        allowed = bits.bool()
-        raw = logits[index].clamp_(min=_LOWEST).masked_fill_(~allowed, -math.inf)
-        best = raw.argmax(-1)
-        return cls(index, allowed, best, raw.gather(1, best[:, None]).squeeze(1))
-
-
-def keep_bounded(logits: Tensor, bounds: Bounds) -> None:
-    """-inf for every token that a row's grammar does not allow, in place; its best token comes back
-    if nothing is left."""
-    kept = logits[bounds.rows].masked_fill_(~bounds.allowed, -math.inf)
-    empty = kept.amax(-1) == -math.inf
-    there = kept.gather(1, bounds.best[:, None]).squeeze(1)
-    kept.scatter_(1, bounds.best[:, None], torch.where(empty, bounds.value, there)[:, None])
-    logits[bounds.rows] = kept
 
 
 def _forbidden(rules: RowRules | None, position: int) -> Tensor:

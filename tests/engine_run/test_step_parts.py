@@ -41,8 +41,8 @@ class Plain(ComposedProduct):
     def __init__(self, product: DenseProduct) -> None:
         self.product = product
 
-    def __call__(self, x):
-        return self.product(x)
+    def __call__(self, x, rows=None):
+        return self.product(x, rows)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -74,7 +74,7 @@ def test_a_layer_is_cut_where_its_form_can_be(with_bias):
         torch.randn(48) if with_bias else None,
         torch.randn(3, 24),
     )
-    whole = Linear.load(DenseMethod(), weight, bias)
+    whole = Linear(DenseMethod().hold(weight, bias))
     parts = whole.split(32)
     assert parts is not None
     first, rest = parts

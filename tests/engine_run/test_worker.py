@@ -157,8 +157,8 @@ def test_packed_weights_multiply_as_plain_ones(rows, dtype, with_bias):
     weight, x = torch.randn(40, 24, dtype=dtype), torch.randn(rows, 24, dtype=dtype)
     bias = torch.randn(40, dtype=dtype) if with_bias else None
     method = select_method(CPU, dtype)
-    got = method.load(weight, bias)(x)
-    want = DenseMethod().load(weight, bias)(x)
+    got = method.hold(weight, bias)(x)
+    want = DenseMethod().hold(weight, bias)(x)
     assert got.shape == want.shape
     torch.testing.assert_close(got, want, atol=0.1 if dtype == torch.bfloat16 else 1e-4, rtol=1e-2)
 

@@ -69,6 +69,8 @@ def _tensors(name: str, a: object, b: object) -> list[tuple[str, Tensor, Tensor]
 def _compare(place: str, expected: Tensor, actual: Tensor) -> float:
     assert actual.shape == expected.shape, f"{place}: {actual.shape} is not {expected.shape}"
     assert actual.dtype == expected.dtype, f"{place}: {actual.dtype} is not {expected.dtype}"
+    if expected.is_floating_point() and expected.itemsize == 1:
+        expected, actual = expected.view(torch.uint8), actual.view(torch.uint8)
     if not expected.is_floating_point():
         assert torch.equal(actual, expected), f"{place}: integers differ"
         return 0.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.engine.config.families import family_of
+from tandem.engine.config.quantization import QuantFacts, quantization_of
 from tandem.protocol.errors import InvalidParameter
 
 CONFIG = "config.json"
@@ -63,6 +64,8 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str | None = None
     """Type of the checkpoint, if it says."""
+    quantization: QuantFacts | None = None
+    """Form of the linear layers' weights; None is plain."""
 
     @property
     def derived_max_len(self) -> int:
@@ -127,6 +130,7 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
         "sliding_window": _sliding_window(config),
         "eos_token_ids": _eos(config, generation or {}),
         "dtype": _dtype(config),
+        "quantization": quantization_of(config),
     }
     return ModelFacts(**{**said, **family.facts(config)})
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from tandem.engine.quant import LinearMethod, Product
+from tandem.engine.loader import Weights
+from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
 from tandem.kernels.norm import rms_norm
 
 
@@ -48,17 +48,9 @@ class Linear:
         self._product = product
 
     @classmethod
-    def load(cls, method: LinearMethod, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """``weight`` [out, in], ``bias`` [out]; the method may repack and drop them."""
-        return cls(method.load(weight, bias))
-
-    @classmethod
-    def merged(
-        cls, method: LinearMethod, weights: Sequence[Tensor], biases: Sequence[Tensor] | None = None
-    ) -> Linear:
-        """One layer whose outputs are those of ``weights``, side by side in order."""
-        bias = torch.cat(list(biases)) if biases else None
-        return cls.load(method, torch.cat(list(weights)), bias)
+    def load(cls, method: LinearMethod, source: Weights, parts: Sequence[LinearPart]) -> Linear:
+        """One layer whose outputs are those of ``parts``, side by side in order."""
+        return cls(method.load(source, parts))
 
     def split(self, at: int) -> tuple[Linear, Linear] | None:
         """The first ``at`` outputs and the others as layers of their own, in the same memory; None
@@ -66,25 +58,25 @@ class Linear:
         first, rest = self._product.part(slice(at)), self._product.part(slice(at, None))
         return None if first is None or rest is None else (Linear(first), Linear(rest))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """[tokens, in] to [tokens, out]."""
-        return self._product(x)
+        return self._product(x, rows)
 
     def in_float32(self, x: Tensor) -> Tensor:
         """[tokens, in] to float32 [tokens, out]."""
         return self._product.in_float32(x)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
         """residual [tokens, out] += the product of x, in place; returns it."""
-        return self._product.add_to(residual, x)
+        return self._product.add_to(residual, x, rows)
 
-    def of_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+    def of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
         """The product of the normed x."""
-        return self._product.of_norm(x, norm.weight, norm.eps)
+        return self._product.of_norm(x, norm.weight, norm.eps, rows)
 
-    def gated_of_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+    def gated_of_norm(self, x: Tensor, norm: RMSNorm, rows: Rows | None = None) -> Tensor:
         """silu(gate) * up of the normed x, whose gate and up this layer gives side by side."""
-        return self._product.gated_of_norm(x, norm.weight, norm.eps)
+        return self._product.gated_of_norm(x, norm.weight, norm.eps, rows)
 
 
 class Logits:

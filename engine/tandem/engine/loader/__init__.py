@@ -1,9 +1,9 @@
 """Prepared folder → tensors of one rank: safetensors, mapped into memory, or seeded dummies.
 
-Public: ``open_weights(config) -> Weights``; a model calls ``weights.get(name, shape)`` for every
-tensor that it needs, merges what it merges, and ends with ``weights.check_all_used()``. Errors are
-of the tree of ``LoadError`` and name the tensor and the file. Called by tandem.engine.worker and
-models.
+Public: ``open_weights(config) -> Weights``; a model asks for every tensor that it needs by name,
+shape and its rank's part (``get`` casts floats to the engine's type, ``raw`` gives codes as they
+are held), merges what it merges, and ends with ``weights.check_all_used()``. Errors are of the tree
+of ``LoadError`` and name the tensor and the file. Called by tandem.engine.worker, models and quant.
 """
 
 from tandem.engine.loader.dummy import DummyWeights
@@ -18,14 +18,20 @@ from tandem.engine.loader.errors import (
 )
 from tandem.engine.loader.opening import open_weights
 from tandem.engine.loader.safetensors import SafetensorsWeights
-from tandem.engine.loader.weights import Weights
+from tandem.engine.loader.shard import INPUTS, OUTPUTS, WHOLE, Shard
+from tandem.engine.loader.weights import TensorSpec, Weights
 
 __all__ = [
+    "INPUTS",
+    "OUTPUTS",
+    "WHOLE",
     "BadWeightsFile",
     "DummyWeights",
     "LoadError",
     "MissingTensor",
     "SafetensorsWeights",
+    "Shard",
+    "TensorSpec",
     "UnexpectedTensors",
     "UnsupportedTensor",
     "Weights",

@@ -16,12 +16,15 @@ from torch import Tensor
 
 from tandem.engine.loader.errors import MissingTensor
 from tandem.engine.loader.progress import Progress
-from tandem.engine.loader.weights import Weights
+from tandem.engine.loader.shard import Shard
+from tandem.engine.loader.weights import Weights, cut
 
 PERIOD = 1_048_573
 """Numbers drawn per tensor; longer ones repeat them. A prime, so that no two rows of a matrix
 coincide, and drawing costs little where a model has billions of weights."""
 _VECTOR_SPREAD = 0.02
+SCALE = "weight_scale_inv"
+"""End of the names of scales, which lie near 1."""
 
 
 class DummyWeights(Weights):
@@ -46,14 +49,19 @@ class DummyWeights(Weights):
     def _where(self, name: str) -> str:
         return "no file"
 
-    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def spec(self, name: str) -> None:
+        """Nothing: it is what is asked for."""
+
+    def _read(
+        self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None
+    ) -> Tensor:
         if shape is None:
             raise MissingTensor(f"a dummy for {name} needs its shape")
         scale, mean = _spread(name, shape)
         block = torch.rand(min(PERIOD, math.prod(shape)), generator=_generator(self._seed, name))
         block = block.sub_(0.5).mul_(scale * math.sqrt(12)).add_(mean)
-        block = block.to(device=self.device, dtype=self.dtype)
-        return _repeat(block, math.prod(shape)).view(shape)
+        block = block.to(device=self.device, dtype=dtype or self.dtype)
+        return cut(_repeat(block, math.prod(shape)).view(shape), name, shard)
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
@@ -63,6 +71,8 @@ def _generator(seed: int, name: str) -> torch.Generator:
 
 def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Standard deviation and mean of a tensor's values."""
+    if name.endswith(SCALE):
+        return _VECTOR_SPREAD, 1.0
     if len(shape) > 1:
         return 1.0 / math.sqrt(shape[-1]), 0.0
     return _VECTOR_SPREAD, 1.0 if "norm" in name and name.endswith(".weight") else 0.0

@@ -71,6 +71,9 @@ def _read_index(path: Path) -> dict[str, Path]:
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types, in safetensors' words, that mean weights as they are; others need a scale or a table."""
+CODES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}
+"""The others that a form of weights may ask for, held as they are."""
+TYPES = {**FLOATS, **CODES}
 _MOST_BYTES = 100 << 20
 
 

@@ -6,6 +6,7 @@ several threads (``Uploader``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,16 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tandem.engine.loader.errors import (
-    BadWeightsFile,
-    MissingTensor,
-    UnsupportedTensor,
-    WrongShape,
-)
-from tandem.engine.loader.files import FLOATS, INDEX, Place, places_in, weight_files
+from tandem.engine.loader.errors import BadWeightsFile, MissingTensor
+from tandem.engine.loader.files import INDEX, TYPES, Place, places_in, weight_files
 from tandem.engine.loader.progress import Progress
+from tandem.engine.loader.shard import OUTPUTS, Shard
 from tandem.engine.loader.upload import Uploader
-from tandem.engine.loader.weights import Weights
+from tandem.engine.loader.weights import TensorSpec, Weights, cut
 
 
 class SafetensorsWeights(Weights):
@@ -66,7 +63,8 @@ class SafetensorsWeights(Weights):
     def _where(self, name: str) -> str:
         return str(self._owners[name])
 
-    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    def spec(self, name: str) -> TensorSpec:
+        """See Weights."""
         path = self._owners.get(name)
         if path is None:
             raise MissingTensor(self._explain_missing(name))
@@ -75,25 +73,31 @@ class SafetensorsWeights(Weights):
             view = self._open[path].get_slice(name)
         except SafetensorError as error:
             raise MissingTensor(f"{name} is not in {path}, where {INDEX} has it") from error
-        whole = tuple(view.get_shape())
-        if shape is not None and whole != shape:
-            raise WrongShape(f"{name} has shape {whole} in {path}; the model needs {shape}")
-        if view.get_dtype() not in FLOATS:
-            raise UnsupportedTensor(
-                f"{name} in {path} is {view.get_dtype()}; read are {', '.join(sorted(FLOATS))}"
-            )
-        if self._uploader is not None:
-            return self._upload(self._uploader, path, name)
-        tensor: Tensor = self._open[path].get_tensor(name)
-        return tensor
+        return TensorSpec(view.get_dtype(), tuple(view.get_shape()))
 
-    def _upload(self, uploader: Uploader, path: Path, name: str) -> Tensor:
+    def _read(
+        self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None
+    ) -> Tensor:
+        path = self._owners[name]
+        if self._uploader is not None:
+            return self._upload(self._uploader, path, name, shard)
+        tensor: Tensor = self._open[path].get_tensor(name)
+        return cut(tensor, name, shard)
+
+    def _upload(self, uploader: Uploader, path: Path, name: str, shard: Shard) -> Tensor:
+        """The part in device memory: rows are read alone, columns by way of the whole tensor."""
         if path not in self._places:
             self._places[path] = places_in(path)
         place = self._places[path][name]
-        tensor = torch.empty(place.shape, dtype=FLOATS[place.dtype], device=self.device)
-        uploader.read(path, place.offset, tensor)
-        return tensor
+        shape, offset, dtype = place.shape, place.offset, TYPES[place.dtype]
+        by_rows = shard.dim == OUTPUTS and shard.count > 1
+        if by_rows:
+            first = shard.span(name, shape[0]).start
+            offset += first * math.prod(shape[1:]) * dtype.itemsize
+            shape = shard.part_of(name, shape)
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
+        uploader.read(path, offset, tensor)
+        return tensor if by_rows else cut(tensor, name, shard).contiguous()
 
     def _explain_missing(self, name: str) -> str:
         near = get_close_matches(name, self._sorted, n=3)

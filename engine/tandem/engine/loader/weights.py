@@ -10,16 +10,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from tandem.engine.loader.errors import UnexpectedTensors
+from tandem.engine.loader.errors import UnexpectedTensors, UnsupportedTensor, WrongShape
+from tandem.engine.loader.files import FLOATS, TYPES
 from tandem.engine.loader.progress import Progress
+from tandem.engine.loader.shard import WHOLE, Shard
 
 SHOWN = 5
 """Names that an error lists before it only counts."""
+
+
+class TensorSpec(NamedTuple):
+    """What is known of a tensor before it is read."""
+
+    dtype: str
+    """In safetensors' words."""
+    shape: tuple[int, ...]
 
 
 class Weights(ABC):
@@ -40,28 +50,75 @@ class Weights(ABC):
         """Whether ``get(name)`` would find a tensor; a dummy has every name."""
 
     @abstractmethod
-    def _read(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
-        """The tensor as its source holds it, its shape checked."""
+    def spec(self, name: str) -> TensorSpec | None:
+        """What the tensor is, nothing of it read; None of dummies, which are as they are asked for.
+
+        Raises MissingTensor.
+        """
+
+    @abstractmethod
+    def _read(
+        self, name: str, shape: tuple[int, ...] | None, shard: Shard, dtype: torch.dtype | None
+    ) -> Tensor:
+        """The part of the tensor as its source holds it; what was asked for is what ``spec`` says.
+        ``dtype`` is that of a tensor that is not cast, else None."""
 
     @abstractmethod
     def _where(self, name: str) -> str:
         """The file that holds a tensor of ``names()``, for errors."""
 
-    def get(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
-        """One tensor in this engine's dtype and on its device.
+    def get(
+        self,
+        name: str,
+        shape: Sequence[int] | None = None,
+        shard: Shard = WHOLE,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """One tensor of floats, or a rank's part of it, on this engine's device.
 
         Args:
             name: as checkpoints have it, ``model.layers.0.self_attn.q_proj.weight``.
-            shape: checked where given. Dummies need it.
+            shape: of the whole tensor, checked where given. Dummies need it.
+            shard: which part.
+            dtype: what it is cast to; this engine's if None.
 
         Where dtype and device are already right the tensor is a view of the mapped file: nothing
         is copied, pages come in as they are touched, writing to it stays private to the process.
         Raises MissingTensor, WrongShape or UnsupportedTensor.
         """
-        tensor = self._read(name, None if shape is None else tuple(shape))
+        tensor = self._take(name, shape, shard, None)
+        return tensor.to(device=self.device, dtype=dtype or self.dtype)
+
+    def raw(
+        self, name: str, dtype: torch.dtype, shape: Sequence[int], shard: Shard = WHOLE
+    ) -> Tensor:
+        """One tensor of the codes of a form of weights, never cast: it must be of ``dtype``.
+
+        As ``get`` otherwise. Raises UnsupportedTensor for a tensor of another type.
+        """
+        return self._take(name, shape, shard, dtype).to(device=self.device)
+
+    def _take(
+        self, name: str, shape: Sequence[int] | None, shard: Shard, dtype: torch.dtype | None
+    ) -> Tensor:
+        wanted = None if shape is None else tuple(shape)
+        spec = self.spec(name)
+        if spec is not None:
+            if wanted is not None and spec.shape != wanted:
+                raise WrongShape(
+                    f"{name} has shape {spec.shape} in {self._where(name)}; "
+                    f"the model needs {wanted}"
+                )
+            read = [each for each, torchs in TYPES.items() if torchs == dtype] or sorted(FLOATS)
+            if spec.dtype not in read:
+                raise UnsupportedTensor(
+                    f"{name} in {self._where(name)} is {spec.dtype}; read are {', '.join(read)}"
+                )
+        tensor = self._read(name, wanted, shard, dtype)
         self._used.add(name)
         self._progress.advance(tensor.nbytes)
-        return tensor.to(device=self.device, dtype=self.dtype)
+        return tensor
 
     def unused(self, ignore: Collection[str] = ()) -> list[str]:
         """Tensors that nobody asked for and no pattern of ``ignore`` (as of a shell) covers."""
@@ -101,3 +158,11 @@ class Weights(ABC):
 def _explain(left: list[str], where: str) -> str:
     shown = ", ".join(left[:SHOWN]) + (", ..." if len(left) > SHOWN else "")
     return f"the model does not know {len(left)} tensors of its files: {shown} (first in {where})"
+
+
+def cut(tensor: Tensor, name: str, shard: Shard) -> Tensor:
+    """A rank's part of a whole tensor, in the same memory."""
+    if shard.count == 1:
+        return tensor
+    span = shard.span(name, tensor.shape[shard.dim])
+    return tensor.narrow(shard.dim, span.start, span.stop - span.start)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend, Metadata, StepSequences
@@ -29,6 +30,15 @@ class StepContext:
     """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
 
     @cached_property
+    def rows(self) -> TokenRows:
+        """All of the step's tokens."""
+        return TokenRows(self, None)
+
+    def rows_at(self, index: Tensor) -> TokenRows:
+        """The tokens of int64 ``index``."""
+        return TokenRows(self, index)
+
+    @cached_property
     def rotation(self) -> Rotation:
         """Of the step's tokens."""
         return self.rotary(self.positions)
@@ -37,6 +47,36 @@ class StepContext:
     def metadata(self) -> Metadata:
         """Of the step's sequences."""
         return self.attention.plan(self.sequences)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Whose rows a product has, made when it asks. Implements quant's Rows."""
+
+    step: StepContext
+    index: Tensor | None
+    """int64, which of the step's tokens; None is all."""
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """See Rows."""
+        return self._picked(self.step.positions)
+
+    @cached_property
+    def sequences(self) -> Tensor:
+        """See Rows. Tokens of padding belong to some sequence of the step."""
+        step = self.step.sequences
+        tokens = torch.arange(len(self.step.positions), device=self.step.positions.device)
+        ends = torch.cat((step.cu_seqlens_q[1 : step.num_decodes + 1], self._chunk_ends(step)))
+        found = torch.searchsorted(ends, tokens.to(ends.dtype), right=True)
+        return self._picked(found.clamp_(max=len(ends) - 1))
+
+    @staticmethod
+    def _chunk_ends(step: StepSequences) -> Tensor:
+        return step.chunk_cu_seqlens_q[1:] + step.num_decodes
+
+    def _picked(self, of_all: Tensor) -> Tensor:
+        return of_all if self.index is None else of_all.index_select(0, self.index)
 
 
 class CausalModel(Protocol):

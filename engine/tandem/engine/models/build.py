@@ -18,7 +18,7 @@ from tandem.engine.layers.linear import Embedding, Linear, Logits, RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.loader import Weights
 from tandem.engine.models.decoder import MLP, Attention, Decoder, Layer
-from tandem.engine.quant import LinearMethod, select_method
+from tandem.engine.quant import LinearMethod, LinearPart, PlainMethod, method_of, select_method
 from tandem.kernels.rotary_kv import QKNorm
 
 DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias")
@@ -36,11 +36,15 @@ class DecoderBuilder:
     facts: ModelFacts
     weights: Weights
     method: LinearMethod
+    """Of the form that the checkpoint's layers have."""
+    plain: PlainMethod
+    """Of weights that are plain in any form: the head's."""
 
     @classmethod
     def of(cls, facts: ModelFacts, weights: Weights) -> Self:
-        """With the form of weights that the device takes."""
-        return cls(facts, weights, select_method(weights.device, weights.dtype))
+        """With the form of weights that checkpoint and device have."""
+        plain = select_method(weights.device, weights.dtype)
+        return cls(facts, weights, method_of(facts.quantization, plain, weights.device), plain)
 
     def build(self) -> Decoder:
         """The model, every tensor of the checkpoint used. Raises a LoadError."""
@@ -56,7 +60,7 @@ class DecoderBuilder:
             embedding=Embedding(table),
             layers=layers,
             norm=norm,
-            head=Logits(Linear.load(self.method, head)),
+            head=Logits(Linear(self.plain.hold(head, None))),
             rotary=Rotary(facts, dtype=weights.dtype, device=weights.device),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
         )
@@ -113,11 +117,8 @@ class DecoderBuilder:
 
     def linear(self, parts: dict[str, int], width: int, *, bias: bool) -> Linear:
         """The merged layer of ``parts``: name without suffix to outputs."""
-        weights = [self.weights.get(f"{n}.weight", (out, width)) for n, out in parts.items()]
-        biases = [self.vector(f"{n}.bias", out) for n, out in parts.items()] if bias else None
-        if len(weights) == 1:
-            return Linear.load(self.method, weights[0], biases[0] if biases else None)
-        return Linear.merged(self.method, weights, biases)
+        wanted = [LinearPart(name, (out, width), bias) for name, out in parts.items()]
+        return Linear.load(self.method, self.weights, wanted)
 
     def norm(self, prefix: str, width: int) -> RMSNorm:
         """The norm whose gain is ``prefix``.weight [width]."""

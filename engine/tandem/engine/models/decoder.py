@@ -17,6 +17,7 @@ from tandem.engine.config import ModelFacts
 from tandem.engine.layers.linear import Embedding, Linear, Logits, RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
+from tandem.engine.quant import Rows
 from tandem.kernels.rotary_kv import QKNorm, Rotation, rotary_kv, rotary_q
 
 
@@ -34,7 +35,7 @@ class Attention:
 
     def __call__(self, stream: Tensor, norm: RMSNorm, step: StepContext) -> Tensor:
         """The stream [tokens, hidden], normed, to [tokens, heads * head_dim], before ``out``."""
-        q = self._write(self.qkv.of_norm(stream, norm), step)
+        q = self._write(self.qkv.of_norm(stream, norm, step.rows), step)
         return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
 
     def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
@@ -44,11 +45,11 @@ class Attention:
             return self(stream, norm, step).index_select(0, rows)
         normed = norm(stream)
         if self.parts is None:
-            q = self._write(self.qkv(normed), step).index_select(0, rows)
+            q = self._write(self.qkv(normed, step.rows), step).index_select(0, rows)
         else:
             of_q, of_kv = self.parts
-            self._write(of_kv(normed), step)
-            q = self._heads(of_q(normed.index_select(0, rows)))
+            self._write(of_kv(normed, step.rows), step)
+            q = self._heads(of_q(normed.index_select(0, rows), step.rows_at(rows)))
             rotation = Rotation(*(each.index_select(0, rows) for each in step.rotation))
             q = rotary_q(q, rotation, self.qk_norm)
         if not rows.shape[0]:
@@ -71,9 +72,9 @@ class MLP:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, stream: Tensor, norm: RMSNorm) -> Tensor:
+    def __call__(self, stream: Tensor, norm: RMSNorm, rows: Rows) -> Tensor:
         """Add to the stream [tokens, hidden] what comes of it, normed."""
-        return self.down.add_to(stream, self.gate_up.gated_of_norm(stream, norm))
+        return self.down.add_to(stream, self.gate_up.gated_of_norm(stream, norm, rows), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +88,17 @@ class Layer:
 
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
         """Add to the stream [tokens, hidden]."""
-        return self._add(stream, self.attention(stream, self.input_norm, step))
+        return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
 
     def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
         """KV of the whole stream; the stream's ``rows`` [wanted] alone, added to."""
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
-        return self._add(stream, attended) if rows.shape[0] else stream
+        return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream
 
-    def _add(self, stream: Tensor, attended: Tensor) -> Tensor:
-        stream = self.attention.out.add_to(stream, attended)
-        return self.mlp(stream, self.post_norm)
+    def _add(self, stream: Tensor, attended: Tensor, rows: Rows) -> Tensor:
+        stream = self.attention.out.add_to(stream, attended, rows)
+        return self.mlp(stream, self.post_norm, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,14 @@
-"""How the weights of linear layers are held and multiplied."""
+"""How the weights of linear layers are read, held and multiplied."""
 
-from tandem.engine.quant.base import LinearMethod, Product
-from tandem.engine.quant.select import select_method
+from tandem.engine.quant.base import LinearMethod, LinearPart, PlainMethod, Product, Rows
+from tandem.engine.quant.select import method_of, select_method
 
-__all__ = ["LinearMethod", "Product", "select_method"]
+__all__ = [
+    "LinearMethod",
+    "LinearPart",
+    "PlainMethod",
+    "Product",
+    "Rows",
+    "method_of",
+    "select_method",
+]

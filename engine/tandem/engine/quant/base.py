@@ -1,26 +1,68 @@
-"""The seam of linear layers: a method takes a checkpoint's weight and gives back a product.
+"""The seam of linear layers: a method reads a checkpoint's tensors and gives back a product.
 
-Dense weights, weights packed for a CPU, and later fp8 or int4 differ here and nowhere else; the
-layers above hold a ``Product`` and know nothing of the form. A product also takes its neighbours,
-so that a form whose kernels fold them in can do so: the norm before it, the residual stream or the
-gated activation after it.
+Plain weights, weights packed for a CPU and fp8 differ here and nowhere else; the layers above hold
+a ``Product`` and know nothing of the form, nor of how many tensors it has. A product also takes its
+neighbours, so that a form whose kernels fold them in can do so: the norm before it, the residual
+stream or the gated activation after it. And it may look at whose rows it multiplies (``Rows``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from tandem.engine.loader import INPUTS, WHOLE, Shard, Weights
 from tandem.kernels.activation import silu_and_mul
 from tandem.kernels.norm import rms_norm
 
 
-class Product(Protocol):
-    """x @ weight.T + bias, with what surrounds it."""
+class Rows(Protocol):
+    """Whose rows a product of a step multiplies. Costs nothing until it is asked."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def positions(self) -> Tensor:
+        """int64 [rows]: each row's position in its sequence."""
+        ...
+
+    @property
+    def sequences(self) -> Tensor:
+        """int64 [rows]: each row's sequence, counted in the step's order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """A linear layer of the checkpoint; several whose inputs are the same are loaded as one."""
+
+    prefix: str
+    """Its tensors' names up to the last dot."""
+    shape: tuple[int, int]
+    """(out, in) of the whole layer."""
+    bias: bool = False
+    shard: Shard = WHOLE
+    """What of it this rank holds."""
+
+    def read_bias(self, source: Weights) -> Tensor | None:
+        """[out] of this rank's outputs. Of ranks that share the inputs, whose results are summed,
+        the first alone has it."""
+        if not self.bias or (self.shard.count > 1 and self.shard.dim == INPUTS and self.shard.rank):
+            return None
+        shard = WHOLE if self.shard.dim == INPUTS else self.shard
+        return source.get(f"{self.prefix}.bias", (self.shape[0],), shard).clone()
+
+
+class Product(Protocol):
+    """x @ weight.T + bias, with what surrounds it.
+
+    ``rows`` says whose rows x has; None where no step stands behind them, as for the head.
+    """
+
+    def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """[tokens, in] to [tokens, out]."""
         ...
 
@@ -28,15 +70,17 @@ class Product(Protocol):
         """The product as float32, not rounded to the type of x where the form can do without."""
         ...
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
         """residual [tokens, out] += the product, in place; returns it."""
         ...
 
-    def of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def of_norm(self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None) -> Tensor:
         """The product of x after RMSNorm with ``gain`` [in]."""
         ...
 
-    def gated_of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def gated_of_norm(
+        self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
+    ) -> Tensor:
         """silu(first half) * second half of ``of_norm``: [tokens, out / 2]."""
         ...
 
@@ -51,9 +95,39 @@ class LinearMethod(Protocol):
 
     name: str
 
-    def load(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """The product with ``weight`` [out, in] plus ``bias`` [out]. May keep or repack them."""
+    def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
+        """The product whose outputs are those of ``parts``, side by side in order.
+
+        Reads all tensors that the form has of them. Raises a LoadError.
+        """
         ...
+
+
+class PlainMethod(ABC):
+    """A form made of plain weights, which are there as one tensor a layer."""
+
+    name: str
+
+    @abstractmethod
+    def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """The product with ``weight`` [out, in] plus ``bias`` [out]. May keep or repack them."""
+
+    def load(self, source: Weights, parts: Sequence[LinearPart]) -> Product:
+        """See LinearMethod."""
+        weights = [source.get(f"{each.prefix}.weight", each.shape, each.shard) for each in parts]
+        return self.hold(_merged(weights), merged_bias(source, parts))
+
+
+def merged_bias(source: Weights, parts: Sequence[LinearPart]) -> Tensor | None:
+    """Biases of all parts side by side; None where none has one."""
+    biases = [each.read_bias(source) for each in parts]
+    there = [each for each in biases if each is not None]
+    assert len(there) in (0, len(parts)), "some parts have a bias and some have none"
+    return _merged(there) if there else None
+
+
+def _merged(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 class ComposedProduct(ABC):
@@ -61,24 +135,26 @@ class ComposedProduct(ABC):
     weights has unless it knows better."""
 
     @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """See Product."""
 
     def in_float32(self, x: Tensor) -> Tensor:
         """See Product."""
         return self(x).float()
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+    def add_to(self, residual: Tensor, x: Tensor, rows: Rows | None = None) -> Tensor:
         """See Product."""
-        return residual.add_(self(x))
+        return residual.add_(self(x, rows))
 
-    def of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def of_norm(self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None) -> Tensor:
         """See Product."""
-        return self(rms_norm(x, gain, eps))
+        return self(rms_norm(x, gain, eps), rows)
 
-    def gated_of_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def gated_of_norm(
+        self, x: Tensor, gain: Tensor, eps: float, rows: Rows | None = None
+    ) -> Tensor:
         """See Product."""
-        return silu_and_mul(self.of_norm(x, gain, eps))
+        return silu_and_mul(self.of_norm(x, gain, eps, rows))
 
     def part(self, outputs: slice) -> Product | None:
         """See Product; a form is not cut unless it knows how."""

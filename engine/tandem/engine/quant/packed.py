@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.quant.base import ComposedProduct, Product
+from tandem.engine.quant.base import ComposedProduct, PlainMethod, Product, Rows
 
 _TYPES = (torch.float32, torch.bfloat16)
 FEWEST_ROWS = 4
@@ -27,16 +27,16 @@ class PackedProduct(ComposedProduct):
         self._product = torch.ops.mkldnn._linear_pointwise.default
         self._blank = weight.new_zeros(FEWEST_ROWS, weight.shape[1])
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, rows: Rows | None = None) -> Tensor:
         """See Product."""
-        rows = x.shape[0]
-        if 0 < rows < FEWEST_ROWS:
-            x = torch.cat((x, self._blank[rows:]))
+        count = x.shape[0]
+        if 0 < count < FEWEST_ROWS:
+            x = torch.cat((x, self._blank[count:]))
         result: Tensor = self._product(x, self._packed, self._bias, "none", [], "")
-        return result[:rows]
+        return result[:count]
 
 
-class PackedMethod:
+class PackedMethod(PlainMethod):
     """oneDNN's linear over a weight in its own layout; the plain weight can be dropped."""
 
     name = "packed"
@@ -56,6 +56,6 @@ class PackedMethod:
             return False
         return bool((got == 16).all())
 
-    def load(self, weight: Tensor, bias: Tensor | None) -> Product:
-        """See LinearMethod."""
+    def hold(self, weight: Tensor, bias: Tensor | None) -> Product:
+        """See PlainMethod."""
         return PackedProduct(weight, bias)

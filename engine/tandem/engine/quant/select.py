@@ -1,16 +1,36 @@
-"""Which form of weights a device takes."""
+"""Which form of weights a device and a checkpoint take."""
 
 from __future__ import annotations
 
 import torch
 
-from tandem.engine.quant.base import LinearMethod
+from tandem.engine.config.quantization import QuantFacts
+from tandem.engine.quant.base import LinearMethod, PlainMethod
 from tandem.engine.quant.dense import DenseMethod
+from tandem.engine.quant.fp8 import FP8Method
 from tandem.engine.quant.packed import PackedMethod
+from tandem.protocol.errors import InvalidParameter
+
+FP8_CAPABILITY = (8, 9)
+"""Compute capability of the first devices that have e4m3."""
 
 
-def select_method(device: torch.device, dtype: torch.dtype) -> LinearMethod:
-    """Packed weights on a CPU that has oneDNN for ``dtype``, else plain ones."""
+def select_method(device: torch.device, dtype: torch.dtype) -> PlainMethod:
+    """For plain weights: packed ones on a CPU that has oneDNN for ``dtype``, else as they are."""
     if device.type == "cpu" and PackedMethod.available(dtype):
         return PackedMethod()
     return DenseMethod()
+
+
+def method_of(facts: QuantFacts | None, plain: PlainMethod, device: torch.device) -> LinearMethod:
+    """For the layers of a checkpoint, by what its config.json says of their form.
+
+    Raises InvalidParameter for a form that ``device`` cannot multiply.
+    """
+    if facts is None:
+        return plain
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        allowed = f"weights that are not fp8 on {name}: compute capability 8.9 or later has e4m3"
+        raise InvalidParameter("config.json: quantization_config.quant_method", "fp8", allowed)
+    return FP8Method(facts, plain)

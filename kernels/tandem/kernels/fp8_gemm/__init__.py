@@ -1,0 +1,61 @@
+"""Products with weights in fp8 (e4m3) that have a scale for each block of 128 by 128.
+
+The weight is read as it is held, in 8 bits; x stays in its own type, and sums are in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tandem.kernels import checks
+from tandem.kernels.registry import Backend, Op
+
+BLOCK = 128
+"""Outputs, and inputs, that share a scale."""
+
+FP8Linear = Callable[[Tensor, Tensor, Tensor, Tensor | None, torch.dtype], Tensor]
+FP8_LINEAR: Op[FP8Linear] = Op(
+    "fp8_gemm.fp8_linear",
+    {
+        Backend.TORCH: "tandem.kernels.fp8_gemm.reference:fp8_linear",
+        Backend.TRITON: "tandem.kernels.fp8_gemm.triton:fp8_linear",
+    },
+)
+
+
+def fp8_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    backend: Backend | None = None,
+) -> Tensor:
+    """x @ (weight * scale of its block).T + bias.
+
+    Args:
+        x: [rows, in], float32, bfloat16 or float16.
+        weight: [out, in] of float8_e4m3fn, dense.
+        scale: float32 [blocks of out, blocks of in], the last of either cut short; dense.
+        bias: [out] of x's type, or None.
+        out_dtype: of the result; x's if None.
+        backend: an explicit choice; by device otherwise.
+
+    Returns:
+        [rows, out], dense.
+    """
+    checks.shape("x", x, None, None)
+    checks.kind("x", x, torch.float32, torch.bfloat16, torch.float16)
+    checks.shape("weight", weight, None, x.shape[1])
+    checks.kind("weight", weight, torch.float8_e4m3fn)
+    checks.dense_last("weight", weight)
+    checks.shape("scale", scale, *(-(-extent // BLOCK) for extent in weight.shape))
+    checks.kind("scale", scale, torch.float32)
+    checks.dense_last("scale", scale)
+    if bias is not None:
+        checks.shape("bias", bias, weight.shape[0])
+    return FP8_LINEAR.on(x.device, backend)(x, weight, scale, bias, out_dtype or x.dtype)

@@ -1,0 +1,34 @@
+"""The product in plain torch, a strip of outputs at a time, so that no weight is ever whole in
+another type."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from . import BLOCK
+
+STRIP = 8 * BLOCK
+"""Outputs whose weights are in x's type at a time."""
+
+
+def fp8_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, out_dtype: torch.dtype
+) -> Tensor:
+    """See the wrapper; weights are rounded to x's type once they are scaled."""
+    outputs = weight.shape[0]
+    out = torch.empty(x.shape[0], outputs, dtype=out_dtype, device=x.device)
+    for first in range(0, outputs, STRIP):
+        part = slice(first, min(first + STRIP, outputs))
+        scales = scale[first // BLOCK : -(-part.stop // BLOCK)]
+        strip = scaled(weight[part], scales).to(x.dtype)
+        out[:, part] = linear(x, strip, None if bias is None else bias[part])
+    return out
+
+
+def scaled(weight: Tensor, scale: Tensor) -> Tensor:
+    """The weights in float32, from a first row that begins a block."""
+    outputs, inner = weight.shape
+    rows = scale.repeat_interleave(BLOCK, 0)[:outputs]
+    return weight.float().mul_(rows.repeat_interleave(BLOCK, 1)[:, :inner])

@@ -1,0 +1,26 @@
+"""An fp8 checkpoint on a GPU: chunks, graphs and decodes over the Triton kernel, in 16 bits."""
+
+import pytest
+import torch
+from tests.engine_run.fp8_models import fp8_folders
+from tests.engine_run.gpu.gpu_engine import GPUEngine, regrets
+from tests.engine_run.gpu.test_gpu_families import CLOSE, PROMPTS, SMALL
+from tests.engine_run.tiny_models import MODELS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+
+
+@pytest.mark.parametrize("name", ["llama-untied-biased", "qwen3"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_fp8_draws_the_best_token(name, eager):
+    """Token by token the best one of the scaled weights, or its equal, with graphs and without."""
+    held, meant = fp8_folders(name, wide=True)
+    engine = GPUEngine(held, dtype="bfloat16", enforce_eager=eager, **SMALL)
+    made = engine.generate(PROMPTS, 24)
+    judge = MODELS[name][0].from_pretrained(meant, dtype=torch.float32).eval()
+    scale = judge(torch.tensor([PROMPTS[3]])).logits.abs().amax().item()
+    worst = max(max(regrets(judge, p, t)) for p, t in zip(PROMPTS, made, strict=True))
+    assert worst < CLOSE * scale

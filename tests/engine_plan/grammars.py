@@ -90,6 +90,22 @@ class HandCompiler:
         answers = [tuple(map(int, each.split())) for each in text.split("|")]
         return Paths(answers, self)
 
+    def hold(self, held: bool) -> None:
+        """Have all threads stand still, or go on."""
+        for event in (self.may, self.masks):
+            if held:
+                event.clear()
+            else:
+                event.set()
+
+    def wait(self, gate: StructuredOutputManager, engine: Harness) -> None:
+        """Until every grammar that was begun is compiled, and every mask made."""
+        for begun in list(gate._begun.values()):
+            begun.constraint.exception(SECONDS)
+        for request in list(engine.core.scheduler.roster.constrained._requests.values()):
+            assert request.constraint is not None
+            request.constraint.is_ready(SECONDS)
+
     def gate(self) -> StructuredOutputManager:
         """A manager over this compiler."""
         return StructuredOutputManager(lambda: self, vocab_size=VOCAB)

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 from tests.engine_plan.builders import Harness, params_of, request_of
+from tests.engine_plan.grammars import HandCompiler, constrained
 from tests.engine_plan.handoff import BothSides
 
 from tandem.engine.scheduler.connector import Loaded
@@ -30,6 +31,12 @@ from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
 PEER = Incarnation(b"d" * 16)
+ANSWERS = (
+    "20 21 22 23 24 25",
+    "1 2|1 3 4 5 6 8 9|9",
+    " ".join(str(20 + at % 30) for at in range(45)),
+    "x",
+)
 EXAMPLES = int(os.environ.get("TANDEM_SCHEDULER_EXAMPLES", "80"))
 
 prompts = st.builds(
@@ -68,9 +75,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def build(self, num_blocks, budget, overlap, caching, policy, seats, watermark, offloaded):
         """An engine of some shape, with host memory behind its blocks or without."""
         self.sides = BothSides()
+        self.compiler = HandCompiler()
+        self.gate = self.compiler.gate()
         self.harness = Harness(
             num_blocks,
             connector=self.sides,
+            gate=lambda: self.gate,
             max_num_batched_tokens=budget,
             async_scheduling=overlap,
             enable_prefix_caching=caching,
@@ -95,6 +105,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.number += 1
         name = f"r{self.number}"
         self._add(request_of(name, prompt, params=params, priority=priority))
+
+    @rule(
+        prompt=prompts,
+        answers=st.sampled_from(ANSWERS),
+        n=st.sampled_from((1, 2)),
+        seed=st.integers(0, 3),
+        most=st.sampled_from((1, 3, 40)),
+    )
+    def add_constrained(self, prompt, answers, n, seed, most):
+        """A request under a grammar, or with one that does not compile."""
+        self.number += 1
+        params = constrained(answers, n=n, temperature=1.0, seed=seed, max_tokens=most)
+        self._add(request_of(f"r{self.number}", prompt, params=params))
+        self._let_threads_end()
+
+    @rule()
+    def compiling(self):
+        """What compiles, and what makes masks, stands still or goes on again."""
+        self.compiler.hold(self.compiler.may.is_set())
+        self._let_threads_end()
 
     @rule(prompt=prompts, params=params, data=st.data())
     def resume(self, prompt, params, data):
@@ -139,6 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Time goes on."""
         for _ in range(count):
             self.harness.step()
+            self._let_threads_end()
 
     @rule()
     def reset(self):
@@ -237,6 +268,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everything that is left ends, everybody got the right tokens, and nothing is held."""
         if not hasattr(self, "harness"):
             return
+        self.compiler.hold(False)
         idle = 0
         for _ in range(5000):
             moves = self._wire()
@@ -246,21 +278,43 @@ class SchedulerMachine(RuleBasedStateMachine):
             idle = 0 if self.harness.step().progressed or moves else idle + 1
             if not self.harness.core.has_work:
                 break
+            self._let_threads_end()
             assert idle < 3, "work is left and nothing moves"
         assert not self.harness.core.has_work
         for request in self.live.values():
             self._check(request)
         self.harness.check_empty()
 
+    def _let_threads_end(self) -> None:
+        """Nothing here depends on which thread is faster: all have done what they may."""
+        if self.compiler.may.is_set():
+            self.compiler.wait(self.gate, self.harness)
+
     def _check(self, request: EngineCoreRequest) -> None:
-        if not isinstance(request.kv, Produce):
+        wanted = request.params.structured_outputs
+        if wanted is not None:
+            self._check_constrained(request, wanted.regex or "")
+        elif not isinstance(request.kv, Produce):
             self.harness.check(request)
         else:
             for choice in range(request.params.n):
                 expected, _ = self.harness.oracle(request, choice)
                 assert self.harness.tokens(request.key.request, choice) == expected[:1]
-        if not isinstance(request.kv, Consume):
+        if wanted is None and not isinstance(request.kv, Consume):
             self._check_prompt_logprobs(request)
+
+    def _check_constrained(self, request: EngineCoreRequest, answers: str) -> None:
+        """An answer of the grammar, whole unless it is too long; or a refusal, and nothing else."""
+        name, most = request.key.request, request.params.max_tokens or 0
+        refused = [each.request for each in self.harness.refused].count(name)
+        assert refused == (not answers[0].isdigit())
+        whole = [tuple(map(int, each.split())) for each in answers.split("|") if not refused]
+        for choice in range(0 if refused else request.params.n):
+            said = tuple(self.harness.tokens(name, choice))
+            cut = {each[:most] for each in whole}
+            limit = self.harness.core.max_model_len - len(request.prompt_token_ids)
+            assert said in cut | {each[:limit] for each in cut}
+            assert self.harness.finish(name, choice) == ("stop" if said in whole else "length")
 
     def _check_prompt_logprobs(self, request: EngineCoreRequest) -> None:
         mine = [out for out in self.harness.outputs if out.request == request.key.request]

@@ -1,0 +1,89 @@
+"""Structured output by the openai package against prefill and decode workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import openai
+import pytest
+from client import held_after
+from stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+CHAT: Any = [{"role": "user", "content": "Which city is the capital of France? One word."}]
+FREE_SECONDS = 10.0
+"""What is held longer is held for good."""
+
+
+@pytest.fixture
+def client(pair: Stack) -> Iterator[openai.OpenAI]:
+    """A client of the pair."""
+    with openai.OpenAI(base_url=f"{pair.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def chat(client: openai.OpenAI, wanted: dict[str, Any], **params: Any) -> Any:
+    """A chat under a grammar."""
+    body = {"structured_outputs": wanted, **params.pop("extra_body", {})}
+    settings: Any = {"model": "smol", "messages": CHAT, "max_tokens": 40, "extra_body": body}
+    return client.chat.completions.create(**{**settings, **params})
+
+
+def test_answers_match_streamed_and_not(client: openai.OpenAI, pair: Stack) -> None:
+    """One seed, one answer, whose last chunk says that it stopped; others run beside it."""
+    regex = r"(Paris|Lyon), [0-9]{5}!"
+
+    def both(seed: int) -> tuple[str, str]:
+        whole = chat(client, {"regex": regex}, seed=seed).choices[0]
+        chunks = list(chat(client, {"regex": regex}, seed=seed, stream=True))
+        assert whole.finish_reason == chunks[-1].choices[0].finish_reason == "stop"
+        return whole.message.content, "".join(c.choices[0].delta.content or "" for c in chunks)
+
+    def free(_: int) -> str:
+        settings: Any = {"model": "smol", "messages": CHAT, "temperature": 0, "max_tokens": 16}
+        answer = client.chat.completions.create(**settings)
+        return answer.choices[0].message.content or ""
+
+    alone = free(0)
+    with ThreadPoolExecutor(6) as threads:
+        beside = list(threads.map(free, range(3)))
+        for whole, streamed in threads.map(both, range(3)):
+            assert whole == streamed
+            assert re.fullmatch(regex, whole)
+
+    assert set(beside) == {alone}
+    assert held_after(pair, FREE_SECONDS) == {}
+
+
+def test_choices_of_a_completion(client: openai.OpenAI) -> None:
+    """n=3 of one prompt, each one of the texts."""
+    answer = client.completions.create(
+        model="smol",
+        prompt="The capital of France is",
+        n=3,
+        temperature=1.0,
+        seed=4,
+        extra_body={"structured_outputs": {"choice": [" Paris.", " London.", " Rome."]}},
+    )
+    assert len(answer.choices) == 3
+    for choice in answer.choices:
+        assert choice.text in (" Paris.", " London.", " Rome.")
+        assert choice.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_does_not_compile_is_a_bad_request(
+    client: openai.OpenAI, pair: Stack, stream: bool
+) -> None:
+    """Before a stream has begun, with the field and the worker's words; nothing is left behind."""
+    with pytest.raises(openai.BadRequestError, match="unclosed group") as bad:
+        chat(client, {"regex": "(a"}, stream=stream)
+    assert bad.value.param == "structured_outputs.regex"
+    with pytest.raises(openai.BadRequestError, match="by choice or regex") as bad:
+        chat(client, {"json": {"type": "object"}}, stream=stream)
+    assert bad.value.param == "structured_outputs.json"
+    assert held_after(pair, FREE_SECONDS) == {}

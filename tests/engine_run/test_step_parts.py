@@ -1,5 +1,7 @@
 """Parts of a step that a GPU takes and a CPU can check: tables of angles, products, moments."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -17,7 +19,7 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.moments import PAST, moment
 from tandem.engine.worker.rows import StepRows
-from tandem.engine.worker.staging import StepShape
+from tandem.engine.worker.staging import KEPT_TAILS, StepShape
 
 CPU = torch.device("cpu")
 
@@ -228,15 +230,25 @@ def test_views_are_kept_of_graphs_shapes_alone():
         rows = StepRows(np.array([0]), np.array([0]), np.array([count]), 0, count)
         return stager.stage(rows, rows.ends, rows.index, lambda _: shape)
 
-    def kept_on_the_host():
-        return sum(len(host._tails) for host in stager.staging._hosts)
-
     for count in range(2, 9):
         stage(count, None)
-    assert not stager.staging._tails
-    assert not kept_on_the_host()
+    assert not stager.staging._kept
     shape = StepShape(0, 8, 1)
-    _, second, third = (stage(5, shape) for _ in range(3))
-    assert len(stager.staging._tails) == 1  # once the shape is known
-    assert second.targets is third.targets
-    assert kept_on_the_host() == 3  # one of each buffer
+    first, second, third, fourth = (stage(5, shape) for _ in range(4))
+    assert list(stager.staging._kept) == [shape]
+    _, tail = stager.staging.buffers(shape, keep=True)._tails.values()  # with tables, and without
+    assert first.targets is not second.targets
+    assert second.targets is third.targets is fourth.targets
+    assert len({id(each) for each in tail._here}) == 3  # one of each buffer
+
+
+def test_what_is_kept_of_a_shape_is_bounded():
+    """Sizes of what follows the fields are many where contexts grow: they are let go at once."""
+    batch = InputBatch(16, 4)
+    stager = StepStager(batch, CPU, max_tokens=32, max_len=64, spare_block=9)
+    buffers = stager.staging.buffers(StepShape(4, 0, 0), keep=True)
+    sizes = itertools.islice(itertools.product(range(32), range(5), range(17)), KEPT_TAILS + 9)
+    for wanted, targets, columns in sizes:
+        buffers.tail(wanted, targets, columns)
+        assert 1 <= len(buffers._tails) <= KEPT_TAILS
+    assert len(buffers._tails) == 9

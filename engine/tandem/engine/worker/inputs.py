@@ -19,7 +19,7 @@ from torch import Tensor
 from tandem.engine.attention.base import StepSequences, WantedRows
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.rows import StepRows
-from tandem.engine.worker.staging import Fields, Staging, StepShape
+from tandem.engine.worker.staging import Fields, Staging, StepBuffers, StepShape
 from tandem.kernels.rotary_kv import SlotMapping
 from tandem.protocol.layout import blocks_for
 
@@ -74,21 +74,16 @@ class StepStager:
             max_rows=batch.capacity,
             max_columns=self.columns,
             device=device,
+            graphs=spare_block is not None,
         )
         self._spare = spare_block
         counted = max(max_len, max_tokens + 2 * batch.capacity) + batch.block_size
         self._counting = np.arange(counted + 1)
         self._offsets = self._counting % batch.block_size
-        rows = 2 * batch.capacity if spare_block is not None else 0
-        self._table = torch.zeros(rows, self.columns, dtype=torch.int32, device=device)
-        self._parts: dict[tuple[int, int], Tensor] = {}
-        """Views of it, by rows of graphs and columns."""
         self._in_table: tuple[StepShape, int, bytes] | None = None
-        """Whose blocks ``_table`` holds."""
+        """Whose blocks the table that graphs read holds."""
         self._columns_there = 0
         """How many of each row's."""
-        self._sequences: dict[StepShape, StepSequences] = {}
-        """Of graphs' shapes."""
 
     def stage(
         self, rows: StepRows, wanted: Numbers | None, targets: Numbers, fit: Fit
@@ -105,7 +100,7 @@ class StepStager:
         padded = fit(own) if self._spare is not None else None
         shape = own if padded is None else padded
         host = self.staging.open()
-        fields = host.fields(shape, self.staging.front, keep=padded is not None)
+        buffers = self.staging.buffers(shape, keep=padded is not None)
         columns = self._new_columns(rows, padded)
         ends = self._rows_ending(rows, wanted)
         if padded is not None and shape.chunks:
@@ -114,30 +109,23 @@ class StepStager:
         elif wanted is not None and ends is not None and wanted is not rows.ends:
             wanted = np.concatenate((np.asarray(wanted), ends))
         count = 0 if wanted is None else len(wanted)
-        tail = host.tail(count, len(targets), shape.rows * columns)
-        self._fill(fields, rows, shape)
-        tail.targets[:] = targets
+        tail = buffers.tail(count, len(targets), columns)
+        here, there = tail.here(host), tail.there
+        self._fill(buffers.here(host), rows, shape)
+        here.targets[:] = targets
         if wanted is not None:
-            tail.wanted[:] = wanted
+            here.wanted[:] = wanted
             if shape.decodes > own.decodes:
-                tail.wanted[tail.wanted >= own.decodes] += shape.decodes - own.decodes
+                here.wanted[here.wanted >= own.decodes] += shape.decodes - own.decodes
         if columns:
-            self._fill_table(tail.tables.reshape(shape.rows, columns), rows, shape)
-        self.staging.send(host)
-        there = self.staging.tail(shape, count, len(targets), shape.rows * columns)
+            self._fill_table(here.tables, rows, shape)
+        self.staging.send(host, tail)
         found = None if wanted is None else there.wanted
         if padded is None:
-            tables = there.tables.view(shape.rows, columns)
-            return self._inputs(shape, tables, rows, found, ends, there.targets)
+            return self._inputs(buffers, there.tables, rows, found, ends, there.targets)
         if columns:
-            self._part_of_table(shape.rows, columns).copy_(there.tables.view(shape.rows, columns))
-        return self.views(shape, found, there.targets)
-
-    def _part_of_table(self, rows: int, columns: int) -> Tensor:
-        known = self._parts.get((rows, columns))
-        if known is None:
-            known = self._parts[rows, columns] = self._table[:rows, :columns]
-        return known
+            tail.table.copy_(there.tables)
+        return self._padded(buffers, found, there.targets)
 
     def _new_columns(self, rows: StepRows, padded: StepShape | None) -> int:
         """Columns of the block tables to send: none if a graph has read these very ones before, and
@@ -169,16 +157,18 @@ class StepStager:
 
     def views(self, shape: StepShape, kept: Tensor | None, targets: Tensor) -> StepInputs:
         """A step at the fixed addresses of a graph's ``shape``."""
-        fields = self.staging.fields(shape, keep=True)
-        sequences = self._sequences.get(shape)
+        return self._padded(self.staging.buffers(shape, keep=True), kept, targets)
+
+    def _padded(self, buffers: StepBuffers, kept: Tensor | None, targets: Tensor) -> StepInputs:
+        shape, fields, sequences = buffers.shape, buffers.fields, buffers.sequences
         if sequences is None:
             most = self.columns * self.batch.block_size
-            sequences = self._sequences[shape] = StepSequences(
+            sequences = buffers.sequences = StepSequences(
                 num_decodes=shape.decodes,
                 cu_seqlens_q=fields.cu_seqlens_q,
                 chunk_cu_seqlens_q=fields.chunk_cu_seqlens_q,
                 seq_lens=fields.seq_lens,
-                block_tables=self._table[: shape.rows],
+                block_tables=self.staging.table[: shape.rows],
                 max_query_len=shape.chunk_tokens,
                 max_decode_len=most,
                 max_chunk_len=most,
@@ -194,7 +184,7 @@ class StepStager:
 
     def draws(self, shape: StepShape) -> Tensor:
         """int64 [3, decodes], where a graph of decodes reads it: see ``Fields.draws``."""
-        return self.staging.fields(shape, keep=True).draws.view(3, shape.decodes)
+        return self.staging.buffers(shape, keep=True).fields.draws.view(3, shape.decodes)
 
     def token_ids(self, inputs: StepInputs) -> Tensor:
         """int64 [tokens]; on the device, where drawn tokens are."""
@@ -202,14 +192,14 @@ class StepStager:
 
     def _inputs(
         self,
-        shape: StepShape,
+        buffers: StepBuffers,
         tables: Tensor,
         rows: StepRows,
         wanted: Tensor | None,
         ends: NDArray[np.int64] | None,
         targets: Tensor,
     ) -> StepInputs:
-        fields = self.staging.fields(shape, keep=False)
+        shape, fields = buffers.shape, buffers.fields
         n, lens = shape.decodes, rows.lens
         wanted_rows = None
         if ends is not None:

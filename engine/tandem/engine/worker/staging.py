@@ -17,19 +17,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tandem.engine.attention.base import StepSequences
 from tandem.engine.worker.moments import Moment, moment
 
 A = TypeVar("A")
-K = TypeVar("K")
-V = TypeVar("V")
 
 RING = 3
 """Host buffers: two steps are in flight, a third is being filled."""
 WORD = 8
 """Bytes that every field is aligned to."""
-KNOWN = 4096
-"""Views of one kind that are kept, of graphs' shapes: making one takes 10 us, and such steps repeat
-where others rarely do."""
+KEPT_TAILS = 512
+"""Sizes of what follows a shape's fields whose views are kept."""
 
 
 class StepShape(NamedTuple):
@@ -89,7 +87,7 @@ class Tail(NamedTuple, Generic[A]):
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token the draws become."""
     tables: A
-    """int32 [rows * columns]."""
+    """int32 [rows, columns]: block tables; no columns where the device has them already."""
 
 
 Cut = Callable[[int, int, bool], A]
@@ -116,12 +114,20 @@ def _field_sizes(shape: StepShape) -> tuple[tuple[int, bool], ...]:
 
 
 class Staging:
-    """The buffers. ``open`` one step's host side, fill it, ``send`` it."""
+    """The memory. ``open`` one step's host buffer, fill what its shape's ``buffers`` show of it,
+    ``send`` it."""
 
     def __init__(
-        self, *, max_tokens: int, max_rows: int, max_columns: int, device: torch.device
+        self,
+        *,
+        max_tokens: int,
+        max_rows: int,
+        max_columns: int,
+        device: torch.device,
+        graphs: bool,
     ) -> None:
-        """For steps of at most so many tokens and rows, whose tables have so many columns."""
+        """For steps of at most so many tokens and rows, whose tables have so many columns.
+        ``graphs``: some steps are padded to the shapes of CUDA graphs."""
         shape = StepShape(max_rows, max_tokens, max_rows)
         front = (max_rows + 1) * WORD
         wanted, targets = max_tokens + 2 * max_rows, 2 * max_rows
@@ -129,73 +135,61 @@ class Staging:
         size += (wanted + targets + 3 * max_rows) * 8 + _padded(2 * max_rows * max_columns, False)
         self.device = device
         self.front = front
-        self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
-        whole = self._memory[: size // WORD * WORD]
+        self.memory = torch.zeros(size, dtype=torch.uint8, device=device)
+        """The device buffer."""
+        whole = self.memory[: size // WORD * WORD]
         self.words: Tensor = whole.view(torch.int64)
         """The whole device buffer as int64."""
         self._halves = whole.view(torch.int32)
         self.last_tokens: Tensor = self.words[: max_rows + 1]
         """int64 [rows of the batch, and a spare one]: the token that each drew last."""
-        self._hosts = [_Host(size, self._memory) for _ in range(RING)]
+        rows = 2 * max_rows if graphs else 0
+        self.table: Tensor = torch.zeros(rows, max_columns, dtype=torch.int32, device=device)
+        """int32 [rows, columns]: the block tables that graphs read."""
+        self._hosts = [HostBuffer(turn, size, self.memory) for turn in range(RING)]
         self._turn = 0
-        self._known: dict[StepShape, Fields[Tensor]] = {}
-        self._tails: dict[tuple[StepShape, int, int, int], Tail[Tensor]] = {}
+        self._kept: dict[StepShape, StepBuffers] = {}
 
-    def open(self) -> _Host:
-        """The next host side; its last copy is through."""
+    def open(self) -> HostBuffer:
+        """The next host buffer; its last copy is through."""
         self._turn = (self._turn + 1) % RING
         host = self._hosts[self._turn]
         host.free()
         return host
 
-    def send(self, host: _Host) -> None:
-        """Start the copy of all that was cut from ``host``."""
+    def send(self, host: HostBuffer, tail: StepTail) -> None:
+        """Start the copy of a step's numbers, up to the end of ``tail``."""
         if self.device.type == "cuda":
-            there, here = host.sending(self._memory, self.front)
+            there, here = tail.copy(host)
             there.copy_(here, non_blocking=True)
             host.sent = moment(self.device)
 
-    def fields(self, shape: StepShape, *, keep: bool) -> Fields[Tensor]:
-        """The device's views of a step of ``shape``; ``keep`` remembers them."""
-        known = self._known.get(shape)
+    def buffers(self, shape: StepShape, *, keep: bool) -> StepBuffers:
+        """Where the numbers of a step of ``shape`` are; ``keep`` remembers it, for graphs' shapes.
+        They repeat where others rarely do, and their views take tens of microseconds to make."""
+        known = self._kept.get(shape)
         if known is None:
-            parts, _ = _cut_all(self._tensor, self.front, _field_sizes(shape))
-            known = Fields(*parts)
+            known = StepBuffers(self, shape, kept=keep)
             if keep:
-                self._known[shape] = known
+                self._kept[shape] = known
         return known
 
-    def tail(self, shape: StepShape, wanted: int, targets: int, entries: int) -> Tail[Tensor]:
-        """The device's views of what follows; remembered where the fields' are."""
-        key = (shape, wanted, targets, entries)
-        known = self._tails.get(key)
-        if known is None:
-            first = end_of(shape, self.front)
-            parts, _ = _cut_all(self._tensor, first, _tail_sizes(wanted, targets, entries))
-            known = Tail(*parts)
-            if shape in self._known:
-                _keep(self._tails, key, known)
-        return known
-
-    def _tensor(self, first: int, count: int, wide: bool) -> Tensor:
+    def cut(self, first: int, count: int, wide: bool) -> Tensor:
+        """See Cut; of the device buffer."""
         words, at = (self.words, first // 8) if wide else (self._halves, first // 4)
         return words[at : at + count]
 
 
-class _Host:
-    """One host side, cut into numpy views."""
+class HostBuffer:
+    """One host side of the device buffer: pinned memory, or the same on a CPU."""
 
-    def __init__(self, size: int, device_memory: Tensor) -> None:
+    def __init__(self, turn: int, size: int, device_memory: Tensor) -> None:
         same = device_memory.device.type != "cuda"
+        self.turn = turn
+        """Its place in the ring."""
         self.memory = device_memory if same else torch.zeros(size, dtype=torch.uint8).pin_memory()
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
-        self.used = 0
-        self._keeps = False
-        """Whether this step's shape is one whose views are remembered."""
         self.sent: Moment | None = None
-        self._known: dict[StepShape, tuple[Fields[NDArray[Any]], int]] = {}
-        self._tails: dict[tuple[int, int, int, int], tuple[Tail[NDArray[Any]], int]] = {}
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def free(self) -> None:
         """Wait for the last copy out of here; it was two steps ago."""
@@ -203,56 +197,78 @@ class _Host:
             self.sent.wait()
             self.sent = None
 
-    def fields(self, shape: StepShape, front: int, *, keep: bool) -> Fields[NDArray[Any]]:
-        """Views to fill; ``keep`` remembers them."""
-        known = self._known.get(shape)
-        if known is None:
-            parts, end = _cut_all(self._array, front, _field_sizes(shape))
-            known = Fields(*parts), end
-            if keep:
-                self._known[shape] = known
-        fields, self.used = known
-        self._keeps = keep
-        return fields
-
-    def tail(self, wanted: int, targets: int, entries: int) -> Tail[NDArray[Any]]:
-        """Views to fill, after ``fields``; remembered where those are."""
-        key = (self.used, wanted, targets, entries)
-        known = self._tails.get(key)
-        if known is None:
-            sizes = _tail_sizes(wanted, targets, entries)
-            parts, end = _cut_all(self._array, self.used, sizes)
-            known = Tail(*parts), end
-            if self._keeps:
-                _keep(self._tails, key, known)
-        tail, self.used = known
-        return tail
-
-    def sending(self, device_memory: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """What is used from ``first`` on, there and here."""
-        known = self._copies.get(self.used)
-        if known is None:
-            part = slice(first, self.used)
-            known = device_memory[part], self.memory[part]
-            if self._keeps:
-                _keep(self._copies, self.used, known)
-        return known
-
-    def _array(self, first: int, count: int, wide: bool) -> NDArray[Any]:
+    def cut(self, first: int, count: int, wide: bool) -> NDArray[Any]:
+        """See Cut."""
         dtype = np.dtype(np.int64 if wide else np.int32)
         return self._bytes[first : first + count * dtype.itemsize].view(dtype)
 
 
-def _tail_sizes(wanted: int, targets: int, entries: int) -> tuple[tuple[int, bool], ...]:
-    return ((wanted, True), (targets, True), (entries, False))
+class StepBuffers:
+    """Where steps of one shape have their numbers: views of the device buffer, at addresses that a
+    graph of that shape reads, and of each host buffer, made when it is first its turn."""
+
+    def __init__(self, staging: Staging, shape: StepShape, *, kept: bool) -> None:
+        self.shape = shape
+        self.staging = staging
+        parts, self.end = _cut_all(staging.cut, staging.front, _field_sizes(shape))
+        self.fields: Fields[Tensor] = Fields(*parts)
+        """On the device."""
+        self.sequences: StepSequences | None = None
+        """What attention reads of a graph's step; the same at every replay."""
+        self._here: list[Fields[NDArray[Any]] | None] = [None] * RING
+        self._kept = kept
+        self._tails: dict[tuple[int, int, int], StepTail] = {}
+
+    def here(self, host: HostBuffer) -> Fields[NDArray[Any]]:
+        """The fields to fill."""
+        known = self._here[host.turn]
+        if known is None:
+            parts, _ = _cut_all(host.cut, self.staging.front, _field_sizes(self.shape))
+            known = self._here[host.turn] = Fields(*parts)
+        return known
+
+    def tail(self, wanted: int, targets: int, columns: int) -> StepTail:
+        """What follows the fields, for so many of each."""
+        key = (wanted, targets, columns)
+        known = self._tails.get(key)
+        if known is None:
+            known = StepTail(self, wanted, targets, columns)
+            if self._kept:
+                if len(self._tails) == KEPT_TAILS:
+                    self._tails.clear()
+                self._tails[key] = known
+        return known
 
 
-def _keep(kept: dict[K, V], key: K, value: V) -> None:
-    if len(kept) == KNOWN:
-        kept.clear()
-    kept[key] = value
+class StepTail:
+    """What follows a shape's fields, of one size: views as ``StepBuffers`` has them."""
 
+    def __init__(self, buffers: StepBuffers, wanted: int, targets: int, columns: int) -> None:
+        self._staging, self._first = buffers.staging, buffers.end
+        rows = buffers.shape.rows
+        self._sizes = ((wanted, True), (targets, True), (rows * columns, False))
+        self._tables = (rows, columns)
+        parts, self._end = _cut_all(self._staging.cut, self._first, self._sizes)
+        self.there: Tail[Tensor] = Tail(parts[0], parts[1], parts[2].view(self._tables))
+        """On the device."""
+        self.table: Tensor = self._staging.table[:rows, :columns]
+        """Where graphs read these tables; none without graphs."""
+        self._here: list[Tail[NDArray[Any]] | None] = [None] * RING
+        self._copies: list[tuple[Tensor, Tensor] | None] = [None] * RING
 
-def end_of(shape: StepShape, first: int) -> int:
-    """First byte after the fields of a step of ``shape`` that begin at ``first``."""
-    return first + sum(_padded(*each) for each in _field_sizes(shape))
+    def here(self, host: HostBuffer) -> Tail[NDArray[Any]]:
+        """What is to be filled."""
+        known = self._here[host.turn]
+        if known is None:
+            parts, _ = _cut_all(host.cut, self._first, self._sizes)
+            tables = parts[2].reshape(self._tables)
+            known = self._here[host.turn] = Tail(parts[0], parts[1], tables)
+        return known
+
+    def copy(self, host: HostBuffer) -> tuple[Tensor, Tensor]:
+        """All that a step sends, there and here."""
+        known = self._copies[host.turn]
+        if known is None:
+            part = slice(self._staging.front, self._end)
+            known = self._copies[host.turn] = self._staging.memory[part], host.memory[part]
+        return known

@@ -5,7 +5,7 @@ import torch
 from tests.engine_run.run_driver import GREEDY, Driver
 from tests.engine_run.tiny_models import folder_of, judged
 
-from tandem.engine.sample import Kind
+from tandem.engine.sample import SamplingKind
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
@@ -38,7 +38,7 @@ class UncapturedChoices(ChoiceGraphs):
     def __init__(self, runner) -> None:
         super().__init__()
         self.runner = runner
-        self.replayed: list[Kind] = []
+        self.replayed: list[SamplingKind] = []
 
     def has(self, shape):
         """Of every class of decodes."""
@@ -103,7 +103,7 @@ def generated(driver, asked, at_once=True):
 
 @pytest.mark.parametrize(
     ("params", "kind"),
-    [(GREEDY, Kind.GREEDY), (DRAWN, Kind.DRAWN), (FILTERED, Kind.FILTERED)],
+    [(GREEDY, SamplingKind.GREEDY), (DRAWN, SamplingKind.DRAWN), (FILTERED, SamplingKind.FILTERED)],
     ids=["greedy", "drawn", "filtered"],
 )
 def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
@@ -128,7 +128,9 @@ def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
 def test_rows_that_draw_otherwise_go_through_the_sampler(choosing, asked):
     """One row that draws in another way, or asks for more: no class's choice is taken."""
     made = generated(choosing, asked)
-    alone = {Kind.FILTERED}  # the last steps of the longest prompt, whose row is the only one
+    alone = {
+        SamplingKind.FILTERED
+    }  # the last steps of the longest prompt, whose row is the only one
     assert set(choosing.runner.choices.replayed) <= alone
     choosing.runner.choices = ChoiceGraphs()
     assert made == generated(choosing, asked, at_once=False)

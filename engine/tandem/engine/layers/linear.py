@@ -79,7 +79,7 @@ class Linear:
         return self._product.gated_of_norm(x, norm.weight, norm.eps, rows)
 
 
-class Logits:
+class LMHead:
     """The head's product in float32: bfloat16 logits of 16 and more are eighths, and tie."""
 
     def __init__(self, head: Linear) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.config import ModelFacts
-from tandem.engine.layers.linear import Embedding, Linear, Logits, RMSNorm
+from tandem.engine.layers.linear import Embedding, Linear, LMHead, RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.loader import Weights
 from tandem.engine.models.decoder import MLP, Attention, Decoder, Layer
@@ -60,7 +60,7 @@ class DecoderBuilder:
             embedding=Embedding(table),
             layers=layers,
             norm=norm,
-            head=Logits(Linear(self.plain.hold(head, None))),
+            head=LMHead(Linear(self.plain.hold(head, None))),
             rotary=Rotary(facts, dtype=weights.dtype, device=weights.device),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
         )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem.engine.config import ModelFacts
-from tandem.engine.layers.linear import Embedding, Linear, Logits, RMSNorm
+from tandem.engine.layers.linear import Embedding, Linear, LMHead, RMSNorm
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
 from tandem.engine.quant import Rows
@@ -109,7 +109,7 @@ class Decoder:
     embedding: Embedding
     layers: tuple[Layer, ...]
     norm: RMSNorm
-    head: Logits
+    head: LMHead
     rotary: Rotary
     stream_dtype: torch.dtype
     """Of the residual stream: that of the weights, or float32."""

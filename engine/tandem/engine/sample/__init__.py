@@ -8,16 +8,16 @@ choice, the output position, the purpose and the logits, on nothing else: not on
 worker. Called by tandem.engine.worker's ModelRunner.
 """
 
-from tandem.engine.sample.batch import Kind, SamplingBatch
+from tandem.engine.sample.batch import SamplingBatch, SamplingKind
 from tandem.engine.sample.logprobs import LogprobTensors, prompt_logprobs, score_prompt
 from tandem.engine.sample.sampler import Sampler, SamplerOutput
 
 __all__ = [
-    "Kind",
     "LogprobTensors",
     "Sampler",
     "SamplerOutput",
     "SamplingBatch",
+    "SamplingKind",
     "prompt_logprobs",
     "score_prompt",
 ]

@@ -26,7 +26,7 @@ _ALIGNED = 4
 """Rows that each column has a multiple of, so that every one begins at 16 bytes."""
 
 
-class Kind(IntEnum):
+class SamplingKind(IntEnum):
     """How a row's token is chosen."""
 
     GREEDY = 0
@@ -57,7 +57,7 @@ class SamplingBatch:
         self.frequency = torch.zeros(max_rows)
         self.presence = torch.zeros(max_rows)
         self.kinds: NDArray[np.int8] = np.zeros(max_rows, dtype=np.int8)
-        """A ``Kind`` by row."""
+        """A ``SamplingKind`` by row."""
         self.rules: dict[int, RowRules] = {}
         """Rows whose logits are changed before the choice."""
         self.logprobs: dict[int, int] = {}
@@ -106,7 +106,7 @@ class SamplingBatch:
 
     def remove(self, row: int) -> None:
         """Forget the row. A free row may be removed again."""
-        self.kinds[row] = Kind.GREEDY
+        self.kinds[row] = SamplingKind.GREEDY
         self.rules.pop(row, None)
         self.logprobs.pop(row, None)
 
@@ -166,7 +166,7 @@ class SamplingBatch:
         if params.seed is None:
             raise InvalidParameter("seed", None, "an integer: whoever admits a request gives one")
         filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
-        self.kinds[row] = Kind.FILTERED if filtered else Kind.DRAWN
+        self.kinds[row] = SamplingKind.FILTERED if filtered else SamplingKind.DRAWN
 
 
 def _columns(memory: Tensor, rows: int) -> Columns:

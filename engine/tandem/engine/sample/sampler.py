@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.sample.batch import Kind, SamplingBatch
+from tandem.engine.sample.batch import SamplingBatch, SamplingKind
 from tandem.engine.sample.edits import edit
 from tandem.engine.sample.logprobs import LogprobTensors, score
 from tandem.engine.sample.transfer import counting, index_on
@@ -115,7 +115,9 @@ class Sampler:
         token_ids = _choose(step)
         return SamplerOutput(token_ids, _score(step, token_ids))
 
-    def choose_alike(self, logits: Tensor, kind: Kind, columns: Columns, draws: Tensor) -> Tensor:
+    def choose_alike(
+        self, logits: Tensor, kind: SamplingKind, columns: Columns, draws: Tensor
+    ) -> Tensor:
         """What ``sample`` draws of rows that are all of ``kind``, have no rule and draw one token
         each: int64 [rows]. A CUDA graph can hold it, since nothing comes from the host.
 
@@ -126,10 +128,10 @@ class Sampler:
             draws: int64 [3, rows], dense: row of the batch, choice, output position.
         """
         logits = logits[:, : self.vocab_size]
-        if kind is Kind.GREEDY:
+        if kind is SamplingKind.GREEDY:
             return best(logits)
         each = counting(draws.shape[1], draws.device)
-        return _drawn(logits, columns, draws[0], draws, each, keep_all=kind is Kind.DRAWN)
+        return _drawn(logits, columns, draws[0], draws, each, keep_all=kind is SamplingKind.DRAWN)
 
 
 def _choose(step: _Step) -> Tensor:
@@ -162,11 +164,17 @@ def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
     batch, kinds = step.batch, step.batch.kinds[step.rows]
     ruled = [
         at
-        for at in (np.flatnonzero(kinds == Kind.GREEDY) if batch.rules or batch.masks else ())
+        for at in (
+            np.flatnonzero(kinds == SamplingKind.GREEDY) if batch.rules or batch.masks else ()
+        )
         if batch.edits(int(step.rows[at]), int(step.positions[at]))
     ]
     greedy = np.array(ruled, dtype=np.int64)
-    return greedy, np.flatnonzero(kinds == Kind.DRAWN), np.flatnonzero(kinds == Kind.FILTERED)
+    return (
+        greedy,
+        np.flatnonzero(kinds == SamplingKind.DRAWN),
+        np.flatnonzero(kinds == SamplingKind.FILTERED),
+    )
 
 
 def _whole(step: _Step, part: Numbers) -> bool:

@@ -14,13 +14,13 @@ from functools import partial
 
 from torch import Tensor
 
-from tandem.engine.sample import Kind
+from tandem.engine.sample import SamplingKind
 from tandem.engine.worker.capturing import Captured, captures
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.staging import StepShape
 
-Choose = Callable[[StepShape, Kind, Tensor], Tensor]
+Choose = Callable[[StepShape, SamplingKind, Tensor], Tensor]
 """Tokens [decodes] drawn from a class's hidden states."""
 
 
@@ -28,7 +28,7 @@ class ChoiceGraphs:
     """The captured choices; without ``capture`` there are none."""
 
     def __init__(self) -> None:
-        self._graphs: dict[tuple[StepShape, Kind], Captured] = {}
+        self._graphs: dict[tuple[StepShape, SamplingKind], Captured] = {}
 
     def __len__(self) -> int:
         """How many there are."""
@@ -36,9 +36,9 @@ class ChoiceGraphs:
 
     def has(self, shape: StepShape) -> bool:
         """Whether steps of this class have their choices captured."""
-        return (shape, Kind.GREEDY) in self._graphs
+        return (shape, SamplingKind.GREEDY) in self._graphs
 
-    def replay(self, shape: StepShape, kind: Kind) -> Tensor:
+    def replay(self, shape: StepShape, kind: SamplingKind) -> Tensor:
         """Draw behind the last replay of the step's graph: int64 [decodes], valid until the next
         replay of the same. Parameters are read where ``SamplingBatch.drawing_on`` put them."""
         return self._graphs[shape, kind].replay()
@@ -51,6 +51,6 @@ class ChoiceGraphs:
         with captures("choices", self._graphs, stager.device):
             for shape, hidden in steps.decodes():
                 stager.stage_nothing(shape)
-                for kind in reversed(Kind):
+                for kind in reversed(SamplingKind):
                     run = partial(choose, shape, kind, hidden)
                     self._graphs[shape, kind] = steps.capturing.capture(run)

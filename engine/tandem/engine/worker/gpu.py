@@ -12,7 +12,7 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import SlabAllocator
-from tandem.engine.sample import Kind
+from tandem.engine.sample import SamplingKind
 from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.graphs import step_shapes
 from tandem.engine.worker.profile import (
@@ -120,7 +120,7 @@ def _graph_bytes(
     decodes = [each.decodes for each in shapes if not each.chunks]
     if not decodes:
         return steps
-    choices = len(Kind) * len(decodes) * CHOICE_GRAPH_BYTES
+    choices = len(SamplingKind) * len(decodes) * CHOICE_GRAPH_BYTES
     return steps + choices + choice_bytes(config, runner, device, max(decodes))
 
 

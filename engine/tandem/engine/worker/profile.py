@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.sample import Kind, SamplingBatch, score_prompt
+from tandem.engine.sample import SamplingBatch, SamplingKind, score_prompt
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
@@ -48,7 +48,7 @@ def choice_bytes(
     draws = torch.full((3, count), batch.max_rows, dtype=torch.int64, device=device)
     with _taken(device) as taken:
         logits = runner.model.logits(_random_hidden(config, runner, device, count))
-        runner.sampler.choose_alike(logits, Kind.FILTERED, columns, draws)
+        runner.sampler.choose_alike(logits, SamplingKind.FILTERED, columns, draws)
         del logits
     return taken[0]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import CausalModel, StepContext
-from tandem.engine.sample import Kind, LogprobTensors, Sampler, score_prompt
+from tandem.engine.sample import LogprobTensors, Sampler, SamplingKind, score_prompt
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import StepThreads
@@ -129,7 +129,7 @@ class ModelRunner:
         hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
-    def choose(self, shape: StepShape, kind: Kind, hidden: Tensor) -> Tensor:
+    def choose(self, shape: StepShape, kind: SamplingKind, hidden: Tensor) -> Tensor:
         """A token for each row of a graph's step of decodes, all drawn alike, kept as the rows'
         last ones: int64 [decodes]. What ``choices`` hold."""
         draws, device = self.stager.draws(shape), self.stager.device
@@ -138,7 +138,7 @@ class ModelRunner:
         self.stager.staging.last_tokens.index_copy_(0, draws[0], tokens)
         return tokens
 
-    def _alike(self, rows: StepRows, inputs: StepInputs) -> Kind | None:
+    def _alike(self, rows: StepRows, inputs: StepInputs) -> SamplingKind | None:
         """How every row draws, if a graph holds just that choice."""
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
@@ -146,10 +146,10 @@ class ModelRunner:
         if sampling.rules or sampling.logprobs or sampling.masks:
             return None
         kinds = sampling.kinds[rows.index]
-        return Kind(kinds[0]) if (kinds == kinds[0]).all() else None
+        return SamplingKind(kinds[0]) if (kinds == kinds[0]).all() else None
 
-    def _draw_alike(self, launched: LaunchedStep, shape: StepShape, kind: Kind) -> None:
-        if kind is not Kind.GREEDY:
+    def _draw_alike(self, launched: LaunchedStep, shape: StepShape, kind: SamplingKind) -> None:
+        if kind is not SamplingKind.GREEDY:
             self.batch.sampling.drawing_on(self.stager.device)
         tokens = self.choices.replay(shape, kind)[: len(launched.drawn)]
         launched.tokens = tokens.to("cpu", non_blocking=True)

@@ -52,7 +52,7 @@ class HandOff:
     finished: bool = False
     released: bool = False
     ended: bool = False
-    free: bool = True
+    free: bool = False
 
     @property
     def over(self) -> bool:
@@ -89,11 +89,12 @@ class Chaos:
         first = self.draw.random() < 0.5
         if first:
             consumer.open(each.key, producer.incarnation, budget_ms=3000)
+        each.home, each.target = ([pile.pop() for _ in range(count)] for pile in (homes, targets))
         if producer.admit(each.key, tokens, consumer.incarnation, budget_ms=3000) is not None:
-            each.finished = each.released = True
+            each.finished = True
+            self._release(each)
         if not first:
             consumer.open(each.key, producer.incarnation, budget_ms=3000)
-        each.home, each.target = ([pile.pop() for _ in range(count)] for pile in (homes, targets))
         self.live[each.key] = each
 
     def step(self) -> None:
@@ -105,9 +106,17 @@ class Chaos:
         for worker in self.workers:
             self._take(worker)
         for key in [key for key, each in self.live.items() if each.over]:
-            each = self.live.pop(key)
-            self.spare[id(each.producer)] += each.home
-            self.spare[id(each.consumer)] += each.target
+            del self.live[key]
+
+    def _release(self, each: HandOff) -> None:
+        """P's blocks are the next request's at once, whatever D still does with them."""
+        each.released = True
+        self.spare[id(each.producer)] += each.home
+
+    def _free(self, each: HandOff) -> None:
+        """D's blocks are, too."""
+        each.free = True
+        self.spare[id(each.consumer)] += each.target
 
     def _compute(self, each: HandOff) -> None:
         if each.finished or self.draw.random() < 0.3:
@@ -129,18 +138,20 @@ class Chaos:
             each = self.live[event.key]
             if isinstance(event, events.Released):
                 assert not each.released, f"{event} twice"
-                each.released = True
+                self._release(each)
             elif isinstance(event, events.Ready):
                 each.consumer.service.begin_load(each.key, each.target, 0, event.num_tokens)
             elif isinstance(event, ENDINGS):
                 assert not each.ended, f"{event} is a second ending"
                 each.ended = True
-                each.free = getattr(event, "blocks_free", True)
                 if isinstance(event, events.Loaded):
                     self.loaded += 1
                     assert each.consumer.holds(each.key.request, each.tokens, each.target)
+                if getattr(event, "blocks_free", True):
+                    self._free(each)
             elif isinstance(event, events.BlocksFree):
-                each.free = True
+                assert not each.free, f"{event} twice"
+                self._free(each)
 
     # -- what breaks ----------------------------------------------------------------------------
 

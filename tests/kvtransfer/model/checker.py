@@ -150,6 +150,8 @@ def _must_be_free(world: World, path: list[str]) -> None:
         ("reads", world.reads),
         ("packs", world.packs),
         ("unpacks", world.unpacks),
+        ("tags of copies", world.seen),
+        ("P's tags", world.p_tags._by_key or any(world.p_tags._bytes)),
     ):
         if held:
             raise Counterexample(f"{name} are left: {held}", path)

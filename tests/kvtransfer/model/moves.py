@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from tests.kvtransfer.model.arrivals import d_takes, land, read_fails, unpack
+from tests.kvtransfer.model.blocks import Home, content, copied, home, tables
 from tests.kvtransfer.model.limits import finish_at_p
-from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, P_ADDRESS, TOKEN, Broken, InFlight, Use
+from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, P_ADDRESS, TOKEN, Broken
 from tests.kvtransfer.model.world import World, replaced
 
 from tandem.kvtransfer.handoff import export as p_events
@@ -15,7 +17,7 @@ from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.protocol.errors import FailCause
+from tandem.kvtransfer.memory.blocks import CLEARED
 from tandem.protocol.layout import KVKind
 
 Move = tuple[str, Callable[[World], None]]
@@ -70,11 +72,11 @@ def fair_moves(world: World) -> Iterator[Move]:
     for n in range(len(world.packs)):
         yield f"pack {n}", partial(_pack, n=n)
     for n in range(len(world.unpacks)):
-        yield f"unpack {n}", partial(_unpack, n=n)
+        yield f"unpack {n}", partial(unpack, n=n)
     for n, read in enumerate(world.reads):
-        yield f"land {n}", partial(_land, n=n)
+        yield f"{'end' if read.landed else 'land'} {n}", partial(land, n=n)
         if read.peer != world.p:
-            yield f"dead read {n}", partial(_read_fails, n=n)
+            yield f"dead read {n}", partial(read_fails, n=n)
     for index in range(world.setup.num_keys):
         yield from _engine_moves(world, index)
 
@@ -84,10 +86,11 @@ def _engine_moves(world: World, index: int) -> Iterator[Move]:
     if work.fenced < work.step - 1 and not (work.released and not work.fenced):
         yield f"fence {index}", lambda w: _fence(w, index)
     if world.setup.brisk:
-        if not work.done:
+        if not work.done and _has_room(world, index):
             yield f"compute {index}", lambda w: _compute(w, index)
     elif work.step == 0:
-        yield f"admit {index}", lambda w: _admit(w, index)
+        if _has_room(world, index):
+            yield f"admit {index}", lambda w: _admit(w, index)
     elif not work.done:
         if work.step <= world.setup.num_blocks:
             yield f"launch {index}", lambda w: _launch(w, index)
@@ -99,6 +102,12 @@ def _engine_moves(world: World, index: int) -> Iterator[Move]:
         yield f"open {index}", lambda w: _open(w, index)
     elif use.ready and not use.loading and not use.ended:
         yield f"load {index}", lambda w: _load(w, index)
+
+
+def _has_room(world: World, index: int) -> bool:
+    """Whether P's engine has blocks for the key: those of another are its own only then."""
+    others = range(world.setup.num_keys)
+    return world.setup.home is not Home.REUSED or not any(world.holds(index, n) for n in others)
 
 
 def _faults(world: World) -> Iterator[Fault]:
@@ -115,7 +124,7 @@ def _faults(world: World) -> Iterator[Fault]:
         yield "d counts p as lost", "d counts p as lost", World.d_loses_link
     for n, read in enumerate(world.reads):
         if read.peer == world.p:
-            yield "read fails", f"read fails {n}", partial(_read_fails, n=n)
+            yield "read fails", f"read fails {n}", partial(read_fails, n=n)
     for index in range(world.setup.num_keys):
         yield from _key_faults(world, index)
 
@@ -171,19 +180,20 @@ def _refuse(world: World, index: int) -> None:
 def _launch(world: World, index: int) -> None:
     step = world.work[index].step
     _work(world, index, step=step + 1)
-    _p(world, p_events.Launched(KEYS[index], world.tables(index), step))
+    _p(world, p_events.Launched(KEYS[index], home(world.setup, index), step))
 
 
 def _fence(world: World, index: int) -> None:
     fenced = world.work[index].fenced
     last = fenced == world.setup.num_blocks - 1
-    for kind, table in zip(world.setup.kinds, world.tables(index), strict=True):
-        block, content = table[fenced], table[fenced]
+    for kind, table in zip(world.setup.kinds, home(world.setup, index), strict=True):
+        block = written = table[fenced]
         if kind is KVKind.STATE:  # each chunk overwrites it
             block = table[0]
-            content = block if last else -1
+            written = block if last else -1
         if not world.work[index].released:
-            world.p_blocks = replaced(world.p_blocks, block, (index, content, world.p))
+            what = content(world.setup, index, written, world.p)
+            world.p_blocks = replaced(world.p_blocks, block, what)
     _work(world, index, fenced=fenced + 1)
     _p(world, p_events.Fenced(KEYS[index], fenced + 1))
 
@@ -211,8 +221,10 @@ def _compute(world: World, index: int) -> None:
 def _p_overwrites(world: World, index: int) -> None:
     """A fault of P's engine: a block is written again though it is promised. Whoever writes a block
     clears its tag first."""
-    block = world.tables(index)[0][0]
-    world.p_tags = replaced(world.p_tags, block, None)
+    block = home(world.setup, index)[0][0]
+    tags = copied(world.p_tags)
+    tags._write(block, CLEARED)
+    world.retag(tags)
     world.p_blocks = replaced(world.p_blocks, block, JUNK)
 
 
@@ -257,11 +269,6 @@ def _p_restarts(world: World) -> None:
 # -- D ------------------------------------------------------------------------------------------
 
 
-def _d(world: World, event: d_events.Event) -> None:
-    world.own_d()
-    world.d_does(world.imports.apply(event, NOW))
-
-
 def _use(world: World, index: int, **changes: Any) -> None:
     world.use = replaced(world.use, index, world.use[index]._replace(**changes))
 
@@ -270,83 +277,22 @@ def _open(world: World, index: int) -> None:
     peer = next(iter(world.imports.links), world.p)
     _use(world, index, opened=True, producer=peer)
     up = peer in world.imports.links
-    _d(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct))
+    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct))
 
 
 def _load(world: World, index: int) -> None:
     _use(world, index, loading=True, blocks_free=False)
-    tables = world.tables(index)
-    _d(world, d_events.Load(KEYS[index], tables, world.setup.hit, world.setup.num_blocks))
+    mine = tables(world.setup, index)
+    d_takes(world, d_events.Load(KEYS[index], mine, world.setup.hit, world.setup.num_blocks))
 
 
 def _d_cancels(world: World, index: int) -> None:
-    _d(world, d_events.Cancel(KEYS[index]))
+    d_takes(world, d_events.Cancel(KEYS[index]))
 
 
 def d_deadline(world: World, index: int) -> None:
     """The deadline of D's state passes."""
-    _d(world, d_events.Timeout(KEYS[index]))
-
-
-def _land(world: World, n: int) -> None:
-    """The bytes of a read arrive, whatever lies in the slot at that address by now."""
-    read = world.reads[n]
-    world.reads = world.reads[:n] + world.reads[n + 1 :]
-    if read.slot is None or read.remote_slot is None:
-        _copy_lands(world, read)
-        return
-    world.d_slots = replaced(world.d_slots, read.slot, world.p_slots[read.remote_slot])
-    if not world.setup.strict_slots and world.imports.ring[read.slot].key != read.key:
-        return  # its handle was let go of: the bytes land, and nobody is told
-    _owned_or_quarantined(world, read.slot, read.key)
-    world.own_d()
-    world.d_does(world.imports.read_ended(read.slot, NOW))
-
-
-def _copy_lands(world: World, read: InFlight) -> None:
-    """Bytes of P's blocks, whatever they hold by now, arrive in D's."""
-    use = world.use[KEYS.index(read.key)]
-    if use.ended and use.blocks_free:
-        raise Broken(f"{read} writes blocks that are free")
-    for mine, theirs in zip(read.block_ids, read.remote_blocks, strict=True):
-        world.d_blocks = replaced(world.d_blocks, mine, world.p_blocks[theirs])
-    world.own_d()
-    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
-
-
-def _read_fails(world: World, n: int) -> None:
-    read = world.reads[n]
-    world.reads = world.reads[:n] + world.reads[n + 1 :]
-    if read.slot is None:
-        world.own_d()
-        ended = world.imports.copy_ended(read.key, read.part, NOW, FailCause.PEER, "failed")
-        world.d_does(ended)
-        return
-    _owned_or_quarantined(world, read.slot, read.key)
-    world.own_d()
-    world.d_does(world.imports.read_ended(read.slot, NOW, FailCause.PEER, "failed"))
-
-
-def _owned_or_quarantined(world: World, slot: int, key: object) -> None:
-    held = world.imports.ring[slot]
-    if world.setup.strict_slots and held.key != key:
-        raise Broken(f"a read of {key} ends in slot {slot}, which is {held}")
-
-
-def _unpack(world: World, n: int) -> None:
-    unpack = world.unpacks[n]
-    world.unpacks = world.unpacks[:n] + world.unpacks[n + 1 :]
-    index = KEYS.index(unpack.key)
-    use: Use = world.use[index]
-    if use.ended and use.blocks_free:
-        raise Broken(f"{unpack} writes blocks that are free")
-    (block,) = unpack.block_ids
-    fault = None
-    if unpack.slot is not None:
-        world.d_blocks = replaced(world.d_blocks, block, world.d_slots[unpack.slot])
-    elif world.setup.compares and world.p_tags[block] != world.tag(block):
-        fault = FailCause.IDENTITY
-    _d(world, d_events.Unpacked(unpack.key, unpack.index, fault))
+    d_takes(world, d_events.Timeout(KEYS[index]))
 
 
 def _d_restarts(world: World) -> None:

@@ -22,6 +22,7 @@ from tandem.kvtransfer.handoff.producer import step as p_step
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.link.session import LinkState, Session, Verdict
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import LoadFailed
@@ -111,6 +112,23 @@ class FirstItemOnly(ImportTable):
     """A missing item of another group is counted as complete."""
 
     machine = staticmethod(_first_item_only)
+
+
+class NoClearing(BlockTags):
+    """A tag stays where it is when the lease behind it ends."""
+
+    def clear(self, key: RequestKey) -> None:
+        """Nothing."""
+
+
+class NoSharing(BlockTags):
+    """Who lets go of a block clears its tag, whoever else has leased it."""
+
+    def clear(self, key: RequestKey) -> None:
+        """As if it were the last."""
+        for block, _ in self._by_key.get(key, ()):
+            self._holders[block] = 1
+        super().clear(key)
 
 
 class NoQuarantine(SlotRing):

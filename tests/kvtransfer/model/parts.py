@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from tests.kvtransfer.model.blocks import WINDOW, Home
+
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Action, Millis
@@ -16,6 +18,7 @@ from tandem.kvtransfer.handoff.messages import Message, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
+from tandem.kvtransfer.memory.blocks import BlockTags
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
@@ -31,9 +34,6 @@ ROUTER = b"r" * 16
 KEYS = tuple(RequestKey(ROUTER, name, 0) for name in "ab")
 P_ADDRESS = tuple(Incarnation(f"producer-{n:07d}".encode()) for n in range(4))
 D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
-
-WINDOW = 1
-"""Tokens (and so blocks) that a sliding window keeps."""
 
 
 @lru_cache
@@ -161,8 +161,13 @@ class Setup(NamedTuple):
     """Groups of the layout, each with an item in the manifest."""
     direct: bool = False
     """P's blocks are copied into D's, without slots."""
+    home: Home = Home.OWN
+    """Which of P's blocks keys have."""
+    tags: type[BlockTags] = BlockTags
     compares: bool = True
     """D compares the tags of what it copied (False: a mutation)."""
+    hasty_tags: bool = False
+    """Tags are read before the bytes are (a mutation)."""
 
 
 class Work(NamedTuple):
@@ -200,7 +205,8 @@ class Frame(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A read that is not terminal: of a slot, or (without slots) of blocks."""
+    """A read that is not terminal: of a slot, or (without slots) of blocks, whose bytes land first
+    and whose tags are read at the end."""
 
     slot: int | None
     remote_slot: int | None
@@ -209,3 +215,6 @@ class InFlight(NamedTuple):
     part: int
     block_ids: tuple[int, ...] = ()
     remote_blocks: tuple[int, ...] = ()
+    landed: bool = False
+    seen: tuple[bytes, ...] | None = None
+    """Tags that were read already (of a mutation)."""

@@ -6,6 +6,7 @@ many states it saw (`pytest -s`).
 
 import pytest
 from tests.kvtransfer.model import mutations
+from tests.kvtransfer.model.blocks import Home
 from tests.kvtransfer.model.checker import Counterexample, explore
 from tests.kvtransfer.model.moves import ALL_FAULTS
 from tests.kvtransfer.model.parts import TAKEN, Setup
@@ -98,11 +99,37 @@ def _told(name, found):
                 kinds=(KVKind.FULL, KVKind.WINDOW, KVKind.STATE),
                 direct=True,
                 brisk=True,
-                faults=(*_LINKS, "d cancels", "p overwrites"),
+                faults=("p restarts", "d counts p as lost", "d cancels", "p overwrites"),
             ),
             1,
-            3_000,
+            30_000,
             id="three groups copied, one fault",
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                direct=True,
+                home=Home.REUSED,
+                brisk=True,
+                faults=(*_LINKS, "d cancels", "p's deadline"),
+            ),
+            1,
+            10_000,
+            id="P's blocks are copied and reused",
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                direct=True,
+                home=Home.SHARED,
+                brisk=True,
+                faults=("router cancels", "d cancels", "p's deadline"),
+            ),
+            1,
+            10_000,
+            id="two keys share P's blocks and tags",
         ),
     ],
 )
@@ -142,6 +169,40 @@ def test_the_walks_take_nearly_every_rule_of_the_tables():
         ),
         pytest.param(
             Setup(num_blocks=2, direct=True, faults=ALL_FAULTS), 2, id="two copies, two faults"
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=2,
+                kinds=(KVKind.FULL, KVKind.WINDOW, KVKind.STATE),
+                direct=True,
+                brisk=True,
+                faults=(*_LINKS, "d cancels", "p overwrites", "read fails", "p's deadline"),
+            ),
+            2,
+            id="three groups copied, two faults",
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                direct=True,
+                home=Home.REUSED,
+                faults=(*_LINKS, "d cancels", "p's deadline"),
+            ),
+            2,
+            id="P's blocks are copied and reused, two faults",
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=2,
+                direct=True,
+                home=Home.SHARED,
+                brisk=True,
+                faults=(*_LINKS, "router cancels", "d cancels", "p's deadline"),
+            ),
+            1,
+            id="two keys share P's blocks and tags, two parts",
         ),
         pytest.param(
             Setup(num_blocks=2, kinds=(KVKind.FULL, KVKind.STATE), faults=ALL_FAULTS),
@@ -193,14 +254,32 @@ def test_the_same_holds_further_out(setup, faults):
         ),
         pytest.param(
             Setup(
+                num_keys=2,
                 num_blocks=1,
                 direct=True,
-                compares=False,  # else the tags, which P clears, keep D from it
+                home=Home.SHARED,  # the tag of a block comes back with the next lease of it
+                brisk=True,
                 imports=mutations.NoCommit,
-                faults=("p counts d as lost",),
+                faults=("p's deadline",),
             ),
             1,
             id="the commit check of copies",
+        ),
+        pytest.param(
+            Setup(
+                num_blocks=1,
+                direct=True,
+                session=mutations.NoIncarnation,
+                closed_ears=False,
+                faults=("p restarts",),
+            ),
+            1,
+            id="the incarnation check of copies",
+        ),
+        pytest.param(
+            Setup(num_blocks=1, direct=True, hasty_tags=True, faults=("p overwrites",)),
+            1,
+            id="the order of bytes and tags",
         ),
         pytest.param(
             Setup(num_blocks=1, direct=True, compares=False, faults=("p overwrites",)),
@@ -264,6 +343,25 @@ def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
             1,
             "writes blocks that are free",
             id="the end of a copy",
+        ),
+        pytest.param(
+            Setup(num_blocks=1, direct=True, tags=mutations.NoClearing),
+            0,
+            "is free with its tag on",
+            id="the clearing of tags",
+        ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                direct=True,
+                home=Home.SHARED,
+                brisk=True,
+                tags=mutations.NoSharing,
+            ),
+            0,
+            "is leased without its tag",
+            id="the sharing of tags",
         ),
     ],
 )

@@ -7,6 +7,7 @@ are left out on purpose: the protocol alone must keep junk away from the engine.
 
 from __future__ import annotations
 
+from tests.kvtransfer.model.blocks import content, copied, home, needed, sign, tag, total
 from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
 from tests.kvtransfer.model.parts import (
     D_ADDRESS,
@@ -17,7 +18,6 @@ from tests.kvtransfer.model.parts import (
     P_ADDRESS,
     TERMS,
     WELCOME,
-    WINDOW,
     Broken,
     Frame,
     InFlight,
@@ -33,13 +33,14 @@ from tandem.kvtransfer.handoff.actions import Action, Pack, Read, Send, Tag, Tel
 from tandem.kvtransfer.handoff.export import Asked
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.handoff.pull import Told
 from tandem.kvtransfer.handoff.slots import SlotState
+from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags
 from tandem.link.session import LinkState, Session, Verdict
-from tandem.protocol.ids import Incarnation
+from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import LoadFailed, Released
-from tandem.protocol.layout import KVKind
 from tandem.protocol.link import Header, read_header
 from tandem.protocol.messages import Hello, Reset
 
@@ -109,7 +110,8 @@ class World:
             self.reads,
             self.unpacks,
             self.p_blocks,
-            self.p_tags,
+            self.p_tags_sign,
+            self.seen,
             self.p_slots,
             self.d_slots,
             self.d_blocks,
@@ -142,8 +144,8 @@ class World:
         self.p_session = None
         self.packs: tuple[Pack, ...] = ()
         self.work: tuple[Work, ...] = (Work(),) * setup.num_keys
-        self.p_blocks: tuple[object, ...] = (JUNK,) * self.total
-        self.p_tags: tuple[object, ...] = (None,) * self.total
+        self.p_blocks: tuple[object, ...] = (JUNK,) * total(setup)
+        self.retag(setup.tags(total(setup) if setup.direct else 0))
         self.p_slots: tuple[object, ...] = (JUNK,) * setup.send_slots
 
     def new_consumer(self) -> None:
@@ -158,7 +160,9 @@ class World:
         self.unpacks: tuple[Unpack, ...] = ()
         self.use: tuple[Use, ...] = (Use(),) * setup.num_keys
         self.d_slots: tuple[object, ...] = (JUNK,) * setup.receive_slots
-        self.d_blocks: tuple[object, ...] = (JUNK,) * self.total
+        self.d_blocks: tuple[object, ...] = (JUNK,) * total(setup)
+        self.seen: tuple[tuple[RequestKey, int, tuple[bytes, ...]], ...] = ()
+        """Tags of copies that are to be checked, by key and part."""
 
     # -- network ------------------------------------------------------------------------------
 
@@ -256,11 +260,14 @@ class World:
             elif isinstance(action, Pack):
                 self.packs = (*self.packs, action)
             elif isinstance(action, Tag):
-                for block in action.block_ids:
-                    self.p_tags = replaced(self.p_tags, block, self.tag(block))
+                tags = copied(self.p_tags)
+                for at, block in enumerate(action.block_ids, action.first):
+                    tags.set(action.key, block, tag(self.setup, action.key, action.group, at))
+                self.retag(tags)
             elif isinstance(action, Untag):
-                for block in self.blocks(KEYS.index(action.key)):
-                    self.p_tags = replaced(self.p_tags, block, None)
+                tags = copied(self.p_tags)
+                tags.clear(action.key)
+                self.retag(tags)
             elif isinstance(action, Tell):
                 self._p_hears(action.event)
         for slot in range(len(self.p_slots)):  # a free slot is anybody's to overwrite
@@ -276,10 +283,12 @@ class World:
         if not work.done or work.released:
             raise Broken(f"{event.key} is released {'twice' if work.released else 'too early'}")
         self.work = replaced(self.work, index, work._replace(released=True))
-        for block in self.blocks(index):  # the engine reuses them at once
-            if self.p_tags[block] is not None:
+        if any(self.holds(index, other) for other in range(self.setup.num_keys)):
+            return
+        for block in (block for table in home(self.setup, index) for block in table):
+            if self.setup.direct and self.p_tags.read(block) != CLEARED:
                 raise Broken(f"block {block} is free with its tag on")
-            self.p_blocks = replaced(self.p_blocks, block, JUNK)
+            self.p_blocks = replaced(self.p_blocks, block, JUNK)  # it is reused at once
 
     def d_does(self, actions: list[Action]) -> None:
         for action in actions:
@@ -295,6 +304,7 @@ class World:
                     action.index,
                     action.block_ids,
                     action.remote_blocks,
+                    seen=self.tags_of(action.remote_blocks) if self.setup.hasty_tags else None,
                 )
                 self.reads = (*self.reads, read)
             elif isinstance(action, Unpack):
@@ -331,40 +341,35 @@ class World:
     def _must_be_right(self, index: int, use: Use) -> None:
         if finish_at_p(self.setup) is not None:
             raise Broken("loaded although token 1 ended it")
-        for block in self.needed(index):
-            if self.d_blocks[block] != (index, block, use.producer):
-                raise Broken(f"D uses {self.d_blocks[block]} as block {block} of key {index}")
+        for mine, theirs in needed(self.setup, index):
+            if self.d_blocks[mine] != content(self.setup, index, theirs, use.producer):
+                raise Broken(f"D uses {self.d_blocks[mine]} as block {theirs} of key {index}")
 
-    @property
-    def total(self) -> int:
-        """Blocks of either side."""
-        return self.setup.num_keys * self.setup.num_blocks * len(self.setup.kinds)
+    def holds(self, index: int, other: int) -> bool:
+        """Whether P's engine or lease still has blocks of key ``index`` for the key ``other``."""
+        work = self.work[other]
+        same = home(self.setup, other) == home(self.setup, index)
+        return same and bool(work.step) and not work.released
 
-    def blocks(self, index: int) -> range:
-        """The blocks of a key, the same numbers on both sides."""
-        each = self.setup.num_blocks * len(self.setup.kinds)
-        return range(index * each, (index + 1) * each)
+    def retag(self, tags: BlockTags) -> None:
+        """P's tags are now these, which nobody changes any more: worlds share them."""
+        self.p_tags, self.p_tags_sign = tags, sign(tags)
 
-    def tables(self, index: int) -> tuple[tuple[int, ...], ...]:
-        """The blocks of a key by group."""
-        blocks, size = self.blocks(index), self.setup.num_blocks
-        starts = range(0, len(blocks), size)
-        return tuple(tuple(blocks[start : start + size]) for start in starts)
+    def tags_of(self, blocks: tuple[int, ...]) -> tuple[bytes, ...]:
+        """P's, as they are now."""
+        return tuple(self.p_tags.read(block) for block in blocks)
 
-    def needed(self, index: int) -> list[int]:
-        """What D cannot go on without, by the meaning of each kind and not by the manifest."""
-        needed: list[int] = []
-        hit, last = self.setup.hit, self.setup.num_blocks - WINDOW
-        for kind, table in zip(self.setup.kinds, self.tables(index), strict=True):
-            if kind is KVKind.STATE:
-                needed.append(table[0])
-            else:
-                needed += table[max(hit, last) if kind is KVKind.WINDOW else hit :]
-        return needed
-
-    def tag(self, block: int) -> object:
-        """What a block's tag must be: the same in every process, as a hash is."""
-        return "tag", block
+    def must_have_tags(self, read: InFlight, seen: tuple[bytes, ...]) -> None:
+        """A copy of what is leased, and not overwritten, is not refused."""
+        export = self.exports.exports.get(read.key)
+        if export is None or export.state in ENDED or read.peer != self.p:
+            return
+        index = KEYS.index(read.key)
+        part = next(each for each in export.out if each.index == read.part)
+        for at, (block, found) in enumerate(zip(read.remote_blocks, seen, strict=True), part.start):
+            written = self.p_blocks[block] == content(self.setup, index, block, self.p)
+            if written and found != tag(self.setup, read.key, part.group, at):
+                raise Broken(f"block {block} of {read.key} is leased without its tag")
 
 
 def _copied(session: Session | None) -> Session | None:

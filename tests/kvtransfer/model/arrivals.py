@@ -1,0 +1,108 @@
+"""What comes to D in a world, and how it is checked: reads, copies, unpacks."""
+
+from __future__ import annotations
+
+from tests.kvtransfer.model.blocks import hashes
+from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, Use
+from tests.kvtransfer.model.world import World, replaced
+
+from tandem.kvtransfer.handoff import pull as d_events
+from tandem.kvtransfer.handoff.actions import Unpack
+from tandem.kvtransfer.mover.identity import fault_of_copy
+from tandem.protocol.errors import FailCause
+
+
+def d_takes(world: World, event: d_events.Event) -> None:
+    """Something happens to D."""
+    world.own_d()
+    world.d_does(world.imports.apply(event, NOW))
+
+
+def land(world: World, n: int) -> None:
+    """The bytes of a read arrive, whatever lies in the slot at that address by now."""
+    read = world.reads[n]
+    if read.slot is None or read.remote_slot is None:
+        if read.landed:
+            _copy_ends(world, n)
+        else:
+            _copy_lands(world, n)
+        return
+    world.reads = world.reads[:n] + world.reads[n + 1 :]
+    world.d_slots = replaced(world.d_slots, read.slot, world.p_slots[read.remote_slot])
+    if not world.setup.strict_slots and world.imports.ring[read.slot].key != read.key:
+        return  # its handle was let go of: the bytes land, and nobody is told
+    _owned_or_quarantined(world, read.slot, read.key)
+    world.own_d()
+    world.d_does(world.imports.read_ended(read.slot, NOW))
+
+
+def _copy_lands(world: World, n: int) -> None:
+    """Bytes of P's blocks, whatever they hold by now, arrive in D's."""
+    read = world.reads[n]
+    use = world.use[KEYS.index(read.key)]
+    if use.ended and use.blocks_free:
+        raise Broken(f"{read} writes blocks that are free")
+    for mine, theirs in zip(read.block_ids, read.remote_blocks, strict=True):
+        world.d_blocks = replaced(world.d_blocks, mine, world.p_blocks[theirs])
+    world.reads = replaced(world.reads, n, read._replace(landed=True))
+
+
+def _copy_ends(world: World, n: int) -> None:
+    """The tags are read, whatever they are by now, and the copy is terminal."""
+    read = world.reads[n]
+    world.reads = world.reads[:n] + world.reads[n + 1 :]
+    seen = read.seen
+    if seen is None:
+        seen = world.tags_of(read.remote_blocks)
+        world.must_have_tags(read, seen)
+    before = len(world.unpacks)
+    world.own_d()
+    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
+    if len(world.unpacks) > before:
+        world.seen = (*world.seen, (read.key, read.part, seen))
+
+
+def read_fails(world: World, n: int) -> None:
+    """The transport gives a read up for good."""
+    read = world.reads[n]
+    world.reads = world.reads[:n] + world.reads[n + 1 :]
+    if read.slot is None:
+        world.own_d()
+        ended = world.imports.copy_ended(read.key, read.part, NOW, FailCause.PEER, "failed")
+        world.d_does(ended)
+        return
+    _owned_or_quarantined(world, read.slot, read.key)
+    world.own_d()
+    world.d_does(world.imports.read_ended(read.slot, NOW, FailCause.PEER, "failed"))
+
+
+def _owned_or_quarantined(world: World, slot: int, key: object) -> None:
+    held = world.imports.ring[slot]
+    if world.setup.strict_slots and held.key != key:
+        raise Broken(f"a read of {key} ends in slot {slot}, which is {held}")
+
+
+def unpack(world: World, n: int) -> None:
+    """D checks what has come, and copies it from its slot, if it lies in one."""
+    todo = world.unpacks[n]
+    world.unpacks = world.unpacks[:n] + world.unpacks[n + 1 :]
+    index = KEYS.index(todo.key)
+    use: Use = world.use[index]
+    if use.ended and use.blocks_free:
+        raise Broken(f"{todo} writes blocks that are free")
+    (block,) = todo.block_ids
+    fault = None
+    if todo.slot is not None:
+        world.d_blocks = replaced(world.d_blocks, block, world.d_slots[todo.slot])
+    else:
+        fault = _check(world, todo)
+    d_takes(world, d_events.Unpacked(todo.key, todo.index, fault))
+    if fault is not None and world.use[index].ended in ("", "Loaded"):
+        raise Broken(f"{todo.key} goes on with the tag of another")
+
+
+def _check(world: World, todo: Unpack) -> FailCause | None:
+    (found,) = [each for each in world.seen if each[:2] == (todo.key, todo.index)]
+    world.seen = tuple(each for each in world.seen if each is not found)
+    fault = fault_of_copy(todo, found[2], hashes(world.setup), BLOCK)
+    return fault[0] if fault is not None and world.setup.compares else None

@@ -1,0 +1,96 @@
+"""Where KV lies in a world: the block tables of both ends, what a block must hold, and P's tags."""
+
+from __future__ import annotations
+
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from tandem.kvtransfer.memory.blocks import BlockTags, tag_of
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.layout import KVKind
+
+if TYPE_CHECKING:
+    from tests.kvtransfer.model.parts import Setup
+
+WINDOW = 1
+"""Tokens (and so blocks) that a sliding window keeps."""
+
+
+class Home(Enum):
+    """Which blocks of P the keys have. D's are always their own."""
+
+    OWN = "own"
+    """Each key its own."""
+    REUSED = "reused"
+    """All the same ones, of which a key gets what the one before it has let go of."""
+    SHARED = "shared"
+    """All the same ones at once, as the keys have one prompt, whose blocks have hashes."""
+
+
+def total(setup: Setup) -> int:
+    """Blocks of either side."""
+    return setup.num_keys * setup.num_blocks * len(setup.kinds)
+
+
+@lru_cache
+def tables(setup: Setup, index: int) -> tuple[tuple[int, ...], ...]:
+    """D's blocks of a key, by group."""
+    size, groups = setup.num_blocks, len(setup.kinds)
+    starts = range(index * size * groups, (index + 1) * size * groups, size)
+    return tuple(tuple(range(start, start + size)) for start in starts)
+
+
+def home(setup: Setup, index: int) -> tuple[tuple[int, ...], ...]:
+    """P's blocks of a key, by group."""
+    return tables(setup, index if setup.home is Home.OWN else 0)
+
+
+def content(setup: Setup, index: int, block: int, producer: Incarnation) -> tuple[object, ...]:
+    """What the block at P holds when it is written: the same for keys of one prompt."""
+    return (0 if setup.home is Home.SHARED else index, block, producer)
+
+
+@lru_cache
+def needed(setup: Setup, index: int) -> tuple[tuple[int, int], ...]:
+    """D's and P's blocks that D cannot go on without, by what each kind means and not by the
+    manifest."""
+    found: list[tuple[int, int]] = []
+    hit, last = setup.hit, setup.num_blocks - WINDOW
+    here, there = tables(setup, index), home(setup, index)
+    for kind, mine, theirs in zip(setup.kinds, here, there, strict=True):
+        pairs = list(zip(mine, theirs, strict=True))
+        if kind is KVKind.STATE:
+            found.append(pairs[0])
+        else:
+            found += pairs[max(hit, last) if kind is KVKind.WINDOW else hit :]
+    return tuple(found)
+
+
+@lru_cache
+def hashes(setup: Setup) -> tuple[BlockHash, ...]:
+    """Of the one prompt that keys share; else tags are the keys' own."""
+    count = setup.num_blocks if setup.home is Home.SHARED else 0
+    return tuple(BlockHash(bytes([n + 1]) * 16) for n in range(count))
+
+
+@lru_cache
+def tag(setup: Setup, key: RequestKey, group: int, index: int) -> bytes:
+    """What both ends say that a block's tag must be."""
+    return tag_of(key, group, index, hashes(setup))
+
+
+def copied(tags: BlockTags) -> BlockTags:
+    """Independent tags in the same state."""
+    other = type(tags)(0)
+    other._bytes = tags._bytes[:]
+    other._by_key = {key: list(each) for key, each in tags._by_key.items()}
+    other._holders = dict(tags._holders)
+    return other
+
+
+def sign(tags: BlockTags) -> tuple[object, ...]:
+    """A hashable value, equal for tags that behave alike: what a key has set follows from how much
+    it was."""
+    set_by = tuple((key, len(each)) for key, each in sorted(tags._by_key.items()))
+    return bytes(tags._bytes), set_by, tuple(sorted(tags._holders.items()))

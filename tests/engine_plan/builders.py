@@ -120,7 +120,7 @@ class Harness:
         """One step, its outputs recorded."""
         result = self.core.step()
         for _, outputs, failed in result.by_router():
-            self.outputs += outputs
+            self.outputs += [each for each in outputs if isinstance(each, EngineCoreOutput)]
             self.failed += failed
         self.refused += [each for told in result.refused.values() for each in told]
         if result.blocks is not None:

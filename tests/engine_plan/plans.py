@@ -3,6 +3,7 @@
 from tests.engine_plan.builders import Harness, params_of
 
 from tandem.engine.step import SchedulerOutput
+from tandem.protocol.outputs import EngineCoreOutput
 
 
 def next_plan(harness: Harness) -> SchedulerOutput:
@@ -12,7 +13,9 @@ def next_plan(harness: Harness) -> SchedulerOutput:
     output = harness.executor.execute(plan).result()
     harness.core.scheduler.settle(output)
     outputs, _ = harness.core.scheduler.outbox.take()
-    harness.outputs += [each for batch in outputs.values() for each in batch]
+    harness.outputs += [
+        each for batch in outputs.values() for each in batch if isinstance(each, EngineCoreOutput)
+    ]
     return plan
 
 

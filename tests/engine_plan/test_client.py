@@ -22,6 +22,7 @@ from tandem.protocol.errors import (
     RequestFailed,
     RequestRefused,
 )
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 
 WAIT = 20.0
@@ -57,6 +58,7 @@ async def tokens_of(client: InprocClient, request: EngineCoreRequest) -> dict[in
     found: dict[int, list[int]] = {}
     async with asyncio.timeout(WAIT):
         async for output in client.stream(request):
+            assert isinstance(output, EngineCoreOutput)
             mine = found.setdefault(output.choice, [])
             assert output.position == len(mine)
             mine += output.token_ids

@@ -12,6 +12,8 @@ from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import PooledOutput
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
@@ -27,6 +29,8 @@ class CPUEngine:
         self.executor = executor if executor is not None else UniProcExecutor()
         self.core = EngineCore.launch(config, self.executor)
         self._numbers = itertools.count()
+        self.pooled: dict[str, PooledOutput] = {}
+        """Vectors by request."""
 
     def add(self, prompt: Sequence[int], count: int, params: SamplingParams = GREEDY) -> RequestKey:
         """A request for exactly ``count`` tokens; its key."""
@@ -38,12 +42,25 @@ class CPUEngine:
         assert refusal is None, refusal
         return key
 
+    def pool(self, prompt: Sequence[int], params: PoolingParams) -> RequestKey:
+        """A request for a vector; its key."""
+        key = RequestKey(ROUTER, f"r{next(self._numbers)}", 0)
+        request = EngineCoreRequest(
+            key=key, prompt_token_ids=list(prompt), params=NO_SAMPLING, pooling=params
+        )
+        refusal = self.core.add(request)
+        assert refusal is None, refusal
+        return key
+
     def run(self) -> dict[str, list[int]]:
         """Steps until nothing is left; tokens by request."""
         made: dict[str, list[int]] = {}
         while self.core.has_work:
             for outputs in self.core.step().outputs.values():
                 for each in outputs:
+                    if isinstance(each, PooledOutput):
+                        self.pooled[each.request] = each
+                        continue
                     made.setdefault(each.request, []).extend(each.token_ids)
         return made
 

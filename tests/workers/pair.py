@@ -57,7 +57,7 @@ class Half:
         """One turn of the loop."""
         said = self.core.step()
         for _, outputs, failed in said.by_router():
-            self.outputs += outputs
+            self.outputs += [each for each in outputs if isinstance(each, EngineCoreOutput)]
             self.failed += failed
         self.refused += [each for told in said.refused.values() for each in told]
 

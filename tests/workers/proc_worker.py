@@ -22,6 +22,7 @@ from tandem.protocol.messages import (
     Frame,
     Submit,
 )
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.worker.engine_proc import EngineCoreProc
 from tandem.worker.handoff import NoHandoff
@@ -106,6 +107,7 @@ def frames(router: Router, name: str) -> tuple[list[int], Frame]:
         frame = router.hear(Frame)
         assert isinstance(frame, Frame)
         for output in frame.outputs:
+            assert isinstance(output, EngineCoreOutput)
             assert output.request == name
             assert output.position == len(tokens)
             tokens += output.token_ids

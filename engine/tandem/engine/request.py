@@ -21,6 +21,7 @@ from tandem.engine.step import NewSequence, SeqId
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.pooling import PoolingType
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 
@@ -134,7 +135,8 @@ class Request:
         max_len: int,
         block_hashes: list[BlockHash],
     ) -> None:
-        """``choices`` are drawn at the end of the prefill, the first stays with this Request."""
+        """``choices`` are drawn at the end of the prefill, the first stays with this Request; a
+        request that is pooled draws none, and waits for its vector as others for a token."""
         params = group.source.params
         eos = () if params.ignore_eos else group.source.eos_token_ids
         key = group.source.key
@@ -142,7 +144,7 @@ class Request:
         self.group = group
         self.request_id, self.attempt, self.router = key.request, key.attempt, key.router
         self.choice = choices[0]
-        self.choices = choices
+        self.choices = choices if group.source.pooling is None else ()
         self.own_choice = (choices[0],)
         self.order = order
         self.params: SamplingParams = params
@@ -158,7 +160,7 @@ class Request:
         """Tokens that planned steps will draw, not yet known here."""
         self.max_len = max_len
         """Prompt and output end here: by max_tokens or by the context."""
-        ends_with_first = len(choices) > 1 or isinstance(group.source.kv, Produce)
+        ends_with_first = len(self.choices) != 1 or isinstance(group.source.kv, Produce)
         self.plan_limit = self.num_prefill + 1 if ends_with_first else max_len
         """No step is planned when known and pending tokens are this many."""
         self.enders: Container[int] = frozenset(eos) | frozenset(params.stop_token_ids)
@@ -239,8 +241,12 @@ class Request:
     @property
     def max_cached_tokens(self) -> int:
         """Tokens that may come from the prefix cache: at least one is computed for its logits,
-        and prompt logprobs need the logits of each position that is still missing."""
+        and prompt logprobs need the logits of each position that is still missing. A mean is one
+        over hidden states, which no cache has."""
         limit = len(self.token_ids) - 1
+        pooling = self.group.source.pooling
+        if pooling is not None and pooling.pooling_type == PoolingType.MEAN:
+            return 0
         if self.prompt_logprobs is not None:
             return min(limit, len(self.prompt_logprobs) - 1)
         return limit
@@ -266,4 +272,5 @@ class Request:
             choice=self.choice,
             eos_token_ids=self.group.source.eos_token_ids,
             block_ids=self.block_ids.copy(),
+            pooling=self.group.source.pooling,
         )

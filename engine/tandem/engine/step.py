@@ -11,6 +11,7 @@ import msgspec
 
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 
 SeqId = NewType("SeqId", int)
@@ -33,6 +34,8 @@ class NewSequence:
     """Masked until ``min_tokens`` (unless ``ignore_eos``)."""
     block_ids: list[int]
     """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
+    pooling: PoolingParams | None = None
+    """Its prompt is pooled, and it draws nothing."""
 
 
 class BlockLoad(msgspec.Struct, frozen=True, gc=False):
@@ -136,6 +139,8 @@ class ModelRunnerOutput:
     this step's logits predict; the scheduler joins the chunks."""
     transfers: TransferReport | None = None
     """None where no load has ended since the last result."""
+    pooled: dict[SeqId, bytes] = field(default_factory=dict)
+    """Vectors of prompts that ended in the step and are pooled: see ``PooledOutput.values``."""
 
 
 class FenceDone:

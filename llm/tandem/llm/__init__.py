@@ -12,13 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem.llm.offline import LLM
-    from tandem.llm.outputs import RequestOutput
+    from tandem.llm.outputs import EmbeddingRequestOutput, RequestOutput
+    from tandem.protocol.pooling import PoolingParams
     from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "LLM",
+    "EmbeddingRequestOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 _HOMES = {
     "LLM": "tandem.llm.offline",
+    "EmbeddingRequestOutput": "tandem.llm.outputs",
+    "PoolingParams": "tandem.protocol.pooling",
     "RequestOutput": "tandem.llm.outputs",
     "SamplingParams": "tandem.protocol.sampling",
     "StructuredOutputsParams": "tandem.protocol.sampling",

@@ -13,8 +13,15 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
+
 from tandem.llm.beside import IN_LOOP, Beside, weight
-from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.llm.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+)
 from tandem.llm.sampling import defaults_of, params_from
 from tandem.protocol.card import ModelCard
 from tandem.protocol.client import EngineCoreClient
@@ -22,7 +29,8 @@ from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
@@ -172,6 +180,27 @@ class AsyncLLM:
         async with aclosing(self.stream(prepared)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def embed(
+        self, prompt: PromptLike, params: PoolingParams | None = None
+    ) -> EmbeddingRequestOutput:
+        """The prompt's vector, through the same queue and steps as tokens.
+
+        Raises as ``prepare`` and ``stream`` do; cancelling it aborts the request.
+        """
+        pooling = (params if params is not None else PoolingParams()).verify()
+        prepared = await self.prepare(prompt, NO_SAMPLING)
+        request = msgspec.structs.replace(prepared.processed.request, pooling=pooling)
+        source = self._client.stream(request)
+        async with aclosing(cast("AsyncGenerator[EngineOutput, None]", source)) as outputs:
+            async for output in outputs:
+                if isinstance(output, PooledOutput):
+                    return EmbeddingRequestOutput(
+                        prompt_token_ids=request.prompt_token_ids,
+                        outputs=EmbeddingOutput(output.vector),
+                        num_cached_tokens=output.num_cached_tokens,
+                    )
+        raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; a long one is tokenized beside the event loop."""

@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM, Params, PreparedRequest
-from tandem.llm.outputs import RequestOutput
+from tandem.llm.outputs import EmbeddingRequestOutput, RequestOutput
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.protocol.pooling import PoolingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import PromptLike
@@ -92,6 +93,16 @@ class LLMEngine:
         prepared = self._llm.prepare_chat(messages, params, request_id, options=options, chat=chat)
         self._start(self._call(prepared))
 
+    def embed(
+        self, prompts: Sequence[PromptLike], params: PoolingParams | None, *, at_once: int
+    ) -> list[EmbeddingRequestOutput]:
+        """Vectors of ``prompts`` in their order, ``at_once`` of them in the engine at a time.
+
+        Raises InvalidParameter, what the first one failed with, and RequestFailed when one took
+        ``STEP_SECONDS``; then nothing of the batch goes on.
+        """
+        return self._call(self._embed_all(prompts, params, at_once), timeout=None)
+
     def step(self, timeout: float = STEP_SECONDS) -> list[RequestOutput]:
         """Wait for outputs and return all that are there, in the order in which they came.
 
@@ -146,6 +157,28 @@ class LLMEngine:
     def _start(self, prepared: PreparedRequest) -> None:
         task = self._call(_spawn(self._follow(prepared)))
         self._running[prepared.request_id] = _Running(prepared, task)
+
+    async def _embed_all(
+        self, prompts: Sequence[PromptLike], params: PoolingParams | None, at_once: int
+    ) -> list[EmbeddingRequestOutput]:
+        seats = asyncio.Semaphore(at_once)
+
+        async def one(prompt: PromptLike) -> EmbeddingRequestOutput:
+            async with seats:
+                try:
+                    async with asyncio.timeout(STEP_SECONDS):
+                        return await self._llm.embed(prompt, params)
+                except TimeoutError:
+                    message = f"no vector for {STEP_SECONDS:g} s"
+                    raise RequestFailed(FailCause.TIMEOUT, message) from None
+
+        tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self, prepared: PreparedRequest) -> None:
         """Carry one request to its end, in the loop."""

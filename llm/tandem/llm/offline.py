@@ -21,11 +21,12 @@ import msgspec
 
 from tandem.llm.async_llm import AsyncLLM, Params
 from tandem.llm.llm_engine import LLMEngine
-from tandem.llm.outputs import RequestOutput
+from tandem.llm.outputs import EmbeddingRequestOutput, RequestOutput
 from tandem.llm.progress import BatchProgress
 from tandem.llm.sampling import defaults_of, params_from
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.prompts import PromptLike, parse_prompts
@@ -133,6 +134,20 @@ class LLM:
             return lambda name: self.engine.add_chat(name, chats[index], params[index], chat=chat)
 
         return self._run(map(adder, range(len(chats))), len(chats), use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each text or list of ids, in the order of the prompts.
+
+        It is made of the model's last hidden states: by default that of the prompt's last token,
+        scaled to length one. Raises InvalidParameter, and RequestFailed when the engine fails;
+        either way nothing of the batch goes on.
+        """
+        parsed = parse_prompts(prompts)
+        return self.engine.embed(parsed, pooling_params, at_once=AHEAD * self.card.max_num_seqs)
 
     def close(self) -> None:
         """End the engine. May be called twice."""

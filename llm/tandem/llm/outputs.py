@@ -9,7 +9,30 @@ import msgspec
 from tandem.text.logprobs import Logprob, PositionLogprobs
 from tandem.text.output_processor import CompletionOutput
 
-__all__ = ["CompletionOutput", "Logprob", "PositionLogprobs", "RequestOutput"]
+__all__ = [
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "Logprob",
+    "PositionLogprobs",
+    "RequestOutput",
+]
+
+
+class EmbeddingOutput(msgspec.Struct, frozen=True):
+    """One vector."""
+
+    embedding: list[float]
+    """float32 values, as many as the model's hidden states have."""
+
+
+class EmbeddingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a prompt that was pooled."""
+
+    prompt_token_ids: Sequence[int]
+    outputs: EmbeddingOutput
+    num_cached_tokens: int
+    """Prompt tokens that were not computed for this request."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import msgspec
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever a frame, the hash or the layout changes meaning."""
 
 

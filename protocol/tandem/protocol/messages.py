@@ -13,7 +13,7 @@ from msgspec import Meta
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import Accepted, BlockEvents, EngineOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 
 Card = TypeVar("Card")
@@ -109,7 +109,7 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
     """All that one engine step has to say to one router."""
 
     step: int
-    outputs: tuple[EngineCoreOutput, ...] = ()
+    outputs: tuple[EngineOutput, ...] = ()
     accepted: tuple[Accepted, ...] = ()
     refused: tuple[Refused, ...] = ()
     failed: tuple[Failed, ...] = ()

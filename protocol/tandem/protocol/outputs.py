@@ -1,5 +1,8 @@
 """What a worker says about a request while it runs."""
 
+import sys
+from array import array
+
 import msgspec
 
 from tandem.protocol.errors import FailCause, Refusal
@@ -19,7 +22,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: tuple[float, ...] = ()
 
 
-class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=0):
     """Tokens of one choice from one engine step.
 
     The router keeps a log by (choice, position): whoever writes a position first wins, so
@@ -41,6 +44,33 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Once, before or with the first token: one per prompt token, None for the first."""
     num_cached_tokens: int | None = None
     """Prompt tokens that were not computed for this request; with the first token."""
+
+
+class PooledOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1):
+    """The whole answer to a request that is pooled: a vector, and no token."""
+
+    request: str
+    attempt: int
+    values: bytes
+    """float32, little-endian."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens that were not computed for this request."""
+    choice: int = 0
+    """The one there is."""
+    finish: FinishReason = FinishReason.STOP
+
+    @property
+    def vector(self) -> list[float]:
+        """The values as numbers."""
+        found = array("f", self.values)
+        if sys.byteorder == "big":
+            found.byteswap()
+        return found.tolist()
+
+
+EngineOutput = EngineCoreOutput | PooledOutput
+"""What an engine answers with: tokens of a choice, or a vector."""
 
 
 class Accepted(msgspec.Struct, array_like=True, frozen=True):

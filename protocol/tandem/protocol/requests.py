@@ -3,6 +3,7 @@
 import msgspec
 
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 
 
@@ -49,6 +50,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     hand-off, whose workers may have other limits each; None is the worker's own."""
     kv: Produce | Consume | None = None
     """None: this worker does both halves."""
+    pooling: PoolingParams | None = None
+    """A vector of the prompt is wanted and no token; ``params`` are then ``NO_SAMPLING``."""
 
     def emitted_of(self, choice: int) -> tuple[int, ...]:
         """Tokens of ``choice`` that earlier attempts emitted."""

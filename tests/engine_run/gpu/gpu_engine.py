@@ -12,6 +12,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
@@ -49,6 +50,7 @@ class GPUEngine:
         while self.core.has_work:
             for outputs in self.core.step().outputs.values():
                 for each in outputs:
+                    assert isinstance(each, EngineCoreOutput)
                     made.setdefault(each.request, []).extend(each.token_ids)
         return made
 

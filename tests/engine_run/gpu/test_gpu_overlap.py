@@ -8,6 +8,7 @@ from tests.engine_run.gpu.gpu_engine import GREEDY, ROUTER, GPUEngine, regrets
 from tests.engine_run.tiny_models import folder_of, judge_of
 
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.sampling import SamplingParams
 
 pytestmark = [
@@ -47,6 +48,7 @@ def test_no_token_is_wrong_under_pressure(overlap):
                 cancelled.add(name)
         for outputs in engine.core.step().outputs.values():
             for each in outputs:
+                assert isinstance(each, EngineCoreOutput)
                 made.setdefault(each.request, []).extend(each.token_ids)
     judge = judge_of("qwen3", wide=True)
     whole = [name for name in prompts if name not in cancelled]

@@ -14,6 +14,7 @@ from reference import NEAR, rows
 from tests.engine_run.gpu.gpu_engine import ROUTER, GPUEngine
 
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
@@ -125,6 +126,7 @@ def scores_of(engine: GPUEngine) -> torch.Tensor:
     while engine.core.has_work:
         for outputs in engine.core.step().outputs.values():
             for each in outputs:
+                assert isinstance(each, EngineCoreOutput)
                 told = [score.logprob for score in each.prompt_logprobs or () if score is not None]
                 scores.setdefault(each.request, []).extend(told)
     return torch.tensor([scores[f"s{i}"][-TOKENS:] for i in range(len(rows()))])

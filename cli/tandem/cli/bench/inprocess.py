@@ -12,6 +12,7 @@ from tandem.cli.worker_settings import engine_config
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.factory import make_executor
 from tandem.protocol.ids import RequestKey, new_incarnation
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
@@ -56,7 +57,7 @@ class TimedEngine:
             if outputs.failed or now > SECONDS:
                 raise RuntimeError(f"the engine did not finish: {outputs.failed or 'too late'}")
             for output in (each for _, said, _ in outputs.by_router() for each in said):
-                num_tokens += len(output.token_ids)
+                num_tokens += len(output.token_ids) if isinstance(output, EngineCoreOutput) else 0
                 first.setdefault(output.request, now)
                 ended += output.finish is not None
         return Timed(max(first.values()), time.perf_counter() - started, num_tokens)

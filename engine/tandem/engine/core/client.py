@@ -26,7 +26,7 @@ from tandem.protocol.errors import (
     TandemError,
 )
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import EngineCoreOutput, Failed
+from tandem.protocol.outputs import EngineOutput, Failed
 from tandem.protocol.requests import EngineCoreRequest
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ CALL_SECONDS = 60.0
 """A command must be answered within this; a step may come before it."""
 JOIN_SECONDS = 30.0
 
-Item = EngineCoreOutput | TandemError
+Item = EngineOutput | TandemError
 
 
 class _Stream:
@@ -67,7 +67,7 @@ class InprocClient:
 
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
-    ) -> AsyncGenerator[EngineCoreOutput]:
+    ) -> AsyncGenerator[EngineOutput]:
         """See ``EngineCoreClient.stream``."""
         if context.route is not None:
             raise InvalidParameter("route", context.route, "None: one engine has no ways to choose")
@@ -193,7 +193,7 @@ class InprocClient:
         batches: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
         ended = set()
         for router, outputs, failed in result.by_router():
-            news: list[EngineCoreOutput | Failed] = [*outputs, *failed]
+            news: list[EngineOutput | Failed] = [*outputs, *failed]
             for said in news:
                 key = RequestKey(router, said.request, said.attempt)
                 stream = self._streams.get(key)
@@ -234,5 +234,5 @@ class InprocClient:
                 self._core.abort(key)
 
 
-def _item_of(said: EngineCoreOutput | Failed) -> Item:
+def _item_of(said: EngineOutput | Failed) -> Item:
     return RequestFailed(said.cause, said.message) if isinstance(said, Failed) else said

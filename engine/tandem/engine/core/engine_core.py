@@ -33,7 +33,7 @@ from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
-from tandem.protocol.outputs import BlockEvents, EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import BlockEvents, EngineOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class StepOutputs:
 
     progressed: bool
     """False: nothing ran and nothing was said; wait for a message before the next call."""
-    outputs: dict[bytes, list[EngineCoreOutput]] = field(default_factory=dict)
+    outputs: dict[bytes, list[EngineOutput]] = field(default_factory=dict)
     """By router incarnation."""
     failed: dict[bytes, list[Failed]] = field(default_factory=dict)
     blocks: BlockEvents | None = None
@@ -60,7 +60,7 @@ class StepOutputs:
 
     def by_router(
         self,
-    ) -> Iterator[tuple[Incarnation, tuple[EngineCoreOutput, ...], tuple[Failed, ...]]]:
+    ) -> Iterator[tuple[Incarnation, tuple[EngineOutput, ...], tuple[Failed, ...]]]:
         """One frame's worth for each router that has something to hear."""
         for router in {**self.outputs, **self.failed}:
             outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())

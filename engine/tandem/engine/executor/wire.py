@@ -56,17 +56,20 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     sampled: tuple[Sampled, ...]
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = {}
     transfers: TransferReport | None = None
+    pooled: dict[SeqId, bytes] = {}
 
     @classmethod
     def of(cls, output: ModelRunnerOutput) -> StepResult:
         """The same without its fence, which must be done."""
         assert output.fence.done(), "a result is sent when its step's writes have landed"
-        return cls(output.step, output.sampled, output.prompt_logprobs, output.transfers)
+        return cls(
+            output.step, output.sampled, output.prompt_logprobs, output.transfers, output.pooled
+        )
 
     def output(self) -> ModelRunnerOutput:
         """As the engine takes it."""
         return ModelRunnerOutput(
-            self.step, self.sampled, FenceDone(), self.prompt_logprobs, self.transfers
+            self.step, self.sampled, FenceDone(), self.prompt_logprobs, self.transfers, self.pooled
         )
 
 

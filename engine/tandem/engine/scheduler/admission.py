@@ -15,6 +15,7 @@ from tandem.engine.step import SeqId
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest, Produce
 from tandem.protocol.sampling import SEED_BITS, seeded
 
@@ -38,11 +39,16 @@ def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
         request.params.verify().verify_vocabulary(limits.vocab_size, limits.max_logprobs)
         _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
         _check_choices(request, limits.vocab_size)
+        if request.pooling is not None:
+            _check_pooling(request, request.pooling)
     except InvalidParameter as error:
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
     if request.adapter is not None:
         message = f"adapter {request.adapter!r} is not loaded here"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="adapter")
+    if request.kv is not None and request.pooling is not None:
+        message = "a request that is pooled is not handed over: kv is for requests of tokens"
+        return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="pooling")
     if request.kv is not None and not _shares_prefix(request):
         message = "choices that go on from different tokens are not handed over"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="emitted")
@@ -84,6 +90,15 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
         raise InvalidParameter("finished_choices", request.finished_choices, f"choices under {n}")
     if len(finished) == n:
         raise InvalidParameter("finished_choices", request.finished_choices, "one choice left")
+
+
+def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams) -> None:
+    pooling.verify()
+    if msgspec.structs.replace(request.params, seed=None) != NO_SAMPLING:
+        allowed = "those of NO_SAMPLING beside pooling, which draws no token"
+        raise InvalidParameter("params", request.params, allowed)
+    if any(request.emitted):
+        raise InvalidParameter("emitted", request.emitted, "none beside pooling")
 
 
 def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:

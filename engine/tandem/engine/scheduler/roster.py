@@ -21,7 +21,7 @@ from tandem.engine.scheduler.waiting import WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import EngineOutput, Failed, Refused
 
 ABORT = "abort"
 FAILED = "error"
@@ -34,15 +34,15 @@ class Outbox:
     the engine takes it along."""
 
     def __init__(self) -> None:
-        self.outputs: dict[bytes, list[EngineCoreOutput]] = {}
+        self.outputs: dict[bytes, list[EngineOutput]] = {}
         self.failed: dict[bytes, list[Failed]] = {}
         self.refused: dict[bytes, list[Refused]] = {}
 
-    def emit(self, router: bytes, output: EngineCoreOutput) -> None:
-        """Tokens of one choice."""
+    def emit(self, router: bytes, output: EngineOutput) -> None:
+        """Tokens of one choice, or a vector."""
         self.to(router).append(output)
 
-    def to(self, router: bytes) -> list[EngineCoreOutput]:
+    def to(self, router: bytes) -> list[EngineOutput]:
         """What a router is to hear, to be added to until the next ``take``."""
         told = self.outputs.get(router)
         if told is None:
@@ -65,7 +65,7 @@ class Outbox:
             self.refused = {}
         return taken
 
-    def take(self) -> tuple[dict[bytes, list[EngineCoreOutput]], dict[bytes, list[Failed]]]:
+    def take(self) -> tuple[dict[bytes, list[EngineOutput]], dict[bytes, list[Failed]]]:
         """Everything since the last call."""
         taken = self.outputs, self.failed
         self.outputs, self.failed = {}, {}

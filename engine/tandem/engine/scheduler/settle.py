@@ -13,11 +13,11 @@ from operator import sub
 
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
-from tandem.engine.step import ModelRunnerOutput, Sampled
+from tandem.engine.step import ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
 from tandem.protocol.finish import Finish, FinishReason, finish_of
 from tandem.protocol.kv import Fence, FirstToken
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.requests import Consume, Produce
 
 _STOP = Finish(FinishReason.STOP)
@@ -37,10 +37,12 @@ class Settler:
         """Apply one step's result. ``chunks`` are its rows over prompt tokens."""
         for request, start, end, preemptions in chunks:
             self._note_chunk(request, start, end, preemptions, output)
+        for seq, values in output.pooled.items():
+            self._pooled(seq, values, now)
         roster = self._roster
         by_seq, outbox = roster.by_seq, roster.outbox
         router: bytes | None = None
-        told: list[EngineCoreOutput] = []
+        told: list[EngineOutput] = []
         earlier: list[float] = []
         for sampled in output.sampled:
             found = by_seq.get(sampled.seq)
@@ -127,6 +129,19 @@ class Settler:
             ),
         )
         self._roster.let_go(request, finish.reason, now)
+
+    def _pooled(self, seq: SeqId, values: bytes, now: float) -> None:
+        """The end of a request whose prompt was pooled; one that has gone is not found any more."""
+        request = self._roster.by_seq.get(seq)
+        if request is None:
+            return
+        request.num_pending -= 1
+        self._note_first(request, now)
+        output = PooledOutput(
+            request.request_id, request.attempt, values, request.num_prompt, request.group.num_hit
+        )
+        self._roster.outbox.emit(request.router, output)
+        self._roster.let_go(request, output.finish, now)
 
     def _note_chunk(
         self,

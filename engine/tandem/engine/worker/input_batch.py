@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
+from tandem.engine.worker.pooling import Poolers
 
 
 class BlockTable:
@@ -73,6 +74,8 @@ class InputBatch:
     sampling: SamplingBatch = field(init=False)
     scoring: set[SeqId] = field(default_factory=set)
     """Those whose prompt's log-probabilities are wanted."""
+    poolers: Poolers = field(default_factory=Poolers)
+    """Those whose prompts are pooled."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +107,8 @@ class InputBatch:
         self.sequences[new.seq] = new
         if new.params.prompt_logprobs is not None:
             self.scoring.add(new.seq)
+        if new.pooling is not None:
+            self.poolers.add(new)
         self.reserve(len(new.token_ids))
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.lengths[row] = len(new.token_ids)
@@ -124,6 +129,7 @@ class InputBatch:
         if row is not None:
             del self.sequences[seq]
             self.scoring.discard(seq)
+            self.poolers.drop(seq)
             self.sampling.remove(row)
             heapq.heappush(self._free, row)
 

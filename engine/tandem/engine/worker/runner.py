@@ -103,7 +103,10 @@ class ModelRunner:
         if len(launched.drawn) < len(plan.rows):
             drawing = np.flatnonzero([bool(row.sample_choices) for row in plan.rows])
         scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
-        hidden, inputs = self._forward(rows, drawing, scored)
+        pooled = self.batch.poolers.wanted(plan.rows, rows.ends) if self.batch.poolers else []
+        more = [np.arange(each.first, each.first + each.length) for each in scored]
+        more += [each.tokens for each in pooled]
+        hidden, inputs = self._forward(rows, drawing, more)
         kind = self._alike(rows, inputs)
         if kind is not None:
             self._draw_alike(launched, inputs.shape, kind)
@@ -111,20 +114,22 @@ class ModelRunner:
             self._draw(launched, rows, drawing, hidden[: len(launched.drawn)], inputs.targets)
         if scored:
             launched.prompts = self._score(scored, hidden[len(launched.drawn) :])
+        if pooled:
+            own = hidden[len(hidden) - sum(len(each.tokens) for each in pooled) :]
+            launched.pooled = self.batch.poolers.pool(pooled, own)
 
     def _forward(
-        self, rows: StepRows, drawing: NDArray[np.int64] | slice, scored: Sequence[_Scored]
+        self, rows: StepRows, drawing: NDArray[np.int64] | slice, more: Sequence[NDArray[np.int64]]
     ) -> tuple[Tensor, StepInputs]:
-        """Hidden states of the drawing rows' last tokens, then of the positions to score."""
+        """Hidden states of the drawing rows' last tokens, then of ``more`` of the step's tokens."""
         wanted: NDArray[np.int64] | None
         if isinstance(drawing, slice):
             wanted = rows.ends if rows.shape.chunks else None
         else:
             wanted = rows.ends[drawing]
-        if wanted is not None and scored:
-            spans = [np.arange(each.first, each.first + each.length) for each in scored]
-            wanted = np.concatenate((wanted, *spans))
-        fit = unpadded if scored else self.graphs.fit
+        if wanted is not None and more:
+            wanted = np.concatenate((wanted, *more))
+        fit = unpadded if more else self.graphs.fit
         inputs = self.stager.stage(rows, wanted, rows.index[drawing], fit)
         hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs

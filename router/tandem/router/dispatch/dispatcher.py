@@ -18,7 +18,7 @@ import msgspec
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext, Route, Shape
-from tandem.protocol.errors import FailCause, RequestFailed
+from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
@@ -177,6 +177,10 @@ class Dispatcher:
     def _open(
         self, request: EngineCoreRequest, route: Route | None, loop: asyncio.AbstractEventLoop
     ) -> Job:
+        if request.pooling is not None:
+            raise InvalidParameter(
+                "pooling", request.pooling, "none: a router's answers are tokens"
+            )
         seconds = self._limits.request_timeout
         if request.budget_ms is not None:
             seconds = min(seconds, request.budget_ms / 1000)

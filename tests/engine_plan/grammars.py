@@ -58,6 +58,10 @@ class Paths:
         """See Grammar."""
         self._tokens = self._tokens[: len(self._tokens) - num_tokens]
 
+    def reset(self) -> None:
+        """See Grammar."""
+        self._tokens = ()
+
     def copy(self) -> Paths:
         """See Grammar."""
         other = Paths(self._answers, self._compiler)

@@ -63,6 +63,27 @@ def test_a_row_is_planned_when_its_last_token_is_known(compiler: HandCompiler):
     run(engine)
 
 
+def test_rows_that_are_all_constrained_go_together(compiler: HandCompiler):
+    """Steps of half of them, one behind the other, would take as long and give half."""
+    engine = Harness(gate=compiler.gate, async_scheduling=True)
+    answer = " ".join(["20"] * 40)
+    compiler.may.clear()
+    for at in range(8):
+        engine.add(request_of(f"a{at}", params=constrained(answer, max_tokens=None)))
+        if at % 2:
+            compiler.may.set()
+            step_until(engine, lambda: engine.core.stats()["running"])
+    step_until(engine, lambda: engine.core.stats()["running"] == 8)
+    rows = []
+    while engine.core.stats()["running"] == 8:
+        engine.step()
+        rows += [len(plan.rows) for plan, _ in list(engine.core._in_flight)[-1:]]
+    run(engine)
+
+    assert rows.count(8) > 0.8 * len(rows)
+    assert all(engine.tokens(f"a{at}") == [20] * 40 for at in range(8))
+
+
 def test_a_preempted_answer_goes_on_where_it_was(compiler: HandCompiler):
     """Blocks run out: whoever is preempted is computed again, and its grammar has not moved."""
     engine = Harness(9, gate=compiler.gate, async_scheduling=True)

@@ -9,7 +9,7 @@ from tests.engine_plan.handoff import ProducerSide
 from tests.engine_plan.pair import produce
 from tests.waiting import wait_for
 
-from tandem.engine.structured.manager import COMPILE_SECONDS
+from tandem.engine.structured.manager import COMPILE_SECONDS, MAX_GRAMMARS
 from tandem.protocol.errors import RefusalCode
 
 
@@ -137,16 +137,26 @@ def test_what_does_not_compile_is_refused_with_the_backends_words(compiler: Hand
     engine.check_empty()
 
 
-def test_equal_texts_are_compiled_once(compiler: HandCompiler):
-    """Also while the first of them compiles."""
+def test_a_grammar_goes_to_the_next_request_with_its_text(compiler: HandCompiler):
+    """One at a time: whoever runs beside it has its own, and few are kept."""
     engine = Harness(gate=compiler.gate)
-    for name in "abc":
+    for name in "ab":
         engine.add(request_of(name, params=constrained("1 2 3")))
-    engine.add(request_of("d", params=constrained("4 5")))
     run(engine)
+    assert compiler.compiled == ["1 2 3"] * 2
+    for name in "cd":
+        engine.add(request_of(name, params=constrained("1 2 3")))
+    engine.add(request_of("e", params=constrained("4 5")))
+    run(engine)
+    assert sorted(compiler.compiled) == ["1 2 3"] * 2 + ["4 5"]
+    assert [engine.tokens(name) for name in "abcde"] == [[1, 2, 3]] * 4 + [[4, 5]]
 
-    assert sorted(compiler.compiled) == ["1 2 3", "4 5"]
-    assert [engine.tokens(name) for name in "abcd"] == [[1, 2, 3]] * 3 + [[4, 5]]
+    for at in range(MAX_GRAMMARS + 2):
+        engine.add(request_of("f", params=constrained(f"1 {at}")))
+        run(engine)
+    engine.add(request_of("g", params=constrained("1 2 3")))
+    run(engine)
+    assert compiler.compiled.count("1 2 3") == 3
 
 
 def test_a_request_without_one_passes_at_once(compiler: HandCompiler):

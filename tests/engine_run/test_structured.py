@@ -73,6 +73,9 @@ def test_a_grammar_follows_tokens_and_takes_them_back(
     assert other.is_terminated
     with pytest.raises(GrammarError, match="stopped"):
         other.accept(yes)
+    grammar.accept(tokenizer.encode(" sir", add_special_tokens=False))
+    grammar.reset()
+    assert tokens_of(grammar, ends=(0,)) == first
 
 
 def test_texts_of_choices_are_taken_as_they_are(compiler: LLGuidanceCompiler, tokenizer: Tokenizer):

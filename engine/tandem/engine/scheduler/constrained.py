@@ -18,6 +18,8 @@ from tandem.protocol.errors import Refusal, TandemError
 WAIT_SECONDS = 0.001
 """How long a plan waits for masks, all together: most take a tenth of that, and the device is busy
 with the step before."""
+IDLE_WAIT_SECONDS = 0.005
+"""The same where nothing else could be planned."""
 MASK_SECONDS = 10.0
 """A request whose next mask is not made by then is refused."""
 
@@ -61,10 +63,10 @@ class Constrained:
         request.plan_limit = 0
         self._awaited[request.seq] = (request, None)
 
-    def look(self, now: float) -> Iterator[tuple[Request, Refusal | None]]:
-        """Let those be planned whose mask is made. Yields those who end here: with None whose
-        answer can only end, else why it cannot go on."""
-        until = time.monotonic() + WAIT_SECONDS
+    def look(self, now: float, seconds: float) -> Iterator[tuple[Request, Refusal | None]]:
+        """Let those be planned whose mask is made, and wait ``seconds`` for it. Yields those who
+        end here: with None whose answer can only end, else why it cannot go on."""
+        until = time.monotonic() + seconds
         for seq, (request, since) in list(self._awaited.items()):
             constraint = request.constraint
             if constraint is None or seq not in self._awaited:

@@ -100,8 +100,8 @@ class TokenConstraint(Protocol):
         """The same for another choice."""
         ...
 
-    def drop(self) -> None:
-        """The request ended."""
+    def drop(self) -> object:
+        """The request ended: whatever is left for the gate."""
         ...
 
     def refusal(self, words: str) -> Refusal:

@@ -20,6 +20,7 @@ from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
+from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, WAIT_SECONDS
 from tandem.engine.scheduler.gates import Gate, Gates
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
@@ -76,6 +77,8 @@ class Scheduler:
         self._planned = 0
         self._settled = 0
         self._fence: Fence = FenceDone()
+        self._all_constrained = False
+        """Whether the last step that was planned has rows under a constraint alone."""
         self._in_flight: deque[tuple[int, list[Chunk]]] = deque()
 
     @property
@@ -199,7 +202,7 @@ class Scheduler:
             self.roster.fail(group, FailCause.TIMEOUT, message, now)
         if self.roster.gates.waiting:
             self._open_gates(now)
-        if self.roster.constrained:
+        if self.roster.constrained and not self._apart:
             self._look_at_constrained(now)
         if self._remote is not None:
             self._remote.poll(now)
@@ -210,6 +213,8 @@ class Scheduler:
         plan = self._planner.seal(draft, self._planned + 1)
         if plan is not None:
             self._planned = plan.step
+            masks = plan.masks
+            self._all_constrained = masks is not None and len(masks.seqs) == len(plan.rows)
             self._in_flight.append((plan.step, draft.chunks))
         return plan
 
@@ -310,8 +315,18 @@ class Scheduler:
                 finish = Finish(FinishReason.STOP)
             self._place(request, finish, now)
 
+    @property
+    def _apart(self) -> bool:
+        """Whether the step in flight has constrained rows alone: who is ready now goes with them
+        when they are, since a step of all takes hardly longer than one of half."""
+        return bool(self._in_flight) and self._all_constrained
+
     def _look_at_constrained(self, now: float) -> None:
-        for request, refusal in self.roster.constrained.look(now):
+        roster = self.roster
+        others = self._in_flight or roster.waiting.peek() is not None
+        idle = not others and all(each.constraint is not None for each in roster.running)
+        seconds = IDLE_WAIT_SECONDS if idle else WAIT_SECONDS
+        for request, refusal in roster.constrained.look(now, seconds):
             if refusal is not None:
                 self.roster.refuse(request.group, refusal, now)
             else:

@@ -6,7 +6,7 @@ long holds up nobody but its own request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import CancelledError, Executor, Future
 
 from tandem.engine.structured.grammar import Grammar, GrammarError
@@ -41,6 +41,8 @@ class Constraint:
         self._wake = wake
         self._refuse = refuse
         self._making: Future[bytes] | None = None
+        self._shares = False
+        """Whether other choices have copies of the grammar."""
 
     @property
     def mask(self) -> bytes:
@@ -93,7 +95,8 @@ class Constraint:
 
     def fork(self) -> Constraint:
         """Of another choice that stands here. The mask is made."""
-        return Constraint(
+        self._shares = True
+        forked = Constraint(
             self._grammar.copy(),
             self.mask,
             vocab_size=self._vocab_size,
@@ -102,15 +105,19 @@ class Constraint:
             wake=self._wake,
             refuse=self._refuse,
         )
+        forked._shares = True
+        return forked
 
     def refusal(self, words: str) -> Refusal:
         """How the request ends when its tokens cannot be followed further."""
         return self._refuse(words)
 
-    def drop(self) -> None:
-        """The request is gone: a mask that nobody began is not made."""
-        if self._making is not None:
-            self._making.cancel()
+    def drop(self) -> Grammar | None:
+        """The request is gone, and a mask that nobody began is not made. Its grammar, where nobody
+        else uses it."""
+        if self._making is not None and not self._making.cancel() and not self._making.done():
+            return None
+        return None if self._shares else self._grammar
 
 
 def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytes:
@@ -124,11 +131,3 @@ def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytes
         else:
             words[token // 8] &= ~(1 << token % 8)
     return bytes(words)
-
-
-def replayed(grammar: Grammar, tokens: Sequence[int]) -> Grammar:
-    """A copy of an empty answer's grammar that has followed ``tokens``."""
-    copy = grammar.copy()
-    if tokens:
-        copy.accept(tokens)
-    return copy

@@ -4,7 +4,7 @@ each."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from tandem.protocol.errors import TandemError
 
@@ -17,6 +17,7 @@ class NoCompiler(GrammarError):
     """This worker has no structured output at all: the reason."""
 
 
+@runtime_checkable
 class Grammar(Protocol):
     """Where one answer stands in its grammar. One thread at a time."""
 
@@ -46,9 +47,12 @@ class Grammar(Protocol):
         """Take the last tokens back."""
         ...
 
+    def reset(self) -> None:
+        """Back to an empty answer."""
+        ...
+
     def copy(self) -> Self:
-        """Another answer that stands where this one does. Any number of them may be in use by a
-        thread each."""
+        """Another answer that stands where this one does: both may be in use, by a thread each."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Grammars by llguidance: masks by walking the vocabulary's trie, 50 us to some milliseconds each.
 
 All of a grammar is bounded by limits of its own: what compiles or steps beyond them is an error in
-words. Grammars of one text share the states of its lexer.
+words. Copies share the states of a lexer, and wait for each other's masks.
 """
 
 from __future__ import annotations
@@ -55,6 +55,11 @@ class LLGuidanceGrammar:
     def rollback(self, num_tokens: int) -> None:
         """See Grammar."""
         if not self._matcher.rollback(num_tokens):
+            raise self._error()
+
+    def reset(self) -> None:
+        """See Grammar."""
+        if not self._matcher.reset():
             raise self._error()
 
     def copy(self) -> LLGuidanceGrammar:

@@ -1,8 +1,9 @@
-"""The gate of structured output: grammars are compiled beside the step loop, each text once.
+"""The gate of structured output: grammars are compiled beside the step loop.
 
-A compiled grammar is kept for the next request with the same text, few of them. The tokenizer is
-read with the first: a worker that nobody asks for structured output has no thread and no tokenizer
-here.
+A grammar is of one request at a time, since those that share what a backend finds out about a text
+wait for each other; when the request ends, it is kept for the next with the same text, few of them.
+The tokenizer is read with the first: a worker that nobody asks for structured output has no thread
+and no tokenizer here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from threading import Lock
 from tandem.engine.config import EngineConfig
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
-from tandem.engine.structured.constraint import Constraint, make_mask, replayed
+from tandem.engine.structured.constraint import Constraint, make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 COMPILE_SECONDS = 10.0
 """A request whose grammar is not compiled by then is refused."""
 MAX_GRAMMARS = 32
-"""Compiled grammars that are kept."""
+"""Compiled grammars that are kept while nobody uses them."""
 COMPILING_THREADS = 2
 
 _CLOSED = "the engine is closed"
@@ -70,8 +70,8 @@ class StructuredOutputManager:
         self._reading = Lock()
         """Held while the compiler is made."""
         self._begun: dict[SeqId, _Begun] = {}
-        self._grammars: OrderedDict[_Text, Future[Grammar]] = OrderedDict()
-        """The one used last at the end."""
+        self._kept: list[tuple[_Text, Grammar]] = []
+        """Grammars that nobody uses, the one used last at the end."""
         self._compiling: ThreadPoolExecutor | None = None
         self._masking: ThreadPoolExecutor | None = None
 
@@ -128,9 +128,14 @@ class StructuredOutputManager:
 
     def release(self, request: Request) -> None:
         """See Gate."""
-        self._begun.pop(request.seq, None)
-        if request.constraint is not None:
-            request.constraint.drop()
+        begun = self._begun.pop(request.seq, None)
+        constraint = request.constraint
+        if constraint is None:
+            return
+        grammar = constraint.drop()
+        if begun is not None and isinstance(grammar, Grammar):
+            self._kept.append((begun.text, grammar))
+            del self._kept[:-MAX_GRAMMARS]
 
     def close(self) -> None:
         """Begin nothing more. May be called twice."""
@@ -139,19 +144,17 @@ class StructuredOutputManager:
                 pool.shutdown(wait=False, cancel_futures=True)
 
     def _grammar_of(self, text: _Text) -> Future[Grammar]:
-        """The compiled grammar of an empty answer, begun now where nobody has asked for it."""
-        known = self._grammars.get(text)
-        if known is not None:
-            self._grammars.move_to_end(text)
-            return known
+        """A grammar that nobody uses, begun now where none is kept."""
         if self._compiling is None:
             self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "grammar")
             self._masking = ThreadPoolExecutor(_masking_threads(), "grammar-mask")
-        made = self._compiling.submit(self._compile, text)
-        self._grammars[text] = made
-        if len(self._grammars) > MAX_GRAMMARS:
-            self._grammars.popitem(last=False)
-        return made
+        for at, (kept, grammar) in enumerate(self._kept):
+            if kept == text:
+                del self._kept[at]
+                made: Future[Grammar] = Future()
+                made.set_result(grammar)
+                return made
+        return self._compiling.submit(self._compile, text)
 
     def _compile(self, text: _Text) -> Grammar:
         """In a thread."""
@@ -196,12 +199,17 @@ class StructuredOutputManager:
         self._wake()
 
     def _constraint_of(
-        self, request: Request, compiled: Grammar, forced: tuple[int, ...]
+        self, request: Request, grammar: Grammar, forced: tuple[int, ...]
     ) -> Constraint:
         assert self._masking is not None, "grammars are compiled by threads"
         source = request.source
         ends = () if source.params.ignore_eos else source.eos_token_ids
-        grammar = replayed(compiled, forced)
+        try:
+            grammar.reset()
+        except GrammarError:  # its last request ended with an error
+            grammar = self._compile(text_of(source))
+        if forced:
+            grammar.accept(forced)
         mask = bytes(4 * -(-self._vocab_size // 32))
         if not grammar.is_terminated:
             mask = make_mask(grammar, self._vocab_size, ends)

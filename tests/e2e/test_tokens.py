@@ -26,14 +26,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "worker_flags": ["--num-gpu-blocks-override", "210", "--watermark", "0"],
     },
     "pair": {},
-    "pair, chunks of 64": {"worker_flags": ["--max-num-batched-tokens", "64"]},
+    "pair, chunks of 64, shm": {
+        "worker_flags": ["--max-num-batched-tokens", "64", "--kv-connector", "shm"]
+    },
     "pair, chunks of 256": {"worker_flags": ["--max-num-batched-tokens", "256"]},
     "pair, blocks of 64": {"worker_flags": ["--block-size", "64"]},
     "pair, preempted": {"worker_flags": ["--num-gpu-blocks-override", "210", "--watermark", "0"]},
     "two of each": {"prefill": 2, "decode": 2},
     "three of each": {"prefill": 3, "decode": 3},
 }
-QUICK = ("aggregated", "pair, chunks of 64", "pair, preempted", "two of each")
+QUICK = ("aggregated", "pair, chunks of 64, shm", "pair, preempted", "two of each")
 
 
 async def check(stack: Stack, indices: tuple[int, ...]) -> int:
@@ -143,7 +145,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_to
 @pytest.mark.timeout(300)
 async def test_sampled_tokens_are_the_same_in_every_layout(start_stack: StackMaker) -> None:
     """A seed draws the same tokens aggregated, handed over, and from the prefix cache."""
-    await draw_in_layouts(start_stack, ("aggregated", "pair, chunks of 64"), SOME[:5])
+    await draw_in_layouts(start_stack, ("aggregated", "pair, chunks of 64, shm"), SOME[:5])
 
 
 @pytest.mark.e2e

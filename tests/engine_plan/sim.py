@@ -10,7 +10,6 @@ What tests of the scheduler, of clients and of a worker's shell run on.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,11 +18,9 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import (
     BlockTransfers,
-    DraftSampled,
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
-    RowDraft,
     Sampled,
     SchedulerOutput,
     SeqId,
@@ -34,7 +31,6 @@ from tandem.engine.step import (
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
-from tandem.protocol.pooling import PoolingParams, PoolingType
 from tandem.protocol.sampling import SamplingParams
 
 _MASK = (1 << 61) - 1
@@ -70,11 +66,6 @@ class SimModel:
             while token in masked:
                 token = (token + 1) % self.vocab_size
         return token
-
-    def pooled(self, params: PoolingParams, before: float, states: Sequence[int]) -> float:
-        """The one value of a vector: of the last slot, or the sum over all so far."""
-        values = [float(state % 97) for state in states]
-        return values[-1] if params.pooling_type == PoolingType.LAST else before + sum(values)
 
     def allowed(self, masks: TokenMasks, seq: SeqId) -> list[int]:
         """Tokens that the masks of a step allow to a sequence."""
@@ -129,8 +120,6 @@ class _Row:
     new: NewSequence
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
-    pooled: float = 0.0
-    """What a vector has come to."""
 
 
 class HostMemory:
@@ -214,35 +203,20 @@ class SimExecutor:
             self.memory.begin(self._slab, plan.transfers)
         for source, destination in plan.block_copies:
             self._slab[destination] = self._slab[source].copy()
-        sampled, drafted = [], []
+        sampled = []
         prompt_logprobs = {}
-        pooled = {}
-        drafts = {each.seq: each for each in plan.drafts}
         for each in plan.rows:
             row = self._rows[each.seq]
             row.block_ids += each.new_block_ids
-            if each.seq in drafts and not drafts[each.seq].forced:
-                assert each.num_computed + 1 == len(row.token_ids), "drafts behind the last token"
-                row.token_ids += drafts[each.seq].draft_token_ids
             states = self._write(row, each)
             if row.new.params.prompt_logprobs is not None:
                 prompt_logprobs[each.seq] = self._prompt_logprobs(row, each, states)
-            pooling = row.new.pooling
-            if pooling is not None:
-                assert not each.sample_choices
-                row.pooled = self.model.pooled(pooling, row.pooled, states)
-                if each.num_computed + each.num_tokens == row.new.num_prompt:
-                    pooled[each.seq] = array("f", [row.pooled]).tobytes()
-            if each.seq in drafts:
-                drafted.append(self._sample_drafted(row, each, states, drafts[each.seq]))
-            elif each.sample_choices:
+            if each.sample_choices:
                 sampled.append(self._sample(row, each, states[-1], plan.masks))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         future: Future[ModelRunnerOutput] = Future()
         report = self.memory.report(self._slab, wait=not plan.rows)
-        output = ModelRunnerOutput(
-            plan.step, tuple(sampled), fence, prompt_logprobs, report, pooled, tuple(drafted)
-        )
+        output = ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs, report)
         future.set_result(output)
         return future
 
@@ -306,32 +280,6 @@ class SimExecutor:
         if count is not None:
             told = tuple((self.model.logprobs(state, token, count),) for token in tokens)
         return Sampled(each.seq, each.sample_choices, tuple((token,) for token in tokens), told)
-
-    def _sample_drafted(
-        self, row: _Row, each: StepRow, states: Sequence[int], draft: RowDraft
-    ) -> DraftSampled:
-        """Draw behind the row's last tokens, and keep what stands; the row then goes on by that."""
-        new, (choice,) = row.new, each.sample_choices
-        assert each.num_computed + each.num_tokens == len(row.token_ids), "drafts at the end"
-        more = len(draft.draft_token_ids)
-        assert row.token_ids[-more:] == list(draft.draft_token_ids)
-        position = len(row.token_ids) - more - new.num_prompt
-        behind = states[-1 - more :]
-        drawn = [
-            self.model.draw(state, new.params, choice, position + at, new.eos_token_ids)
-            for at, state in enumerate(behind)
-        ]
-        kept = draft.kept(drawn)
-        told = None
-        if new.params.logprobs is not None:
-            states_of = behind[-1:] if draft.forced else behind[: len(kept)]
-            scores = zip(states_of, kept, strict=True)
-            told = (tuple(self.model.logprobs(*each, new.params.logprobs) for each in scores),)
-        if not draft.forced:
-            del row.token_ids[-more:]
-        row.token_ids += kept
-        sampled = Sampled(each.seq, each.sample_choices, (kept,), told)
-        return DraftSampled(sampled, tuple(drawn[:-1]) if draft.forced else ())
 
     def _prompt_logprobs(
         self, row: _Row, each: StepRow, states: Sequence[int]

@@ -14,12 +14,12 @@ from tandem.engine.layers.rotary import Rotary
 from tandem.engine.quant.base import ComposedProduct
 from tandem.engine.quant.dense import DenseMethod, DenseProduct
 from tandem.engine.worker import inputs as inputs_module
-from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.moments import PAST, moment
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import KEPT_TAILS, StepShape
+from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
 
 CPU = torch.device("cpu")
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
+from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
@@ -82,7 +83,7 @@ class _Worker:
     def __init__(self) -> None:
         self.incarnation: Incarnation = new_incarnation()
         self.registry = CollectorRegistry()
-        self.slab = torch.zeros(NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8)
+        self.slab = shared_tensor(NUM_BLOCKS * LAYOUT.block_bytes).view(NUM_BLOCKS, -1)
         self.woken = threading.Event()
         self.seen: list[Any] = []
 

@@ -86,7 +86,7 @@ def children():
         child.end()
 
 
-@pytest.fixture(params=["nixl", "tcp"])
+@pytest.fixture(params=["nixl", "tcp", "shm"])
 def met(request, workers, children):
     """A child and a consumer whose link is up."""
     child = children(request.param)
@@ -132,7 +132,7 @@ def test_kv_crosses_processes_while_it_is_computed(met):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "during", "after"])
-@pytest.mark.parametrize("connector", ["nixl", pytest.param("tcp", marks=pytest.mark.full)])
+@pytest.mark.parametrize("connector", ["nixl", "shm", pytest.param("tcp", marks=pytest.mark.full)])
 def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, when):
     """SIGKILL before, during and after the chunks: told at once, nothing loaded, nothing held."""
     child = children(connector)
@@ -160,7 +160,7 @@ def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("connector", ["nixl", "tcp"])
+@pytest.mark.parametrize("connector", ["nixl", "tcp", "shm"])
 def test_a_successor_at_the_same_address_serves(workers, children, connector):
     """Killed and started again on the same port: a new incarnation, a new link, right bytes."""
     child = children(connector)

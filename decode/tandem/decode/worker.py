@@ -6,6 +6,7 @@ from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.protocol.card import WorkerRole
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
@@ -32,4 +33,11 @@ def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int
         consumer.start()
         return RoleParts(consumer, DecodeConnector(consumer))
 
-    return run_worker(config, server, WorkerRole.DECODE, executor=executor, make_role=make_role)
+    return run_worker(
+        config,
+        server,
+        WorkerRole.DECODE,
+        executor=executor,
+        make_role=make_role,
+        allocate=slab_allocator(kv),
+    )

@@ -14,7 +14,7 @@ from tandem.protocol.settings import (
     setting,
 )
 
-CONNECTORS = ("auto", "nixl", "tcp", "memory", "memory_blocks")
+CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "tcp", "memory", "memory_blocks")
 MIN_SLOT_BYTES = 4 << 10
 
 
@@ -24,8 +24,10 @@ class KVTransferConfig:
 
     kv_connector: str = setting(
         "auto",
-        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load. memory and memory_blocks "
-        "are for two workers in one process: the one by slots, the other from block to block.",
+        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load. cuda_p2p and shm are for "
+        "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
+        "and copies blocks itself. memory and memory_blocks are for two workers in one process: "
+        "the one by slots, the other from block to block.",
         choices=CONNECTORS,
     )
     kv_slot_bytes: int | None = setting(
@@ -101,6 +103,11 @@ class KVTransferConfig:
     kv_control_port: int = setting(CONTROL_PORT, "Port of the control socket; 0 takes any free.")
     kv_advertise_host: str | None = setting(
         None, "Address under which peers reach this worker; none is the control host."
+    )
+    kv_node_folder: str | None = setting(
+        None,
+        "Folder in which workers of one machine meet for cuda_p2p and shm, the same for all of "
+        "them; none is a folder of this user's own among the temporary files.",
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.prefill.connector import PrefillConnector
@@ -42,5 +43,10 @@ def run(
         )
 
     return run_worker(
-        chunked(config, prefill), server, WorkerRole.PREFILL, executor=executor, make_role=make_role
+        chunked(config, prefill),
+        server,
+        WorkerRole.PREFILL,
+        executor=executor,
+        make_role=make_role,
+        allocate=slab_allocator(kv),
     )

@@ -17,7 +17,7 @@ from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTO
 from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
-from tandem.engine.kv_memory import Capacity
+from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.link.curve import CurveGuard
@@ -73,8 +73,10 @@ def run_worker(
     *,
     executor: Executor,
     make_role: MakeRole,
+    allocate: SlabAllocator | None = None,
 ) -> int:
-    """Serve until a signal; the exit status. Raises TooFewDescriptors."""
+    """Serve until a signal; the exit status. ``allocate`` gives the slab's memory where a transport
+    is to share it. Raises TooFewDescriptors."""
     raise_descriptor_limit()
     # One context for guard and sockets, set before the first: links take three sockets each.
     roomy(zmq.Context.instance())
@@ -112,7 +114,7 @@ def run_worker(
     metrics = EngineMetrics(
         registry, model_name=config.served_model_name, max_model_len=config.max_model_len
     )
-    core = EngineCore.launch(config, executor, connect=connect, metrics=metrics)
+    core = EngineCore.launch(config, executor, allocate=allocate, connect=connect, metrics=metrics)
     proc = EngineCoreProc(
         core=core,
         handoff=parts[0].handoff,

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.channel import Channel, ChannelClosed
-from tandem.engine.executor.shared import SharedMemory
 from tandem.engine.executor.wire import (
     FromRank,
     RankError,
@@ -30,6 +29,7 @@ from tandem.engine.executor.wire import (
 )
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.kernels.memory.shared import SharedMemory
 from tandem.protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)

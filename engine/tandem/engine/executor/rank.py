@@ -18,7 +18,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tandem.engine.executor.channel import Channel, ChannelClosed, inherited
-from tandem.engine.executor.shared import SharedMemory
 from tandem.engine.executor.wire import (
     Failed,
     Start,
@@ -32,6 +31,7 @@ from tandem.engine.executor.wire import (
 from tandem.engine.naps import nap, nap_precisely
 from tandem.engine.step import SchedulerOutput
 from tandem.engine.threads import spin_briefly
+from tandem.kernels.memory.shared import SharedMemory
 from tandem.protocol.errors import TandemError
 
 if TYPE_CHECKING:

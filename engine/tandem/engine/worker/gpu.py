@@ -13,7 +13,6 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.sample import SamplingKind
-from tandem.engine.worker.device_memory import DeviceMemoryError, MappedAllocator
 from tandem.engine.worker.graphs import step_shapes
 from tandem.engine.worker.profile import (
     activation_bytes,
@@ -24,6 +23,7 @@ from tandem.engine.worker.profile import (
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
 from tandem.kernels.launch.ahead import building_ahead
+from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)

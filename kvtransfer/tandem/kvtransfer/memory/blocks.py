@@ -9,12 +9,15 @@ wrong, not the proof: that is COMMITTED.
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 from torch import Tensor
 
+from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.memory.header import key_digest
 from tandem.protocol.ids import BlockHash, RequestKey
 
@@ -70,6 +73,21 @@ class BlockTags:
 
     def _write(self, block: int, tag: bytes) -> None:
         self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES] = tag
+
+
+class SharedTags(BlockTags):
+    """Tags that other processes may map."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._memory = SharedMemory.make(num_blocks * TAG_BYTES)
+        weakref.finalize(self, self._memory.close)
+        # Read and written by slices alone, which both have.
+        self._bytes = self._memory.map()  # type: ignore[assignment]
+
+    def share(self) -> tuple[int, int]:
+        """A descriptor of the tags, which the caller closes, and their bytes."""
+        return os.dup(self._memory.descriptor), self._memory.size
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.kernels.memory.device import MappedAllocator
 from tandem.kvtransfer.memory.slots import SlotMemory
 
 
@@ -75,3 +76,12 @@ class DeviceSlots(HostSlotsOfDevice):
         """See SlotMemory."""
         with self._own_stream():
             return super().digest(slot, nbytes)
+
+
+class MappedSlots(DeviceSlots):
+    """Slots beside the slab, in memory that other processes map by a descriptor."""
+
+    def _allocate(self, count: int, slot_bytes: int) -> Tensor:
+        with self._own_stream():
+            memory = MappedAllocator(self._device)(count * slot_bytes)
+            return memory[: count * slot_bytes].zero_().view(count, slot_bytes)

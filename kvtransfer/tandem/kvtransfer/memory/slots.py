@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.blocks import digest, pack, unpack
+from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.sizes import PAGE
 
@@ -82,3 +83,12 @@ class SlotMemory:
         """uint8 [num_blocks, block_bytes] behind the slot's header."""
         stop = HEADER_BYTES + num_blocks * block_bytes
         return self.rows[slot, HEADER_BYTES:stop].view(num_blocks, block_bytes)
+
+
+class SharedSlots(SlotMemory):
+    """Slots in host memory that other processes can map."""
+
+    def _allocate(self, count: int, slot_bytes: int) -> Tensor:
+        rows = shared_tensor(count * slot_bytes).view(count, slot_bytes)
+        self._bytes = rows.numpy().data.cast("B")
+        return rows

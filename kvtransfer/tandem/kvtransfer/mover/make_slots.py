@@ -5,7 +5,7 @@ Then KV never passes through the host. Called by the producer and the consumer w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.sizes import SlotSizes, slot_sizes
-from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
 from tandem.kvtransfer.transports.base import Traits
 
 
@@ -38,12 +38,15 @@ def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:
     return slab.is_cuda and all(each.moves_gpu_memory for each in traits)
 
 
-def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Iterable[Traits]) -> SlotMemory:
+def make_slots(count: int, slot_bytes: int, slab: Tensor, traits: Sequence[Traits]) -> SlotMemory:
     """Slots for the blocks of ``slab`` that all these transports can move."""
+    shared = any(each.maps_memory for each in traits)
     if slab.is_cuda:
         from tandem.kvtransfer.memory import device_slots
 
+        if shared:
+            return device_slots.MappedSlots(count, slot_bytes, slab)
         if lies_near(slab, traits):
             return device_slots.DeviceSlots(count, slot_bytes, slab)
         return device_slots.HostSlotsOfDevice(count, slot_bytes, slab)
-    return SlotMemory(count, slot_bytes)
+    return SharedSlots(count, slot_bytes) if shared else SlotMemory(count, slot_bytes)

@@ -24,7 +24,7 @@ from tandem.kvtransfer.control.mail import LinkNumber, Say
 from tandem.kvtransfer.handoff.actions import Action, Millis
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
-from tandem.kvtransfer.memory.blocks import Blocks, BlockTags
+from tandem.kvtransfer.memory.blocks import Blocks, BlockTags, SharedTags
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.sizes import SlotSizes
 from tandem.kvtransfer.metrics import HandoffMetrics
@@ -86,7 +86,11 @@ class MoverParts:
 
     def blocks(self) -> Blocks | None:
         """The slab, for transports that read or write it; None if there is none."""
-        return Blocks(self.slab, BlockTags(len(self.slab))) if self.direct else None
+        if not self.direct:
+            return None
+        shared = any(each.traits.maps_memory for each in self.direct.values())
+        tags = SharedTags(len(self.slab)) if shared else BlockTags(len(self.slab))
+        return Blocks(self.slab, tags)
 
 
 class Mover(Generic[Item, Event]):

@@ -86,6 +86,8 @@ class Traits:
     no byte of a read lands after ``poll`` has said that it is terminal, and it becomes so."""
     max_extents: int = 1
     """Extents of one read, at most."""
+    maps_memory: bool = False
+    """Peers map this worker's memory: slab and slots are such that other processes can."""
 
     def __post_init__(self) -> None:
         if self.lands_in is Region.BLOCKS and not self.fenced:

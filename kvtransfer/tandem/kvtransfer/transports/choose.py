@@ -46,10 +46,19 @@ def make_transports(
         loopback = is_loopback(config.kv_control_host)
         return NixlTransport(incarnation, role, on_gpu=on_gpu, loopback=loopback)
 
+    def mapped(name: str) -> Transport:
+        from tandem.kvtransfer.transports.mapped.choose import make_mapped
+
+        return make_mapped(
+            name, incarnation, config.kv_node_folder, on_gpu=on_gpu, on_garbage=on_garbage
+        )
+
     if config.kv_connector == "memory":
         return {"memory": MemoryTransport()}
     if config.kv_connector == "memory_blocks":
         return {"memory_blocks": MemoryTransport(direct=True)}
+    if config.kv_connector in ("cuda_p2p", "shm"):
+        return {config.kv_connector: mapped(config.kv_connector)}
     if config.kv_connector == "tcp":
         return {"tcp": tcp()}
     if config.kv_connector == "nixl":

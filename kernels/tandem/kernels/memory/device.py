@@ -1,4 +1,4 @@
-"""Device memory by ``cuMemCreate``: what another process can map by a file descriptor.
+"""GPU memory by ``cuMemCreate``: what another process can map by a file descriptor.
 
 Memory of torch's allocator (``cudaMalloc``) can be shared between processes by CUDA's own handles
 only, which do not pass from one container to another; a mapping made here can. Called through the
@@ -19,6 +19,7 @@ from tandem.protocol.errors import TandemError
 _PINNED = 1
 _DEVICE = 1
 _POSIX_DESCRIPTOR = 1
+_READ_ONLY = 1
 _READ_WRITE = 3
 _MINIMUM = 0
 _RDMA_ATTRIBUTE = 110
@@ -73,15 +74,13 @@ class _Mapping:
 
 
 class MappedAllocator:
-    """A ``SlabAllocator`` on one device. ``handles`` are what ``export`` turns into descriptors."""
+    """A ``SlabAllocator`` on one device, whose memory ``descriptor_of`` finds."""
 
     def __init__(self, device: torch.device) -> None:
         """Raises DeviceMemoryError where the driver or the device lacks it."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._device = device
         self._index = device.index if device.index is not None else torch.cuda.current_device()
-        self.handles: dict[int, int] = {}
-        """Address of each range to the driver's handle of its memory."""
         _driver()
 
     def __call__(self, size: int) -> Tensor:
@@ -110,21 +109,8 @@ class MappedAllocator:
             _free(address.value, whole, handle.value)
             raise
         mapping = _Mapping(address.value, whole)
-        weakref.finalize(mapping, self._forget, address.value, whole, handle.value)
-        self.handles[address.value] = handle.value
+        weakref.finalize(mapping, _free, address.value, whole, handle.value)
         return torch.as_tensor(mapping, device=self._device)
-
-    def export(self, tensor: Tensor) -> int:
-        """A POSIX file descriptor of the range that ``tensor`` begins; the caller closes it."""
-        descriptor = ctypes.c_int()
-        _call(
-            "cuMemExportToShareableHandle",
-            ctypes.byref(descriptor),
-            ctypes.c_ulonglong(self.handles[tensor.data_ptr()]),
-            ctypes.c_int(_POSIX_DESCRIPTOR),
-            ctypes.c_ulonglong(0),
-        )
-        return descriptor.value
 
     def _properties(self) -> _Properties:
         where = _Location(_DEVICE, self._index)
@@ -138,9 +124,85 @@ class MappedAllocator:
         flags = _Flags(rdma=1 if network.value else 0)
         return _Properties(_PINNED, _POSIX_DESCRIPTOR, where, None, flags)
 
-    def _forget(self, address: int, size: int, handle: int) -> None:
-        self.handles.pop(address, None)
-        _free(address, size, handle)
+
+class DeviceRange:
+    """Memory of another process, mapped here to be read."""
+
+    def __init__(self, address: int, size: int, handle: int) -> None:
+        self.address = address
+        self.size = size
+        self._handle = handle
+
+    def close(self) -> None:
+        """Unmap; no copy from it may be under way. May be called twice."""
+        if self.address:
+            _free(self.address, self.size, self._handle)
+            self.address = 0
+
+
+def descriptor_of(tensor: Tensor) -> tuple[int, int]:
+    """A POSIX file descriptor of the range that ``tensor`` begins, which the caller closes, and
+    the range's bytes. Raises DeviceMemoryError if it is not a ``MappedAllocator``'s."""
+    handle, descriptor = ctypes.c_ulonglong(), ctypes.c_int()
+    base, size = ctypes.c_ulonglong(), ctypes.c_size_t()
+    address = ctypes.c_ulonglong(tensor.data_ptr())
+    _call("cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(tensor.data_ptr()))
+    try:
+        _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+        if base.value != address.value:
+            raise DeviceMemoryError("the tensor does not begin its range of memory")
+        _call(
+            "cuMemExportToShareableHandle",
+            ctypes.byref(descriptor),
+            handle,
+            ctypes.c_int(_POSIX_DESCRIPTOR),
+            ctypes.c_ulonglong(0),
+        )
+    finally:
+        _driver().cuMemRelease(handle)
+    return descriptor.value, size.value
+
+
+def map_range(descriptor: int, size: int, device: int) -> DeviceRange:
+    """Map another process's range, all ``size`` bytes of it, to be read by a device of this one;
+    the descriptor stays the caller's. Raises DeviceMemoryError, also where the range's GPU cannot
+    be reached from here."""
+    handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+    length, zero = ctypes.c_size_t(size), ctypes.c_ulonglong(0)
+    _call(
+        "cuMemImportFromShareableHandle",
+        ctypes.byref(handle),
+        ctypes.c_void_p(descriptor),
+        ctypes.c_int(_POSIX_DESCRIPTOR),
+    )
+    try:
+        _call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
+        _call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+        access = _Access(_Location(_DEVICE, device), _READ_ONLY)
+        _call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+    except DeviceMemoryError:
+        _free(address.value, size, handle.value)
+        raise
+    return DeviceRange(address.value, size, handle.value)
+
+
+def use_device(device: int) -> None:
+    """Make a device's context this thread's, for the calls of this module. Waits for nothing."""
+    context = ctypes.c_void_p()
+    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
+    _call("cuCtxSetCurrent", context)
+
+
+def copy_async(target: int, source: int, nbytes: int, stream: int) -> None:
+    """Copy between device addresses behind what ``stream`` has, by the copy engines. Raises
+    DeviceMemoryError."""
+    _call(
+        "cuMemcpyDtoDAsync_v2",
+        ctypes.c_ulonglong(target),
+        ctypes.c_ulonglong(source),
+        ctypes.c_size_t(nbytes),
+        ctypes.c_void_p(stream),
+    )
 
 
 def _free(address: int, size: int, handle: int) -> None:

@@ -1,0 +1,16 @@
+"""Who gives the slab's memory, where a transport asks for a kind of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from tandem.kernels.memory.shared import shared_tensor
+from tandem.kvtransfer.config import KVTransferConfig
+
+
+def slab_allocator(config: KVTransferConfig) -> Callable[[int], Tensor] | None:
+    """Bytes to flat uint8 memory that ``kv_connector`` can share; None where the engine's own
+    will do, as that of a GPU does."""
+    return shared_tensor if config.kv_connector == "shm" else None

@@ -1,0 +1,34 @@
+"""``cuda_p2p`` or ``shm``, by name, for a slab that lies where they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.mapped.copiers import Copier, CudaCopier, HostCopier
+from tandem.kvtransfer.transports.mapped.transport import MappedTransport
+from tandem.kvtransfer.transports.mapped.wire import open_folder
+from tandem.protocol.ids import Incarnation
+
+
+def make_mapped(
+    name: str,
+    incarnation: Incarnation,
+    folder: str | None,
+    *,
+    on_gpu: bool,
+    on_garbage: Callable[[], None],
+) -> MappedTransport:
+    """The transport ``name``. Raises TransportError where the slab is not where it reaches."""
+    if on_gpu != (name == "cuda_p2p"):
+        where, allowed = ("a GPU", "cuda_p2p") if on_gpu else ("the host", "shm")
+        raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
+    copier: Copier
+    if on_gpu:
+        copier = CudaCopier(torch.device("cuda", torch.cuda.current_device()))
+    else:
+        copier = HostCopier()
+    place = open_folder(folder)
+    return MappedTransport(name, incarnation, copier, place, on_gpu=on_gpu, on_garbage=on_garbage)

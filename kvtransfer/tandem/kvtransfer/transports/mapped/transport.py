@@ -1,0 +1,280 @@
+"""Reads by mapping: extents are copied from a peer's slab and slots, and its tags are read."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tandem.kernels.memory.shared import SharedMemory
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.memory.blocks import TAG_BYTES, Blocks, SharedTags
+from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.transports.base import (
+    Check,
+    Extent,
+    Place,
+    Progress,
+    Region,
+    Ticket,
+    Traits,
+)
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source
+from tandem.kvtransfer.transports.mapped.giving import DescriptorServer
+from tandem.kvtransfer.transports.mapped.taking import Call
+from tandem.kvtransfer.transports.mapped.wire import (
+    Given,
+    MappedCard,
+    decode_card,
+    encode_card,
+)
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+MAX_EXTENTS = 64
+"""Blocks of one read: so many are told together."""
+STOP_SECONDS = 5.0
+
+
+class _Peer:
+    """One producer's memory, or the call for it."""
+
+    def __init__(self, call: Call) -> None:
+        self.call: Call | None = call
+        self.sources: dict[Region, Source] = {}
+        self.tags: memoryview = memoryview(b"")
+        self.waiting: list[Ticket] = []
+        """Reads that came before the memory was mapped."""
+        self.in_flight: set[Ticket] = set()
+        self.closed = False
+
+    def unmap(self) -> None:
+        """Let go of the peer's memory, once no copy is under way."""
+        if self.closed and not self.in_flight:
+            for each in self.sources.values():
+                each.close()
+            self.sources.clear()
+            self.tags.release()
+
+
+class _Read(NamedTuple):
+    """One that has not ended."""
+
+    peer: _Peer
+    extents: tuple[Extent, ...]
+    mark: Mark | None = None
+    """Behind its copies; None before they began."""
+    failed: bool = False
+    """Not all of them could be begun."""
+
+
+class MappedTransport:
+    """Both ends."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: Incarnation,
+        copier: Copier,
+        folder: Path,
+        *,
+        on_gpu: bool,
+        on_garbage: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.traits = Traits(
+            name=name,
+            needs_advance=False,
+            moves_gpu_memory=on_gpu,
+            lands_in=Region.BLOCKS,
+            fenced=True,
+            max_extents=MAX_EXTENTS,
+            maps_memory=True,
+        )
+        self._incarnation = incarnation
+        self._copier = copier
+        self._folder = folder
+        self._on_garbage = on_garbage
+        self._server: DescriptorServer | None = None
+        self._here: dict[Region, Tensor] = {}
+        self._block_bytes = 0
+        self._tickets = itertools.count()
+        self._peers: dict[Incarnation, _Peer] = {}
+        self._reads: dict[Ticket, _Read] = {}
+        self._failed: set[Ticket] = set()
+        self._tags: dict[Ticket, list[bytes]] = {}
+
+    def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
+        """Share slab, slots and tags, and give them to peers. Raises TransportError."""
+        assert blocks is not None, "a transport of blocks is given some"
+        assert isinstance(blocks.tags, SharedTags), "peers read the tags"
+        found = [self._copier.share(blocks.slab), self._copier.share(memory.rows)]
+        found.append(blocks.tags.share())
+        (a, na), (b, nb), (c, nc) = found
+        given = Given((a, b, c), (na, nb, nc))
+        self._server = DescriptorServer(
+            given, self._incarnation, self._folder, on_garbage=self._on_garbage
+        )
+        self._server.start()
+        card = MappedCard(self._server.path.name, self._server.secret, self._incarnation)
+        return encode_card(card)
+
+    def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
+        """Remember where copies land."""
+        assert blocks is not None, "a transport of blocks is given some"
+        self._here = {
+            Region.BLOCKS: blocks.slab.view(-1),
+            Region.SLOTS: memory.rows.view(-1),
+        }
+        self._block_bytes = blocks.slab.shape[1]
+
+    def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
+        """Call the producer's socket. Raises TransportError where it is not on this machine."""
+        self.close(peer)
+        self._peers[peer] = _Peer(Call(self._folder, decode_card(card)))
+
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
+        """Begin the copies, or keep them until the peer's memory is mapped."""
+        ticket = Ticket(next(self._tickets))
+        known = self._peers.get(peer)
+        if known is None or known.closed:
+            self._failed.add(ticket)
+            return ticket
+        self._reads[ticket] = _Read(known, tuple(extents))
+        known.waiting.append(ticket)
+        self._advance(known)
+        return ticket
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """Whether the copies are through."""
+        if ticket in self._failed:
+            self._failed.discard(ticket)
+            return Progress.FAILED
+        read = self._reads[ticket]
+        if read.mark is None or not read.mark.done():
+            return Progress.PENDING
+        del self._reads[ticket]
+        read.peer.in_flight.discard(ticket)
+        tagged = [each for each in read.extents if each.check is Check.TAG]
+        if tagged and not read.failed:
+            self._tags[ticket] = [self._tag_at(read.peer, each.remote) for each in tagged]
+        read.peer.unmap()
+        return Progress.FAILED if read.failed else Progress.DONE
+
+    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+        """As they were after the copy."""
+        return self._tags.pop(ticket, ())
+
+    def advance(self) -> None:
+        """Map what peers have given by now."""
+        for peer in self._peers.values():
+            if peer.waiting:
+                self._advance(peer)
+
+    def filenos(self) -> list[int]:
+        """None: copies are asked after."""
+        return []
+
+    def close(self, peer: Incarnation) -> None:
+        """Its memory is unmapped behind the last copy: until then that memory is not free."""
+        known = self._peers.pop(peer, None)
+        if known is not None:
+            self._end(known)
+
+    def stop(self) -> None:
+        """Wait for the copies, unmap, give nothing any more."""
+        for peer in list(self._peers):
+            self.close(peer)
+        end = time.monotonic() + STOP_SECONDS
+        while self._reads and time.monotonic() < end:
+            for ticket in list(self._reads):
+                self.poll(ticket)
+            time.sleep(0.001)
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+
+    def _end(self, peer: _Peer) -> None:
+        if peer.call is not None:
+            peer.call.close()
+            peer.call = None
+        for ticket in peer.waiting:
+            del self._reads[ticket]
+            self._failed.add(ticket)
+        peer.waiting.clear()
+        peer.closed = True
+        peer.unmap()
+
+    def _advance(self, peer: _Peer) -> None:
+        try:
+            if peer.call is not None:
+                self._take(peer, peer.call)
+            if peer.call is None:
+                self._start(peer)
+        except TransportError as error:
+            logger.warning("%s: %s", self.traits.name, error)
+            self._end(peer)
+
+    def _take(self, peer: _Peer, call: Call) -> None:
+        """Map what the producer gave, if it has. Raises TransportError."""
+        given = call.poll()
+        if given is None:
+            return
+        try:
+            slab, slots, tags = given.descriptors
+            peer.sources[Region.BLOCKS] = self._copier.map(slab, given.sizes[0])
+            peer.sources[Region.SLOTS] = self._copier.map(slots, given.sizes[1])
+            peer.tags = memoryview(SharedMemory(tags, given.sizes[2]).map(writable=False))
+        except (OSError, ValueError) as error:
+            raise TransportError(f"a peer's tags cannot be mapped: {error}") from error
+        finally:
+            given.close()
+        call.close()
+        peer.call = None
+
+    def _start(self, peer: _Peer) -> None:
+        """Begin the copies of all reads that wait."""
+        while peer.waiting:
+            ticket = peer.waiting[0]
+            read = self._reads[ticket]
+            if not all(self._is_there(peer, each) for each in read.extents):
+                peer.waiting.pop(0)
+                del self._reads[ticket]
+                self._failed.add(ticket)
+                continue
+            peer.waiting.pop(0)
+            peer.in_flight.add(ticket)
+            failed = False
+            try:
+                for each in read.extents:
+                    self._copy(peer, each)
+            except TransportError as error:
+                logger.error("%s: a copy could not be begun: %s", self.traits.name, error)
+                failed = True  # those before it are under way: it ends behind them
+            self._reads[ticket] = read._replace(mark=self._copier.mark(), failed=failed)
+
+    def _copy(self, peer: _Peer, extent: Extent) -> None:
+        source = peer.sources[extent.remote.region]
+        target = self._here[extent.local.region]
+        self._copier.copy(target, extent.local.offset, source, extent.remote.offset, extent.nbytes)
+
+    def _is_there(self, peer: _Peer, extent: Extent) -> bool:
+        """Whether both ends have these bytes: nothing else may be touched."""
+        remote, local = extent.remote, extent.local
+        if remote.offset < 0 or remote.offset + extent.nbytes > peer.sources[remote.region].size:
+            return False
+        if extent.check is Check.TAG:
+            index, rest = divmod(remote.offset, self._block_bytes)
+            if rest or (index + 1) * TAG_BYTES > len(peer.tags):
+                return False
+        room = self._here[local.region].numel()
+        return local.offset >= 0 and local.offset + extent.nbytes <= room
+
+    def _tag_at(self, peer: _Peer, place: Place) -> bytes:
+        first = place.offset // self._block_bytes * TAG_BYTES
+        return bytes(peer.tags[first : first + TAG_BYTES])

@@ -1,0 +1,386 @@
+"""Workers of one machine that map each other's memory: who gets it, what may be copied, and when it
+is let go of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.kernels.memory.shared import shared_tensor
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
+from tandem.kvtransfer.memory.slots import SharedSlots
+from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region
+from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.transports.mapped import giving
+from tandem.kvtransfer.transports.mapped.copiers import HostCopier
+from tandem.kvtransfer.transports.mapped.transport import MappedTransport
+from tandem.kvtransfer.transports.mapped.wire import (
+    GREETING,
+    MAGIC,
+    SIZES,
+    MappedCard,
+    decode_card,
+    encode_card,
+    open_folder,
+)
+from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+
+BLOCKS, BYTES = 8, 4096
+TAG = b"t" * 16
+KEY = RequestKey(b"R" * 16, "r", 0)
+SECONDS = 10.0
+
+
+class Worker:
+    """A transport over a slab, slots and tags that other processes could map."""
+
+    def __init__(self, folder: Path, fill: int) -> None:
+        self.incarnation = new_incarnation()
+        self.garbage = 0
+        self.slab = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
+        self.blocks = Blocks(self.slab, SharedTags(BLOCKS))
+        self.slots = SharedSlots(2, BYTES)
+        self.transport = MappedTransport(
+            "shm", self.incarnation, HostCopier(), folder, on_gpu=False, on_garbage=self.count
+        )
+
+    def count(self) -> None:
+        """Something did not follow the protocol."""
+        self.garbage += 1
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short name: that of a socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def producer(folder: Path) -> Iterator[Worker]:
+    """Whose blocks are sevens."""
+    made = Worker(folder, 7)
+    yield made
+    made.transport.stop()
+
+
+@pytest.fixture
+def consumer(folder: Path) -> Iterator[Worker]:
+    """Whose blocks are zeros."""
+    made = Worker(folder, 0)
+    made.transport.receive(made.slots, made.blocks)
+    yield made
+    made.transport.stop()
+
+
+def until(told: Callable[[], object]) -> None:
+    """Wait, but not for ever."""
+    end = time.monotonic() + SECONDS
+    while not told():
+        assert time.monotonic() < end, "it did not come"
+        time.sleep(0.005)
+
+
+def block(mine: int, theirs: int, *, shift: int = 0, nbytes: int = BYTES) -> Extent:
+    """P's block for D's."""
+    here, there = Place(Region.BLOCKS, mine * BYTES), Place(Region.BLOCKS, theirs * BYTES + shift)
+    return Extent(here, there, nbytes, Check.TAG)
+
+
+def ended(transport: MappedTransport, ticket: Any) -> Progress:
+    """How a read ended."""
+    seen: list[Progress] = []
+
+    def over() -> bool:
+        transport.advance()
+        seen.append(transport.poll(ticket))
+        return seen[-1] is not Progress.PENDING
+
+    until(over)
+    return seen[-1]
+
+
+def counted(worker: Worker, number: int) -> bool:
+    """Whether so much garbage came."""
+    return worker.garbage == number
+
+
+def moved(consumer: Worker) -> bool:
+    """True, and the transport has got on."""
+    consumer.transport.advance()
+    return True
+
+
+def linked(consumer: Worker, producer: Worker) -> Incarnation:
+    """The consumer knows the producer's card."""
+    card = producer.transport.serve(producer.slots, producer.blocks)
+    consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
+    return producer.incarnation
+
+
+def mappings() -> int:
+    """Ranges of shared memory that this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:tandem-kv")
+
+
+def test_blocks_are_copied_with_their_tags(consumer: Worker, producer: Worker) -> None:
+    """Scattered blocks come in one read, and each one's tag as it is after the copy."""
+    peer = linked(consumer, producer)
+    producer.slab[3:6] = torch.arange(3, dtype=torch.uint8)[:, None] + 1
+    producer.blocks.tags.set(KEY, 4, TAG)
+    read = consumer.transport.read(peer, [block(0, 5), block(7, 4)])
+    assert ended(consumer.transport, read) is Progress.DONE
+    assert consumer.transport.tags_of(read) == [bytes(16), TAG]
+    assert consumer.slab[:, 0].tolist() == [3, 0, 0, 0, 0, 0, 0, 2]
+    assert not consumer.transport.tags_of(read)
+
+
+@pytest.mark.parametrize(
+    "extent",
+    [
+        block(0, BLOCKS),
+        block(0, 0, nbytes=BLOCKS * BYTES + 1),
+        block(0, -1),
+        block(0, 1, shift=1),
+        block(BLOCKS, 0),
+        block(-1, 0),
+        Extent(Place(Region.SLOTS, 0), Place(Region.SLOTS, 2 * BYTES), 1, Check.PATTERN),
+        Extent(Place(Region.SLOTS, 2 * BYTES), Place(Region.SLOTS, 0), 1, Check.PATTERN),
+    ],
+)
+def test_what_lies_outside_is_not_touched(
+    consumer: Worker, producer: Worker, extent: Extent
+) -> None:
+    """An extent beyond either end's memory, or that is no whole block, fails its read and writes
+    nothing; the link goes on."""
+    peer = linked(consumer, producer)
+    read = consumer.transport.read(peer, [block(1, 1), extent])
+    assert ended(consumer.transport, read) is Progress.FAILED
+    assert not consumer.slab.any()
+    assert not consumer.slots.rows.any()
+    assert ended(consumer.transport, consumer.transport.read(peer, [block(0, 0)])) is Progress.DONE
+
+
+def test_a_lost_peers_memory_is_let_go_of(consumer: Worker, producer: Worker) -> None:
+    """Slab, slots and tags of a peer are mapped once, and not longer than its link."""
+    before = mappings()
+    peer = linked(consumer, producer)
+    for _ in range(3):
+        ended(consumer.transport, consumer.transport.read(peer, [block(0, 0)]))
+    assert mappings() == before + 3
+    consumer.transport.close(peer)
+    assert mappings() == before
+    gone = consumer.transport.read(peer, [block(0, 0)])
+    assert ended(consumer.transport, gone) is Progress.FAILED
+
+
+class Slow:
+    """Copies that end when they are told to."""
+
+    def __init__(self, inner: HostCopier) -> None:
+        self._inner = inner
+        self.through = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def mark(self) -> Slow:
+        """See Copier."""
+        return self
+
+    def done(self) -> bool:
+        """See Mark."""
+        return self.through
+
+
+def test_memory_stays_mapped_under_a_copy(consumer: Worker, producer: Worker) -> None:
+    """A link that is lost in mid-copy: the read is not terminal before the copy is over, and the
+    peer's memory is mapped as long."""
+    slow = consumer.transport._copier = Slow(HostCopier())
+    before = mappings()
+    peer = linked(consumer, producer)
+    read = consumer.transport.read(peer, [block(0, 0)])
+    until(lambda: moved(consumer) and consumer.slab[0].all())
+    consumer.transport.close(peer)
+    assert consumer.transport.poll(read) is Progress.PENDING
+    assert mappings() == before + 3
+    slow.through = True
+    assert consumer.transport.poll(read) is Progress.DONE
+    assert mappings() == before
+
+
+def test_a_copy_that_cannot_be_begun_ends_behind_those_before_it(
+    consumer: Worker, producer: Worker
+) -> None:
+    """Of two copies the second is refused: the read fails, but not while the first may land."""
+
+    class Refusing(Slow):
+        copies = 0
+
+        def copy(self, *args: Any) -> None:
+            self.copies += 1
+            if self.copies == 2:
+                raise TransportError("refused")
+            self._inner.copy(*args)
+
+    refusing = consumer.transport._copier = Refusing(HostCopier())
+    peer = linked(consumer, producer)
+    read = consumer.transport.read(peer, [block(0, 0), block(1, 1)])
+    until(lambda: moved(consumer) and refusing.copies == 2)
+    assert consumer.transport.poll(read) is Progress.PENDING
+    refusing.through = True
+    assert consumer.transport.poll(read) is Progress.FAILED
+
+
+def test_reads_before_the_memory_came_end_with_the_link(
+    consumer: Worker, producer: Worker, folder: Path
+) -> None:
+    """A producer that hangs gives nothing: the reads wait, and fail when the link is given up."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mute:
+        mute.bind(str(folder / "00.sock"))
+        mute.listen(1)
+        card = encode_card(MappedCard("00.sock", b"s" * 16, b"i" * 16))
+        consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
+        read = consumer.transport.read(producer.incarnation, [block(0, 0)])
+        consumer.transport.advance()
+        assert consumer.transport.poll(read) is Progress.PENDING
+        consumer.transport.close(producer.incarnation)
+        assert consumer.transport.poll(read) is Progress.FAILED
+
+
+@pytest.mark.parametrize(
+    ("data", "descriptors"),
+    [
+        (b"", 0),
+        (b"x" * SIZES.size, 3),
+        (SIZES.pack(MAGIC, 1, 1, 1), 2),
+        (SIZES.pack(MAGIC, 1, 0, 1), 3),
+        (SIZES.pack(MAGIC, 1 << 60, 1 << 60, 1 << 60), 3),
+    ],
+)
+def test_an_answer_that_is_none_fails_the_link(
+    consumer: Worker, producer: Worker, folder: Path, data: bytes, descriptors: int
+) -> None:
+    """Too few descriptors, other sizes, other words: the reads fail and no descriptor is kept."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as odd, open(os.devnull) as null:
+        odd.bind(str(folder / "00.sock"))
+        odd.listen(1)
+        card = encode_card(MappedCard("00.sock", b"s" * 16, b"i" * 16))
+        before = len(os.listdir("/proc/self/fd"))
+        consumer.transport.connect(producer.incarnation, "127.0.0.1", card)
+        read = consumer.transport.read(producer.incarnation, [block(0, 0)])
+        caller, _ = odd.accept()
+        with caller:
+            if data:
+                socket.send_fds(caller, [data], [null.fileno()] * descriptors)
+        assert ended(consumer.transport, read) is Progress.FAILED
+        consumer.transport.close(producer.incarnation)
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert not consumer.slab.any()
+
+
+def test_who_greets_wrongly_is_given_nothing(
+    producer: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage, another secret, another incarnation, too much and silence: counted, and closed."""
+    monkeypatch.setattr(giving, "GREETING_SECONDS", 0.3)
+    card = decode_card(producer.transport.serve(producer.slots, producer.blocks))
+    path = str(producer.transport._folder / card.name)
+    right = GREETING.pack(MAGIC, card.incarnation, card.secret)
+    wrong = [
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        GREETING.pack(MAGIC, card.incarnation, b"x" * 16),
+        GREETING.pack(MAGIC, b"x" * 16, card.secret),
+        right + b"x",
+        right[:-1],
+    ]
+    for number, greeting in enumerate(wrong, 1):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.settimeout(SECONDS)
+            caller.connect(path)
+            caller.send(greeting)
+            with contextlib.suppress(ConnectionResetError):  # what was said too much was not read
+                data, descriptors, _, _ = socket.recv_fds(caller, 100, 3)
+                assert (data, list(descriptors)) == (b"", [])
+        until(partial(counted, producer, number))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(SECONDS)
+        caller.connect(path)
+        caller.send(right)
+        data, descriptors, _, _ = socket.recv_fds(caller, 100, 3)
+        for each in descriptors:
+            os.close(each)
+    assert (len(data), len(descriptors)) == (SIZES.size, 3)
+
+
+def test_a_worker_of_another_machine_has_no_socket_here(consumer: Worker) -> None:
+    """Said at once, when the link is made."""
+    card = encode_card(MappedCard("ab.sock", b"s" * 16, b"i" * 16))
+    with pytest.raises(TransportError, match=r"ab\.sock"):
+        consumer.transport.connect(new_incarnation(), "127.0.0.1", card)
+
+
+@pytest.mark.parametrize("name", ["../a.sock", "/a.sock", "a", "", "a.sock/", "x" * 65 + ".sock"])
+def test_a_card_names_a_socket_and_no_other_file(name: str) -> None:
+    """What a peer says is no path."""
+    with pytest.raises(TransportError, match="not a card"):
+        decode_card(encode_card(MappedCard(name, b"s" * 16, b"i" * 16)))
+
+
+def test_sockets_of_killed_workers_are_swept(producer: Worker, folder: Path) -> None:
+    """A socket at which nobody listens goes when the next worker begins; others stay."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(folder / "dead.sock"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as live:
+        live.bind(str(folder / "live.sock"))
+        live.listen(1)
+        card = decode_card(producer.transport.serve(producer.slots, producer.blocks))
+        assert not (folder / "dead.sock").exists()
+        assert (folder / "live.sock").exists()
+    assert (folder / card.name).stat().st_mode & 0o077 == 0
+    producer.transport.stop()
+    assert not (folder / card.name).exists()
+
+
+def test_the_folder_is_ours_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default nobody else may enter it; one that anybody may is refused."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    own = open_folder(None)
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o755)
+    with pytest.raises(TransportError, match="--kv-node-folder"):
+        open_folder(None)
+    with pytest.raises(TransportError, match="kv_node_folder"):
+        open_folder(str(folder / "nothing"))
+    long = folder / ("x" * 80)
+    long.mkdir()
+    with pytest.raises(TransportError, match="too long"):
+        open_folder(str(long))
+
+
+def test_a_name_is_for_memory_that_it_reaches() -> None:
+    """cuda_p2p is of GPUs and shm of the host's memory; the other one is named."""
+    for name, on_gpu in (("cuda_p2p", False), ("shm", True)):
+        with pytest.raises(TransportError, match=r"try (shm|cuda_p2p)"):
+            make_transports(
+                KVTransferConfig(kv_connector=name), new_incarnation(), "producer", on_gpu=on_gpu
+            )
+
+
+def test_memory_of_the_engines_own_is_not_shared(producer: Worker) -> None:
+    """A slab that no other process can map is said so, and nothing is given."""
+    own = Blocks(torch.zeros(BLOCKS, BYTES, dtype=torch.uint8), SharedTags(BLOCKS))
+    with pytest.raises(TransportError, match="not shared"):
+        producer.transport.serve(producer.slots, own)

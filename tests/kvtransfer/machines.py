@@ -10,6 +10,7 @@ from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
 from tandem.kvtransfer.handoff.actions import (
     Action,
+    Blame,
     Count,
     Millis,
     Pack,
@@ -107,6 +108,7 @@ class Face:
         self.packs: list[Pack] = []
         self.reads: list[Read] = []
         self.unpacks: list[Unpack] = []
+        self.blamed: list[Blame] = []
         self.p_told: list[Any] = []
         self.d_told: list[Any] = []
         self.counted: list[str] = []
@@ -143,6 +145,7 @@ class Face:
                     Pack: self.packs,
                     Read: self.reads,
                     Unpack: self.unpacks,
+                    Blame: self.blamed,
                     Tag: self.tags,
                     Untag: self.tags,
                 }

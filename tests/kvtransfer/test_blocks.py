@@ -1,50 +1,15 @@
-"""KV from block to block: tags, and blocks that wait for the last copy into them."""
+"""KV from block to block: its tags, and the groups of KV that two ends agree on."""
 
 import msgspec
 import pytest
-from tests.kvtransfer.builders import FINGERPRINT, LAYOUT, Consumer, Producer, make_config, make_key
+from tests.kvtransfer.builders import FINGERPRINT, LAYOUT, Consumer, Producer, make_config
+from tests.kvtransfer.held_copies import KEY, OTHER
 
 from tandem.kvtransfer import events
-from tandem.kvtransfer.handoff.messages import Part
 from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags, tag_of
-from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash
 from tandem.protocol.layout import KVGroup, KVKind, KVLayout
-
-KEY, OTHER = make_key("one"), make_key("two")
-
-
-class Held:
-    """A pair whose copies wait for the test."""
-
-    def __init__(self, workers, **config) -> None:
-        made = make_config(kv_connector="memory_blocks", **config)
-        self.transport = MemoryTransport(direct=True)
-        self.producer = workers(Producer, made)
-        self.consumer = workers(Consumer, made, transports={"memory_blocks": self.transport})
-        self.consumer.meet(self.producer)
-        self.tags = self.producer.service._mover.blocks.tags
-        self.transport.hold.set()
-
-    def copy(self, blocks: list[int], into: list[int]) -> None:
-        """Hand KEY over as far as a copy that is on its way."""
-        self.consumer.open(KEY, self.producer.incarnation)
-        self.producer.hand_over(KEY, 4 * len(blocks), blocks, self.consumer.incarnation)
-        self.consumer.load(KEY, into)
-        self.consumer.until(lambda: self.transport._reads)
-
-    def nothing_is_held(self) -> None:
-        """At neither end, tags included."""
-        self.consumer.until(lambda: not self.consumer.service.has_pending())
-        self.producer.until(lambda: not self.producer.service.has_pending())
-        assert all(self.tags.read(block) == CLEARED for block in range(64))
-
-
-@pytest.fixture
-def held(workers) -> Held:
-    """Copies that wait, and a short rest of links."""
-    return Held(workers, kv_quarantine_seconds=0.5)
 
 
 def test_no_slot_is_used_and_no_byte_is_packed(workers):
@@ -63,70 +28,6 @@ def test_no_slot_is_used_and_no_byte_is_packed(workers):
     producer.wait_for(events.Released, KEY)
     tags = producer.service._mover.blocks.tags
     assert all(tags.read(block) == CLEARED for block in range(64))
-
-
-@pytest.mark.parametrize(
-    ("tag", "cause", "rests"),
-    [(b"another request!", FailCause.IDENTITY, True), (CLEARED, FailCause.GONE, False)],
-    ids=["another's", "cleared"],
-)
-def test_a_block_without_its_tag_is_never_used(held, tag, cause, rests):
-    """One that is another's by now speaks against the link; a lease that ended does not."""
-    held.copy([0, 1, 2], [4, 5, 6])
-    held.tags._write(1, tag)
-    held.transport.hold.clear()
-    assert held.consumer.wait_for(events.LoadFailed, KEY).cause is cause
-    producer = held.producer.incarnation
-    if rests:
-        held.consumer.until(lambda: not held.consumer.service.peer_up(producer))
-        assert "has the tag of another" in held.consumer.service.why_down(producer)
-    else:
-        assert held.consumer.service.peer_up(producer)
-    held.tags._write(1, CLEARED)
-    held.nothing_is_held()
-
-
-def test_blocks_come_back_only_when_the_copy_into_them_has_ended(held):
-    """A request that is cancelled keeps its blocks until nothing can be written there any more."""
-    held.copy([0, 1], [4, 5])
-    held.consumer.service.cancel(KEY)
-    assert not held.consumer.wait_for(events.Cancelled, KEY).blocks_free
-    held.producer.wait_for(events.Released, KEY)
-    assert not any(isinstance(each, events.BlocksFree) for each in held.consumer.seen)
-    assert held.consumer.service.has_pending()
-    held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
-    held.nothing_is_held()
-
-
-def test_blocks_come_back_though_the_link_is_lost_while_they_are_copied(held):
-    """The copy then fails, which is an end, too."""
-    held.copy([0, 1], [4, 5])
-    held.consumer.service.set_peers([])
-    failed = held.consumer.wait_for(events.LoadFailed, KEY)
-    assert (failed.cause, failed.blocks_free) == (FailCause.PEER, False)
-    held.transport.hold.clear()
-    held.consumer.wait_for(events.BlocksFree, KEY)
-    held.nothing_is_held()
-
-
-def test_a_part_names_blocks_that_exist(held):
-    """A block out of P's slab is an identity fault, not a copy."""
-    say = held.producer.service._mover.say
-
-    def wild(peer, message):
-        if isinstance(message, Part):
-            message = msgspec.structs.replace(message, blocks=(64,))
-        say(peer, message)
-
-    held.producer.service._mover.say = wild
-    held.consumer.open(KEY, held.producer.incarnation)
-    held.producer.hand_over(KEY, 4, [0], held.consumer.incarnation)
-    held.consumer.load(KEY, [1])
-    failed = held.consumer.wait_for(events.LoadFailed, KEY)
-    assert failed.cause is FailCause.IDENTITY
-    assert "block 64 of 64" in failed.message
-    assert not held.transport._reads
 
 
 def test_both_ends_go_by_the_engines_hashes(workers):

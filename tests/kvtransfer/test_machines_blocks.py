@@ -1,13 +1,13 @@
 """Both machines where P's blocks are copied into D's: what holds of copies, tags and blocks."""
 
 import pytest
-from tests.kvtransfer.machines import LEASE_MS, A, Face, as_copied
+from tests.kvtransfer.machines import COMMIT_MS, LEASE_MS, P_INC, A, Face, as_copied
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
-from tandem.kvtransfer.handoff.actions import Tag, Untag
-from tandem.kvtransfer.handoff.messages import Part, Ready
+from tandem.kvtransfer.handoff.actions import Blame, Tag, Untag
+from tandem.kvtransfer.handoff.messages import Done, Gone, GoneReason, Part, Ready
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
 
@@ -64,9 +64,62 @@ def test_a_wrong_tag_fails_the_hand_off(copying):
     copying.read_done(copying.reads.pop(0))
     check = copying.unpacks.pop(0)
     assert (check.slot, check.block_ids) == (None, (100, 101))
+    copying.to_p.clear()
     copying.d(d.Unpacked(A, check.index, FailCause.IDENTITY, "another's tag"))
+    assert copying.to_p == [Done(A, ok=False)]
+    copying.deliver_p(copying.to_p.pop())
+    copying.deliver_d(copying.to_d.pop())
     assert copying.d_told[-1].cause is FailCause.IDENTITY
     assert not copying.d_told[-1].blocks_free
+    assert copying.blamed == [Blame(P_INC, "another's tag")]
+
+
+DOUBTED = {
+    "a lease that had ended": (lambda face: face.deliver_d(Gone(A, GoneReason.CANCELLED)), "gone"),
+    "a lost link": (Face.break_link, "peer"),
+    "no answer": (lambda face: face.after(COMMIT_MS), "timeout"),
+    "a cancel": (lambda face: face.d(d.Cancel(A)), None),
+}
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+@pytest.mark.parametrize("how", DOUBTED)
+def test_the_tag_of_another_is_told_when_p_has_answered_and_once(copying, how, copies):
+    """A lease that ended while D copied, whose blocks are the next request's, is nobody's fault."""
+    copying.read_done(copying.reads.pop(0))
+    if not copies:
+        copying.read_done(copying.reads.pop(0))
+        copying.d(d.Unpacked(A, copying.unpacks.pop().index))
+    told = len(copying.d_told)
+    copying.d(d.Unpacked(A, copying.unpacks.pop().index, FailCause.IDENTITY, "another's tag"))
+    assert len(copying.d_told) == told
+    act, cause = DOUBTED[how]
+    act(copying)
+    (ending,) = copying.d_told[told:]
+    assert getattr(ending, "cause", None) == cause
+    assert ending.blocks_free is not bool(copies)
+    for message in (Gone(A, GoneReason.ABANDONED), Gone(A, GoneReason.CANCELLED)):
+        copying.deliver_d(message)
+    if copies:
+        assert copying.imports.pulls[A].state is DState.FAILING
+        copying.read_done(copying.reads.pop())
+        assert copying.d_told[told + 1 :] == [events.BlocksFree(A)]
+    assert copying.imports.pulls[A].state is DState.CLOSED
+    assert not copying.blamed
+
+
+def test_blocks_wait_for_the_answer_though_the_last_copy_has_ended(copying):
+    """Its ending says that they are free, not a word before it."""
+    copying.read_done(copying.reads.pop(0))
+    copying.d(d.Unpacked(A, copying.unpacks.pop().index, FailCause.IDENTITY, "another's tag"))
+    told = len(copying.d_told)
+    copying.read_done(copying.reads.pop())
+    assert len(copying.d_told) == told
+    copying.deliver_d(Gone(A, GoneReason.EXPIRED))
+    (ending,) = copying.d_told[told:]
+    assert ending == events.LoadFailed(
+        A, FailCause.GONE, "the prefill worker let go: expired", blocks_free=True
+    )
 
 
 def test_tags_are_set_before_ready_and_cleared_before_the_blocks_are_free():

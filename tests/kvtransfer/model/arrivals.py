@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from tests.kvtransfer.model.blocks import hashes
-from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, Use
+from tests.kvtransfer.model.blocks import content, hashes, tag
+from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, InFlight, Use
 from tests.kvtransfer.model.world import World, replaced
 
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Unpack
+from tandem.kvtransfer.handoff.lease import ENDED
+from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.mover.identity import fault_of_copy
 from tandem.protocol.errors import FailCause
 
@@ -54,12 +56,25 @@ def _copy_ends(world: World, n: int) -> None:
     seen = read.seen
     if seen is None:
         seen = world.tags_of(read.remote_blocks)
-        world.must_have_tags(read, seen)
+        _must_have_tags(world, read, seen)
     before = len(world.unpacks)
     world.own_d()
     world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
     if len(world.unpacks) > before:
         world.seen = (*world.seen, (read.key, read.part, seen))
+
+
+def _must_have_tags(world: World, read: InFlight, seen: tuple[bytes, ...]) -> None:
+    """A copy of what is leased, and not overwritten, is not refused."""
+    export = world.exports.exports.get(read.key)
+    if export is None or export.state in ENDED or read.peer != world.p:
+        return
+    index = KEYS.index(read.key)
+    part = next(each for each in export.out if each.index == read.part)
+    for at, (block, found) in enumerate(zip(read.remote_blocks, seen, strict=True), part.start):
+        written = world.p_blocks[block] == content(world.setup, index, block, world.p)
+        if written and found != tag(world.setup, read.key, part.group, at):
+            raise Broken(f"block {block} of {read.key} is leased without its tag")
 
 
 def read_fails(world: World, n: int) -> None:
@@ -97,7 +112,8 @@ def unpack(world: World, n: int) -> None:
     else:
         fault = _check(world, todo)
     d_takes(world, d_events.Unpacked(todo.key, todo.index, fault))
-    if fault is not None and world.use[index].ended in ("", "Loaded"):
+    pull = world.imports.pulls.get(todo.key)
+    if fault is not None and pull is not None and pull.state not in (DState.FAILING, DState.CLOSED):
         raise Broken(f"{todo.key} goes on with the tag of another")
 
 

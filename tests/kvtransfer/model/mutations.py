@@ -17,7 +17,7 @@ from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.lease import Result as PResult
-from tandem.kvtransfer.handoff.messages import Committed, Done
+from tandem.kvtransfer.handoff.messages import Committed, Done, Gone, GoneReason
 from tandem.kvtransfer.handoff.producer import step as p_step
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing
@@ -129,6 +129,23 @@ class NoSharing(BlockTags):
         for block, _ in self._by_key.get(key, ()):
             self._holders[block] = 1
         super().clear(key)
+
+
+def _blame_at_once(
+    pull: Pull | None, event: d_events.Event, now: Millis, policy: ConsumerPolicy
+) -> DResult:
+    after, actions = d_step(pull, event, now, policy)
+    if after is None or after.doubt is None or (pull is not None and pull.doubt is not None):
+        return after, actions
+    told = d_events.Told(event.key, after.producer, Gone(event.key, GoneReason.ABANDONED))
+    after, more = d_step(after, told, now, policy)
+    return after, actions + more
+
+
+class HastyBlame(ImportTable):
+    """The tag of another speaks against the link, whether P's lease stood or not."""
+
+    machine = staticmethod(_blame_at_once)
 
 
 class NoQuarantine(SlotRing):

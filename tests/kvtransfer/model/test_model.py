@@ -363,6 +363,20 @@ def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
             "is leased without its tag",
             id="the sharing of tags",
         ),
+        pytest.param(
+            Setup(
+                num_keys=2,
+                num_blocks=1,
+                direct=True,
+                home=Home.REUSED,
+                brisk=True,
+                imports=mutations.HastyBlame,
+                faults=("p's deadline",),
+            ),
+            1,
+            "a link is blamed",
+            id="P's answer to the tag of another",
+        ),
     ],
 )
 def test_without_a_rule_of_the_engines_the_checker_finds_the_harm(setup, faults, harm):

@@ -29,11 +29,20 @@ from tests.kvtransfer.model.parts import (
 )
 
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready, Revoked
-from tandem.kvtransfer.handoff.actions import Action, Pack, Read, Send, Tag, Tell, Unpack, Untag
+from tandem.kvtransfer.handoff.actions import (
+    Action,
+    Blame,
+    Pack,
+    Read,
+    Send,
+    Tag,
+    Tell,
+    Unpack,
+    Untag,
+)
 from tandem.kvtransfer.handoff.export import Asked
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.handoff.pull import Told
 from tandem.kvtransfer.handoff.slots import SlotState
@@ -311,6 +320,8 @@ class World:
                 self.unpacks = (*self.unpacks, action)
             elif isinstance(action, Tell):
                 self._d_hears(action.event)
+            elif isinstance(action, Blame):
+                raise Broken(f"a link is blamed: {action.reason}")
 
     def _d_hears(self, event: object) -> None:
         assert isinstance(
@@ -358,18 +369,6 @@ class World:
     def tags_of(self, blocks: tuple[int, ...]) -> tuple[bytes, ...]:
         """P's, as they are now."""
         return tuple(self.p_tags.read(block) for block in blocks)
-
-    def must_have_tags(self, read: InFlight, seen: tuple[bytes, ...]) -> None:
-        """A copy of what is leased, and not overwritten, is not refused."""
-        export = self.exports.exports.get(read.key)
-        if export is None or export.state in ENDED or read.peer != self.p:
-            return
-        index = KEYS.index(read.key)
-        part = next(each for each in export.out if each.index == read.part)
-        for at, (block, found) in enumerate(zip(read.remote_blocks, seen, strict=True), part.start):
-            written = self.p_blocks[block] == content(self.setup, index, block, self.p)
-            if written and found != tag(self.setup, read.key, part.group, at):
-                raise Broken(f"block {block} of {read.key} is leased without its tag")
 
 
 def _copied(session: Session | None) -> Session | None:

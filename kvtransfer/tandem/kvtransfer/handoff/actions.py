@@ -85,6 +85,13 @@ class Unpack(msgspec.Struct, frozen=True):
     group: int = 0
 
 
+class Blame(msgspec.Struct, frozen=True):
+    """D: what this peer's link delivered was another's, though the lease stood: quarantine it."""
+
+    peer: Incarnation
+    reason: str
+
+
 class Free(msgspec.Struct, frozen=True):
     """The slot is nobody's; carried out by the table that owns the ring."""
 
@@ -103,4 +110,4 @@ class Count(msgspec.Struct, frozen=True):
     what: str
 
 
-Action = Send | Tell | Pack | Tag | Untag | Read | Unpack | Free | Quarantine | Count
+Action = Send | Tell | Pack | Tag | Untag | Read | Unpack | Blame | Free | Quarantine | Count

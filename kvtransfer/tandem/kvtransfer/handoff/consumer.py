@@ -16,6 +16,7 @@ from tandem.kvtransfer.events import BlocksFree, Cancelled
 from tandem.kvtransfer.events import Ready as ReadyEvent
 from tandem.kvtransfer.handoff.actions import (
     Action,
+    Blame,
     Count,
     Free,
     Millis,
@@ -29,9 +30,11 @@ from tandem.kvtransfer.handoff.endings import (
     armed,
     close,
     done_if_complete,
+    doubted,
     fail,
     first_token_ended,
     loaded,
+    settled,
 )
 from tandem.kvtransfer.handoff.manifest import (
     Item,
@@ -41,7 +44,17 @@ from tandem.kvtransfer.handoff.manifest import (
     manifest,
     num_blocks,
 )
-from tandem.kvtransfer.handoff.messages import Done, Final, Gone, Open, Part, Ready, Taken, Want
+from tandem.kvtransfer.handoff.messages import (
+    Done,
+    Final,
+    Gone,
+    GoneReason,
+    Open,
+    Part,
+    Ready,
+    Taken,
+    Want,
+)
 from tandem.kvtransfer.handoff.pull import (
     ConsumerPolicy,
     Event,
@@ -58,6 +71,7 @@ from tandem.kvtransfer.handoff.pull import (
 )
 from tandem.kvtransfer.handoff.tables import CONSUMER, DEvent, DState
 from tandem.protocol.errors import FailCause
+from tandem.protocol.kv import LoadFailed
 from tandem.protocol.layout import blocks_for
 
 _ENDED = (DState.FAILING, DState.CLOSED)
@@ -268,7 +282,7 @@ def _freed(flight: Flight) -> list[Action]:
 
 def _writes_less(pull: Pull) -> Result:
     """FAILING, and a copy or an unpack is over: after the last one the blocks are free."""
-    if pull.unpacking or pull.reading:
+    if pull.unpacking or pull.reading or pull.doubt is not None:
         return pull, []
     return _replace(pull, state=DState.CLOSED), [Tell(BlocksFree(pull.key))]
 
@@ -280,6 +294,8 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
     if pull.state is DState.FAILING:
         failing, told = _writes_less(pull)
         return failing, freed + told
+    if event.fault is FailCause.IDENTITY and pull.direct:
+        return doubted(pull, event.message, now, policy)
     if event.fault is not None:
         failed, actions = fail(pull, event.fault, event.message, now, policy)
         return failed, freed + actions
@@ -297,22 +313,41 @@ def _on_committed(pull: Pull, _event: Told, now: Millis, policy: ConsumerPolicy)
 def _on_gone(pull: Pull, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
     gone = event.message
     assert isinstance(gone, Gone)
+    if pull.doubt is not None and gone.reason is GoneReason.ABANDONED:  # by D: till then it stood
+        blame = Blame(pull.producer, pull.doubt)
+        failed, told = _settle(pull, FailCause.IDENTITY, pull.doubt, now, policy)
+        return failed, [*told, blame]
+    message = f"the prefill worker let go: {gone.reason}"
+    if pull.doubt is not None:
+        return _settle(pull, FailCause.GONE, message, now, policy)
     if pull.state in _ENDED:
         return pull, []
-    return fail(pull, FailCause.GONE, f"the prefill worker let go: {gone.reason}", now, policy)
+    return fail(pull, FailCause.GONE, message, now, policy)
+
+
+def _settle(
+    pull: Pull, cause: FailCause, message: str, now: Millis, policy: ConsumerPolicy
+) -> Result:
+    def ending(blocks_free: bool) -> Tell:
+        return Tell(LoadFailed(pull.key, cause, message, blocks_free))
+
+    return settled(pull, ending, now, policy)
 
 
 def _on_cancel(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) -> Result:
-    if pull.state in _ENDED:
-        return pull, []
-
     def ending(blocks_free: bool) -> Tell:
         return Tell(Cancelled(pull.key, blocks_free))
 
+    if pull.doubt is not None:
+        return settled(pull, ending, now, policy)
+    if pull.state in _ENDED:
+        return pull, []
     return close(pull, now, policy, ending, say=True)
 
 
 def _on_link_lost(pull: Pull, event: LinkLost, now: Millis, policy: ConsumerPolicy) -> Result:
+    if pull.doubt is not None:
+        return _settle(pull, FailCause.PEER, event.reason, now, policy)
     if pull.state in _ENDED:
         return pull, []
     return fail(pull, FailCause.PEER, event.reason, now, policy, say=False)
@@ -321,6 +356,8 @@ def _on_link_lost(pull: Pull, event: LinkLost, now: Millis, policy: ConsumerPoli
 def _on_timeout(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) -> Result:
     if pull.state is DState.CLOSED:
         return None, []
+    if pull.doubt is not None:
+        return _settle(pull, FailCause.TIMEOUT, f"{pull.doubt}; no answer", now, policy)
     if pull.state is DState.FAILING:
         later = Millis(now + policy.tombstone_ms)
         return _replace(pull, deadline=later), [Count("d:copy or unpack is slow")]

@@ -80,6 +80,34 @@ def fail(
     return close(pull, now, policy, ending, say=say)
 
 
+def doubted(pull: Pull, message: str, now: Millis, policy: ConsumerPolicy) -> Result:
+    """A copy has the tag of another: nothing of it is used. Whether that speaks against the link is
+    told when P has answered whether its lease stood, else every lease that ends while D copies
+    would."""
+    doubted = _replace(
+        pull,
+        state=DState.FAILING,
+        queued=(),
+        doubt=message,
+        deadline=min(pull.budget, Millis(now + policy.commit_ms)),
+    )
+    return doubted, [Send(pull.producer, Done(pull.key, ok=False))]
+
+
+def settled(
+    pull: Pull, told: Callable[[bool], Tell], now: Millis, policy: ConsumerPolicy
+) -> Result:
+    """Tell at last the ending of what was doubted; blocks are free with the last copy."""
+    free = not (pull.reading or pull.unpacking)
+    settled = _replace(
+        pull,
+        state=DState.CLOSED if free else DState.FAILING,
+        doubt=None,
+        deadline=Millis(now + policy.tombstone_ms),
+    )
+    return settled, [told(free)]
+
+
 def first_token_ended(
     pull: Pull, final: Final, finish: str, now: Millis, policy: ConsumerPolicy
 ) -> Result:

@@ -78,6 +78,9 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """Parts whose turn has not come, oldest first."""
     reading: tuple[Flight, ...] = ()
     unpacking: tuple[Flight, ...] = ()
+    doubt: str | None = None
+    """FAILING and not told yet: a copy had the tag of another, and P has not said whether its lease
+    stood."""
     reached: tuple[int, ...] = ()
     """By item: where it begins, and as many tokens more as lie verified in D's blocks."""
 

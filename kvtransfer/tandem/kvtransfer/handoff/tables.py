@@ -209,7 +209,8 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
     (_D.PULLING, _V.READ_FAILED): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.UNPACKED): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
-        "slot is free; each item complete and FINAL: DONE(ok); wrong header, digest or tag: fail",
+        "slot is free; each item complete and FINAL: DONE(ok); wrong header or digest, or a tag "
+        "that is cleared: fail; the tag of another: DONE(abandon), fail with P's answer",
     ),
     (_D.PULLING, _V.GONE): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.CANCEL): Rule((_D.FAILING, _D.CLOSED), "DONE(abandon) → P"),
@@ -229,11 +230,20 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
         (_D.FAILING, _D.CLOSED), "of a copy; last one: blocks are free"
     ),
     (_D.FAILING, _V.UNPACKED): Rule((_D.FAILING, _D.CLOSED), "last one: blocks are free"),
-    (_D.FAILING, _V.CANCEL): Rule((_D.FAILING,), "its ending is already told"),
+    (_D.FAILING, _V.CANCEL): Rule(
+        (_D.FAILING, _D.CLOSED), "its ending is already told; P's answer is awaited: tell it now"
+    ),
     (_D.FAILING, _V.LOAD): Rule((_D.FAILING,), "its ending is already told"),
-    (_D.FAILING, _V.LINK_LOST): Rule((_D.FAILING,), "–"),
-    (_D.FAILING, _V.GONE): Rule((_D.FAILING,), "–"),
-    (_D.FAILING, _V.TIMEOUT): Rule((_D.FAILING,), "wait on: the unpack or copy is our own"),
+    (_D.FAILING, _V.LINK_LOST): Rule((_D.FAILING, _D.CLOSED), "P's answer is awaited: fail"),
+    (_D.FAILING, _V.GONE): Rule(
+        (_D.FAILING, _D.CLOSED),
+        "P's answer is awaited: the lease stood (abandoned) and the link is at fault, or it had "
+        "ended; fail",
+    ),
+    (_D.FAILING, _V.TIMEOUT): Rule(
+        (_D.FAILING, _D.CLOSED),
+        "P's answer is awaited: fail; else wait on: the unpack or copy is our own",
+    ),
     (_D.CLOSED, _V.LOAD): Rule((_D.CLOSED,), "its ending is already told"),
     (_D.CLOSED, _V.LINK_LOST): Rule((_D.CLOSED,), "–"),
     (_D.CLOSED, _V.GONE): Rule((_D.CLOSED,), "the answer to DONE(abandon)"),

@@ -15,7 +15,16 @@ from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.events import ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.handoff.actions import Action, Count, Millis, Read, Send, Tell, Unpack
+from tandem.kvtransfer.handoff.actions import (
+    Action,
+    Blame,
+    Count,
+    Millis,
+    Read,
+    Send,
+    Tell,
+    Unpack,
+)
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
@@ -195,6 +204,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return self._read(action, now)
         elif isinstance(action, Unpack):
             self._unpacks.append(action)
+        elif isinstance(action, Blame):
+            self._quarantine(action.peer, action.reason, now)
         elif isinstance(action, Count):
             self.metrics.stray.labels(action.what).inc()
         return []
@@ -317,7 +328,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.active()
         cause, message = fault or (None, "")
         actions = self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
-        if cause in (FailCause.IDENTITY, FailCause.DIGEST):
+        if cause in (FailCause.IDENTITY, FailCause.DIGEST) and item.slot is not None:
             self._quarantine(item.peer, message, now)
         return actions
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
+from tandem.kernels.memory.device import MappedAllocator
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
@@ -29,6 +30,7 @@ LAYOUT = KVLayout(
     (KVGroup(num_layers=2, num_kv_heads=2, head_dim=16, block_size=BLOCK, dtype="float32"),)
 )
 NUM_BLOCKS = 64
+GPU_RANGE = 256 << 20
 FINGERPRINT = Fingerprint(revision="test", dtype="float32", layout=LAYOUT)
 ROUTER = b"R" * 16
 SECONDS = 20.0
@@ -66,6 +68,17 @@ def hash_of(name: str) -> int:
     return int.from_bytes(name.encode().ljust(8, b".")[:8], "little") >> 1
 
 
+def slab_for(config: KVTransferConfig) -> torch.Tensor:
+    """uint8 [NUM_BLOCKS, block_bytes], all zero, that other processes can map; on a GPU at the
+    start of a range that is large enough to be missed."""
+    size = NUM_BLOCKS * LAYOUT.block_bytes
+    if config.kv_connector == "cuda_p2p":
+        memory = MappedAllocator(torch.device("cuda"))(GPU_RANGE)[:size].zero_()
+    else:
+        memory = shared_tensor(size)
+    return memory.view(NUM_BLOCKS, -1)
+
+
 class Switch:
     """A fence that a test closes by hand."""
 
@@ -80,10 +93,11 @@ class Switch:
 class _Worker:
     """What both roles share."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: KVTransferConfig) -> None:
         self.incarnation: Incarnation = new_incarnation()
         self.registry = CollectorRegistry()
-        self.slab = shared_tensor(NUM_BLOCKS * LAYOUT.block_bytes).view(NUM_BLOCKS, -1)
+        self.config = config
+        self.slab = slab_for(config)
         self.woken = threading.Event()
         self.seen: list[Any] = []
 
@@ -123,9 +137,9 @@ class Producer(_Worker):
     """A prefill worker whose engine is the test."""
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
-        super().__init__()
+        super().__init__(config or make_config())
         self.service = HandoffProducer(
-            config or make_config(),
+            self.config,
             slab=self.slab,
             layout=LAYOUT,
             num_blocks=NUM_BLOCKS,
@@ -175,9 +189,9 @@ class Consumer(_Worker):
     """A decode worker whose engine is the test."""
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
-        super().__init__()
+        super().__init__(config or make_config())
         self.service = HandoffConsumer(
-            config or make_config(),
+            self.config,
             slab=self.slab,
             layout=LAYOUT,
             num_blocks=NUM_BLOCKS,
@@ -209,4 +223,4 @@ class Consumer(_Worker):
 
     def holds(self, name: str, num_tokens: int, blocks: list[int]) -> bool:
         """Whether the right bytes lie in the blocks."""
-        return bool(torch.equal(self.slab[blocks], kv_of(name, num_tokens)))
+        return bool(torch.equal(self.slab[blocks].cpu(), kv_of(name, num_tokens)))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch
 from tests.kvtransfer.builders import (
     BLOCK,
     Consumer,
@@ -52,7 +53,9 @@ class ProducerChild(Producer):
         """Write and announce."""
         count, blocks = self._tokens[name]
         used = blocks[: blocks_for(int(upto), BLOCK)]
-        self.slab[used] = kv_of(name, count)[: len(used)]
+        self.slab[used] = kv_of(name, count)[: len(used)].to(self.slab.device)
+        if self.slab.is_cuda:
+            torch.cuda.synchronize()  # what the fence says has been written
         self.service.computed(make_key(name), used, int(upto), Switch(done=True))
         return "ok"
 

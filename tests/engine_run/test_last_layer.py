@@ -72,7 +72,7 @@ class Watched:
         kind = runner.slab.layers[0].dtype
         before = memory.clone()
         self.steps.append(Step(-1))
-        of_all = replace(inputs, sequences=replace(inputs.sequences, wanted=None))
+        of_all = replace(inputs, sequences=replace(inputs.sequences, logits_rows=None))
         want, written = self._hidden(runner, of_all), memory.clone()
         memory.copy_(before)
         self.steps[-1] = Step(len(want))

@@ -165,13 +165,13 @@ def test_chunks_one_by_one_are_those_written_at_once(monkeypatch, few, shape):
 def test_rows_that_want_their_last_token_become_decodes(wanted):
     """A plan has one query of each row whose last token is wanted, in its order, over its keys."""
     inputs = staged([9, 12, 0], [1, 5, 10], 1, np.array(wanted, dtype=np.int64))
-    assert inputs.wanted.tolist() == wanted
+    assert inputs.logits_indices.tolist() == wanted
     rows = [{0: 0, 5: 1, 15: 2}[token] for token in wanted]
-    assert inputs.sequences.wanted.rows.tolist() == rows
+    assert inputs.sequences.logits_rows.rows.tolist() == rows
     whole = PagedAttention(8, None).plan(inputs.sequences)
     assert whole.decode is not None
     assert whole.decode.cu_seqlens_q.tolist() == [0, 1]
-    meta = whole.wanted
+    meta = whole.logits_rows
     assert meta is not None
     assert meta.prefill is None
     assert meta.num_decodes == len(rows)
@@ -194,8 +194,8 @@ def test_other_steps_have_no_wanted_rows():
         staged([9, 12, 0], [1, 5, 10], 1, None),
         staged([9, 12, 0], [1, 5, 10], 1, np.array([0, 5, 15, 6, 7])),
     ):
-        assert inputs.sequences.wanted is None
-        assert PagedAttention(8, None).plan(inputs.sequences).wanted is None
+        assert inputs.sequences.logits_rows is None
+        assert PagedAttention(8, None).plan(inputs.sequences).logits_rows is None
 
 
 @pytest.mark.parametrize(("wanted", "kept"), [([15, 0], [3, 0]), ([], []), ([0, 5, 15], [0, 2, 3])])
@@ -203,9 +203,9 @@ def test_a_graph_with_chunks_gives_the_last_token_of_every_row(wanted, kept):
     """Those of padding too; which of them are wanted is said by row, behind the padded decodes."""
     tokens = np.array(wanted, dtype=np.int64)
     inputs = staged([9, 12, 0], [1, 5, 10], 1, tokens, spare=9, shape=(2, 20, 3))
-    assert inputs.wanted.tolist() == [0, 1, 6, 16, 16]
+    assert inputs.logits_indices.tolist() == [0, 1, 6, 16, 16]
     assert inputs.kept.tolist() == kept
-    meta = PagedAttention(8, None).plan(inputs.sequences).wanted
+    meta = PagedAttention(8, None).plan(inputs.sequences).logits_rows
     assert meta is not None
     assert meta.decode is not None
     assert meta.decode.check().cu_seqlens_q.tolist() == [0, 1, 2, 3, 4, 5]

@@ -37,16 +37,16 @@ class Metadata:
     """Leading tokens that are the one query of their sequence."""
     decode: PagedBatch | None
     prefill: PagedBatch | None
-    wanted: Metadata | None = None
-    """Of the last tokens of StepSequences.wanted alone, each the one query of its sequence."""
+    logits_rows: Metadata | None = None
+    """Of the last tokens of StepSequences.logits_rows alone, each the one query of its sequence."""
 
 
 @dataclass(frozen=True, slots=True)
-class WantedRows:
-    """Rows of a step of which the last token alone is wanted, each once."""
+class LogitsRows:
+    """Rows of a step of which the last token alone goes to the head, each once."""
 
     rows: Tensor | None
-    """int64 [wanted]; None is all."""
+    """int64 [num_logits]; None is all."""
     max_len: int
     """Keys of the longest."""
 
@@ -75,8 +75,8 @@ class StepSequences:
     """Keys of the longest decode, or a bound of it."""
     max_chunk_len: int
     """The same of chunks."""
-    wanted: WantedRows | None = None
-    """Rows whose last tokens are all that is wanted of the last layer; None if others are, or all.
+    logits_rows: LogitsRows | None = None
+    """Rows whose last tokens are all that the head takes; None if it takes others, or all.
     A backend may leave its part of Metadata out: then the layer computes every query."""
 
     @property

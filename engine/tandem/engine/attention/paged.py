@@ -35,7 +35,7 @@ class PagedAttention:
         return Support()
 
     def plan(self, step: StepSequences) -> Metadata:
-        """Decodes and chunks as one batch each, of views; the wanted rows' parts are gathered."""
+        """Decodes and chunks as one batch each, of views; those of ``logits_rows`` are gathered."""
         n = step.num_decodes
         decode_batch = prefill_batch = None
         if n:
@@ -71,18 +71,18 @@ class PagedAttention:
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:
-    """One query of each wanted row, its last token, which sees all the row's keys."""
-    if step.wanted is None:
+    """One query of each of ``logits_rows``, its last token, which sees all the row's keys."""
+    if step.logits_rows is None:
         return None
     lens, tables = step.seq_lens, step.block_tables
-    if step.wanted.rows is not None:
-        lens, tables = (each.index_select(0, step.wanted.rows) for each in (lens, tables))
+    if step.logits_rows.rows is not None:
+        lens, tables = (each.index_select(0, step.logits_rows.rows) for each in (lens, tables))
     n = lens.shape[0]
     batch = PagedBatch(
         cu_seqlens_q=step.cu_seqlens_q[: n + 1],
         seq_lens=lens,
         block_tables=tables,
         max_query_len=1,
-        max_seq_len=step.wanted.max_len,
+        max_seq_len=step.logits_rows.max_len,
     )
     return Metadata(n, batch, None)

@@ -39,8 +39,8 @@ class Attention:
         return step.attention.forward(q, step.kv[self.index], step.metadata).flatten(1)
 
     def of_rows(self, stream: Tensor, norm: RMSNorm, step: StepContext, rows: Tensor) -> Tensor:
-        """KV of all tokens; as a call, attention of ``rows`` [wanted] alone."""
-        queries = step.metadata.wanted
+        """KV of all tokens; as a call, attention of ``rows`` [num_logits] alone."""
+        queries = step.metadata.logits_rows
         if queries is None:
             return self(stream, norm, step).index_select(0, rows)
         normed = norm(stream)
@@ -91,7 +91,7 @@ class Layer:
         return self._add(stream, self.attention(stream, self.input_norm, step), step.rows)
 
     def of_rows(self, stream: Tensor, step: StepContext, rows: Tensor) -> Tensor:
-        """KV of the whole stream; the stream's ``rows`` [wanted] alone, added to."""
+        """KV of the whole stream; the stream's ``rows`` [num_logits] alone, added to."""
         attended = self.attention.of_rows(stream, self.input_norm, step, rows)
         stream = stream.index_select(0, rows)
         return self._add(stream, attended, step.rows_at(rows)) if rows.shape[0] else stream
@@ -115,7 +115,7 @@ class Decoder:
     """Of the residual stream: that of the weights, or float32."""
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
-        """See CausalModel. The last layer works on the wanted rows alone once KV is written."""
+        """See CausalModel. The last layer writes all KV, then has the rows for the head alone."""
         stream = self.embedding(token_ids).to(self.stream_dtype)
         *layers, last = self.layers
         for layer in layers:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.attention.base import StepSequences, WantedRows
+from tandem.engine.attention.base import LogitsRows, StepSequences
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import Fields, Staging, StepBuffers, StepShape
@@ -43,11 +43,11 @@ class StepInputs:
     """int64 [tokens]."""
     slot_mapping: SlotMapping
     sequences: StepSequences
-    wanted: Tensor | None
+    logits_indices: Tensor | None
     """int64: tokens whose hidden states a forward pass gives, in this order; None is all of them.
     In a graph with chunks the last of each row."""
     kept: Tensor | None
-    """int64: which of these are wanted, in this order; None is all of them."""
+    """int64: which of these are for the head, in this order; None is all of them."""
     targets: Tensor
     """int64: rows of the batch whose last token the step's draws become."""
 
@@ -86,13 +86,14 @@ class StepStager:
         """How many of each row's."""
 
     def stage(
-        self, rows: StepRows, wanted: Numbers | None, targets: Numbers, fit: Fit
+        self, rows: StepRows, logits_indices: Numbers | None, targets: Numbers, fit: Fit
     ) -> StepInputs:
         """Inputs of ``rows``.
 
         Args:
             rows: of sequences that the batch knows, with blocks for all their tokens.
-            wanted: tokens of the unpadded step, the last ones of rows if it is padded; None is all.
+            logits_indices: tokens of the unpadded step whose hidden states are for the head, the
+                last ones of rows if it is padded; None is all.
             targets: see StepInputs.
             fit: the shape to pad to.
         """
@@ -102,25 +103,27 @@ class StepStager:
         host = self.staging.open()
         buffers = self.staging.buffers(shape, keep=padded is not None)
         columns = self._new_columns(rows, padded)
-        ends = self._rows_ending(rows, wanted)
+        indices = logits_indices
+        ends = self._rows_ending(rows, indices)
         if padded is not None and shape.chunks:
-            assert wanted is None or ends is not None, "a graph gives rows' last tokens alone"
-            wanted = ends
-        elif wanted is not None and ends is not None and wanted is not rows.ends:
-            wanted = np.concatenate((np.asarray(wanted), ends))
-        count = 0 if wanted is None else len(wanted)
+            assert indices is None or ends is not None, "a graph gives rows' last tokens alone"
+            indices = ends
+        elif indices is not None and ends is not None and indices is not rows.ends:
+            indices = np.concatenate((np.asarray(indices), ends))
+        count = 0 if indices is None else len(indices)
         tail = buffers.tail(count, len(targets), columns)
         here, there = tail.here(host), tail.there
         self._fill(buffers.here(host), rows, shape)
         here.targets[:] = targets
-        if wanted is not None:
-            here.wanted[:] = wanted
+        if indices is not None:
+            here.logits_indices[:] = indices
             if shape.decodes > own.decodes:
-                here.wanted[here.wanted >= own.decodes] += shape.decodes - own.decodes
+                behind = here.logits_indices >= own.decodes
+                here.logits_indices[behind] += shape.decodes - own.decodes
         if columns:
             self._fill_table(here.tables, rows, shape)
         self.staging.send(host, tail)
-        found = None if wanted is None else there.wanted
+        found = None if indices is None else there.logits_indices
         if padded is None:
             return self._inputs(buffers, there.tables, rows, found, ends, there.targets)
         if columns:
@@ -138,15 +141,15 @@ class StepStager:
             self._in_table, self._columns_there = there, columns
         return columns
 
-    def _rows_ending(self, rows: StepRows, wanted: Numbers | None) -> NDArray[np.int64] | None:
-        """Rows of the step whose last tokens ``wanted`` are, in its order. None if there are others
-        among them, or where every row is a decode."""
-        if wanted is None or not rows.shape.chunks:
+    def _rows_ending(self, rows: StepRows, indices: Numbers | None) -> NDArray[np.int64] | None:
+        """Rows of the step whose last tokens ``indices`` are, in its order. None if there are
+        others among them, or where every row is a decode."""
+        if indices is None or not rows.shape.chunks:
             return None
-        if wanted is rows.ends:
+        if indices is rows.ends:
             return self._counting[: len(rows.ends)]
-        found = np.searchsorted(rows.ends, wanted)
-        return found if (rows.ends[found] == wanted).all() else None
+        found = np.searchsorted(rows.ends, indices)
+        return found if (rows.ends[found] == indices).all() else None
 
     def _fill_table(self, table: NDArray[Any], rows: StepRows, shape: StepShape) -> None:
         n = rows.num_decodes
@@ -172,7 +175,7 @@ class StepStager:
                 max_query_len=shape.chunk_tokens,
                 max_decode_len=most,
                 max_chunk_len=most,
-                wanted=WantedRows(None, most) if shape.chunks else None,
+                logits_rows=LogitsRows(None, most) if shape.chunks else None,
             )
         ends = fields.ends if shape.chunks else None
         return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
@@ -195,19 +198,19 @@ class StepStager:
         buffers: StepBuffers,
         tables: Tensor,
         rows: StepRows,
-        wanted: Tensor | None,
+        indices: Tensor | None,
         ends: NDArray[np.int64] | None,
         targets: Tensor,
     ) -> StepInputs:
         shape, fields = buffers.shape, buffers.fields
         n, lens = shape.decodes, rows.lens
-        wanted_rows = None
+        logits_rows = None
         if ends is not None:
-            assert wanted is not None, "rows that end with wanted tokens follow these, if not all"
+            assert indices is not None, "rows whose ends they are follow, if not all"
             theirs = None
-            if wanted.shape[0] == 2 * len(ends):
-                wanted, theirs = wanted.view(2, len(ends)).unbind()
-            wanted_rows = WantedRows(theirs, int(lens[ends].max(initial=0)))
+            if indices.shape[0] == 2 * len(ends):
+                indices, theirs = indices.view(2, len(ends)).unbind()
+            logits_rows = LogitsRows(theirs, int(lens[ends].max(initial=0)))
         sequences = StepSequences(
             num_decodes=n,
             cu_seqlens_q=fields.cu_seqlens_q,
@@ -217,16 +220,16 @@ class StepStager:
             max_query_len=int(rows.counts[n:].max(initial=0)),
             max_decode_len=int(lens[:n].max(initial=0)),
             max_chunk_len=int(lens[n:].max(initial=0)),
-            wanted=wanted_rows,
+            logits_rows=logits_rows,
         )
-        return self._of(shape, fields, sequences, wanted, None, targets, padded=False)
+        return self._of(shape, fields, sequences, indices, None, targets, padded=False)
 
     def _of(
         self,
         shape: StepShape,
         fields: Fields[Tensor],
         sequences: StepSequences,
-        wanted: Tensor | None,
+        logits_indices: Tensor | None,
         kept: Tensor | None,
         targets: Tensor,
         *,
@@ -239,7 +242,7 @@ class StepStager:
             positions=fields.positions,
             slot_mapping=SlotMapping(fields.blocks, fields.offsets),
             sequences=sequences,
-            wanted=wanted,
+            logits_indices=logits_indices,
             kept=kept,
             targets=targets,
         )

@@ -84,7 +84,7 @@ class ModelRunner:
         return launched
 
     def hidden(self, inputs: StepInputs) -> Tensor:
-        """Write the step's KV; hidden states [wanted tokens, hidden] after the last norm."""
+        """Write the step's KV; hidden states [num_logits, hidden] after the last norm."""
         step = StepContext(
             rotary=self.model.rotary,
             positions=inputs.positions,
@@ -93,7 +93,7 @@ class ModelRunner:
             sequences=inputs.sequences,
             kv=self.slab.layers,
         )
-        return self.model.forward(self.stager.token_ids(inputs), step, inputs.wanted)
+        return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
     def _run(self, plan: SchedulerOutput, launched: LaunchedStep) -> None:
         rows = StepRows.of(plan.rows, self.batch)
@@ -122,15 +122,15 @@ class ModelRunner:
         self, rows: StepRows, drawing: NDArray[np.int64] | slice, more: Sequence[NDArray[np.int64]]
     ) -> tuple[Tensor, StepInputs]:
         """Hidden states of the drawing rows' last tokens, then of ``more`` of the step's tokens."""
-        wanted: NDArray[np.int64] | None
+        indices: NDArray[np.int64] | None
         if isinstance(drawing, slice):
-            wanted = rows.ends if rows.shape.chunks else None
+            indices = rows.ends if rows.shape.chunks else None
         else:
-            wanted = rows.ends[drawing]
-        if wanted is not None and more:
-            wanted = np.concatenate((wanted, *more))
+            indices = rows.ends[drawing]
+        if indices is not None and more:
+            indices = np.concatenate((indices, *more))
         fit = unpadded if more else self.graphs.fit
-        inputs = self.stager.stage(rows, wanted, rows.index[drawing], fit)
+        inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
         hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 

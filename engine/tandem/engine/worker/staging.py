@@ -81,9 +81,10 @@ class Fields(NamedTuple, Generic[A]):
 class Tail(NamedTuple, Generic[A]):
     """What follows the fields, of a size that changes from step to step."""
 
-    wanted: A
-    """int64 [wanted]: tokens whose hidden states are wanted; int64 [2 * wanted] if they are the
-    last of some rows, which follow; rows alone where all ends are computed (``Fields.ends``)."""
+    logits_indices: A
+    """int64 [num_logits]: tokens whose hidden states are for the head; int64 [2 * num_logits] if
+    they are the last of some rows, which follow; rows alone where all ends are computed
+    (``Fields.ends``)."""
     targets: A
     """int64 [drawing rows]: rows of the batch whose last token the draws become."""
     tables: A
@@ -130,9 +131,11 @@ class Staging:
         ``graphs``: some steps are padded to the shapes of CUDA graphs."""
         shape = StepShape(max_rows, max_tokens, max_rows)
         front = (max_rows + 1) * WORD
-        wanted, targets = max_tokens + 2 * max_rows, 2 * max_rows
+        num_logits, targets = max_tokens + 2 * max_rows, 2 * max_rows
         size = front + sum(_padded(*each) for each in _field_sizes(shape))
-        size += (wanted + targets + 3 * max_rows) * 8 + _padded(2 * max_rows * max_columns, False)
+        size += (num_logits + targets + 3 * max_rows) * 8 + _padded(
+            2 * max_rows * max_columns, False
+        )
         self.device = device
         self.front = front
         self.memory = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -227,12 +230,12 @@ class StepBuffers:
             known = self._here[host.turn] = Fields(*parts)
         return known
 
-    def tail(self, wanted: int, targets: int, columns: int) -> StepTail:
+    def tail(self, num_logits: int, targets: int, columns: int) -> StepTail:
         """What follows the fields, for so many of each."""
-        key = (wanted, targets, columns)
+        key = (num_logits, targets, columns)
         known = self._tails.get(key)
         if known is None:
-            known = StepTail(self, wanted, targets, columns)
+            known = StepTail(self, num_logits, targets, columns)
             if self._kept:
                 if len(self._tails) == KEPT_TAILS:
                     self._tails.clear()
@@ -243,10 +246,10 @@ class StepBuffers:
 class StepTail:
     """What follows a shape's fields, of one size: views as ``StepBuffers`` has them."""
 
-    def __init__(self, buffers: StepBuffers, wanted: int, targets: int, columns: int) -> None:
+    def __init__(self, buffers: StepBuffers, num_logits: int, targets: int, columns: int) -> None:
         self._staging, self._first = buffers.staging, buffers.end
         rows = buffers.shape.rows
-        self._sizes = ((wanted, True), (targets, True), (rows * columns, False))
+        self._sizes = ((num_logits, True), (targets, True), (rows * columns, False))
         self._tables = (rows, columns)
         parts, self._end = _cut_all(self._staging.cut, self._first, self._sizes)
         self.there: Tail[Tensor] = Tail(parts[0], parts[1], parts[2].view(self._tables))

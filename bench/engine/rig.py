@@ -99,7 +99,7 @@ class Rig:
         scheduler, runner = self.core.scheduler, self.core._executor.worker.runner  # type: ignore[attr-defined]
         for owner, name in (
             (scheduler, "plan"),
-            (scheduler, "settle"),
+            (scheduler, "update_from_output"),
             (runner.stager, "stage"),
             (runner.graphs, "replay"),
             (runner.sampler, "sample"),

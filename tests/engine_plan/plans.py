@@ -7,11 +7,11 @@ from tandem.protocol.outputs import EngineCoreOutput
 
 
 def next_plan(harness: Harness) -> SchedulerOutput:
-    """The next step's plan, run and settled."""
+    """The next step's plan, run, and its results taken in."""
     plan = harness.core.scheduler.plan()
     assert plan is not None
     output = harness.executor.execute(plan).result()
-    harness.core.scheduler.settle(output)
+    harness.core.scheduler.update_from_output(output)
     outputs, _ = harness.core.scheduler.outbox.take()
     harness.outputs += [
         each for batch in outputs.values() for each in batch if isinstance(each, EngineCoreOutput)

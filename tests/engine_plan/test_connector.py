@@ -218,4 +218,4 @@ def test_results_must_come_in_order():
     good = harness.executor.execute(plan).result()
 
     with pytest.raises(AssertionError, match="was expected"):
-        harness.core.scheduler.settle(ModelRunnerOutput(9, (), good.fence))
+        harness.core.scheduler.update_from_output(ModelRunnerOutput(9, (), good.fence))

@@ -234,5 +234,5 @@ def test_a_load_waits_for_steps_that_may_still_write():
     assert scheduler.plan() is None
     assert core.stats()["loading"] == 1
     assert request.key not in pair.consumer.loads
-    scheduler.settle(output)
+    scheduler.update_from_output(output)
     assert request.key in pair.consumer.loads

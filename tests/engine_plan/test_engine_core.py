@@ -44,7 +44,7 @@ def engine_of(executor: SimExecutor, **flat: object) -> EngineCore:
 
 
 def test_one_step_is_read_before_the_next_is_launched():
-    """Without async scheduling a step is settled before the call returns."""
+    """Without async scheduling a step is over before the call returns."""
     executor = LateExecutor(16)
     core = engine_of(executor)
     core.add(request_of("a", params=params_of(max_tokens=3, ignore_eos=True)))

@@ -159,12 +159,12 @@ def test_a_step_is_made_for_transfers_alone():
     assert plan.rows == ()
     assert isinstance(plan.transfers, BlockTransfers)
     assert len(plan.transfers.loads) == 1
-    scheduler.settle(harness.executor.execute(plan).result())
+    scheduler.update_from_output(harness.executor.execute(plan).result())
     following = scheduler.plan()
     assert following is not None
     assert [row.num_computed for row in following.rows] == [48]
     assert following.transfers is None
-    scheduler.settle(harness.executor.execute(following).result())
+    scheduler.update_from_output(harness.executor.execute(following).result())
     harness.run()
 
 
@@ -298,7 +298,7 @@ def test_a_hand_off_waits_for_what_its_blocks_held():
     assert plan.transfers is not None
     assert plan.transfers.stores
     assert request.key not in pair.consumer.loads
-    pair.d.core.scheduler.settle(pair.d.executor.execute(plan).result())
+    pair.d.core.scheduler.update_from_output(pair.d.executor.execute(plan).result())
     assert request.key in pair.consumer.loads
     pair.deliver(request)
     pair.d.run()

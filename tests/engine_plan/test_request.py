@@ -141,9 +141,9 @@ OWNERS = {
         "scheduler/planner.py",
         "scheduler/remote.py",
         "scheduler/roster.py",
-        "scheduler/settle.py",
+        "scheduler/updater.py",
     },
-    "num_generated": {"scheduler/settle.py"},
+    "num_generated": {"scheduler/updater.py"},
     "state": {"scheduler/roster.py", "scheduler/remote.py"},
 }
 

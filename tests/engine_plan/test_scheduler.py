@@ -151,11 +151,11 @@ def test_a_token_in_flight_holds_back_its_preempted_sequence():
     harness.core.abort(first.key)
     assert scheduler.plan() is None
     for output in outputs:
-        scheduler.settle(output)
+        scheduler.update_from_output(output)
     plan = scheduler.plan()
     assert plan is not None
     assert len(plan.new[0].token_ids) == 17
-    scheduler.settle(execute(plan).result())
+    scheduler.update_from_output(execute(plan).result())
     harness.run()
     harness.check(second)
 

@@ -96,7 +96,7 @@ def test_an_executor_starts_once_and_stops_twice():
 
 
 def test_what_a_step_raises_is_in_its_future():
-    """The step loop meets the error where it settles the step."""
+    """The step loop meets the error where it takes the results of the step."""
     executor = UniProcExecutor()
     executor.start(config(num_gpu_blocks_override=4))
     future = executor.execute(SchedulerOutput(1, (StepRow(SeqId(3), 0, 1),)))

@@ -27,7 +27,7 @@ PLACES = {
     "tandem.router.workers.connection": ("WorkerConnection.submit", "WorkerConnection._deliver"),
     "tandem.router.openai.sse": ("_send_part",),
     "tandem.worker.engine_proc": ("EngineCoreProc._submit",),
-    "tandem.engine.scheduler.scheduler": ("Scheduler.plan", "Scheduler.settle"),
+    "tandem.engine.scheduler.scheduler": ("Scheduler.plan", "Scheduler.update_from_output"),
     "tandem.engine.worker.input_batch": ("InputBatch.apply",),
     "tandem.engine.worker.inputs": ("StepStager.stage",),
     "tandem.engine.worker.graphs": ("StepGraphs.replay",),

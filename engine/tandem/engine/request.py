@@ -3,8 +3,8 @@
 A prompt with n choices starts as one Request that draws n first tokens and is then forked; a
 resumed one starts as a Request for each choice that has not ended. Fields are written by their
 owners only: those of blocks by ``KVCacheManager``; ``num_computed`` by ``Planner`` as it drafts, by
-``RemoteKV`` as KV comes, by ``Settler`` for a fork, by ``Roster`` where a preemption takes it back;
-tokens by ``Settler``; state and place by ``Roster`` and ``RemoteKV``.
+``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``Roster`` where a preemption takes it back;
+tokens by ``Updater``; state and place by ``Roster`` and ``RemoteKV``.
 """
 
 from __future__ import annotations

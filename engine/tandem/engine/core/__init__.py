@@ -1,1 +1,1 @@
-"""EngineCore, which plans and settles, and the client that runs it in this process."""
+"""EngineCore, which plans and updates, and the client that runs it in this process."""

@@ -1,4 +1,4 @@
-"""The engine: receive → plan → execute → settle, one step at a call.
+"""The engine: receive → plan → execute → update, one step at a call.
 
 No sockets and no threads: a shell (``EngineCoreProc``, ``InprocClient``, a simulator) calls
 ``add``, ``abort`` and ``step`` from one thread and carries away what a step gives. With
@@ -133,7 +133,7 @@ class EngineCore:
         self._unchecked_since: float | None = None
         self._steps = 0
         self._prefill_rate = PrefillRate()
-        self._settled_at = 0.0
+        self._updated_at = 0.0
 
     @classmethod
     def launch(
@@ -199,20 +199,20 @@ class EngineCore:
         return outputs
 
     def advance(self) -> StepOutputs:
-        """Plan and launch a step, settle the oldest one in flight, and say what came of it.
+        """Plan and launch a step, take in the oldest one in flight, and say what came of it.
 
         Raises what the executor raised (the engine must not go on then).
         """
         plan = self.scheduler.plan()
         if plan is not None:
             self._in_flight.append((plan, self._executor.execute(plan)))
-        settled = bool(self._in_flight) and (plan is None or len(self._in_flight) >= self._depth)
-        if settled:
-            self._settle()
+        updates = bool(self._in_flight) and (plan is None or len(self._in_flight) >= self._depth)
+        if updates:
+            self._update()
         outputs, failed = self.scheduler.outbox.take()
         refused = self.scheduler.outbox.take_refused()
         blocks = self.manager.log.drain()
-        progressed = plan is not None or settled or bool(outputs or failed or refused)
+        progressed = plan is not None or updates or bool(outputs or failed or refused)
         if not progressed:
             self._executor.check_health()
         return StepOutputs(progressed, outputs, failed, blocks, refused)
@@ -324,14 +324,14 @@ class EngineCore:
         self.manager.put_behind(tier)
         return tier
 
-    def _settle(self) -> None:
+    def _update(self) -> None:
         plan, future = self._in_flight.popleft()
-        started = self._settled_at if self._in_flight else self._clock()
+        started = self._updated_at if self._in_flight else self._clock()
         output = future.result(timeout=STEP_DEADLINE_S)
-        self.scheduler.settle(output)
+        self.scheduler.update_from_output(output)
         self._steps += 1
-        self._settled_at = self._clock()
-        self._note_rate(plan, self._settled_at - started)
+        self._updated_at = self._clock()
+        self._note_rate(plan, self._updated_at - started)
 
     def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
         """Prompt tokens a second, over steps that are mostly prompt."""

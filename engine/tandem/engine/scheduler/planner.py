@@ -14,7 +14,7 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
-from tandem.engine.scheduler.settle import Chunk
+from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import NewSequence, SchedulerOutput, StepRow
 
 

@@ -21,8 +21,8 @@ from tandem.engine.scheduler.connector import (
     Remote,
 )
 from tandem.engine.scheduler.roster import Roster
-from tandem.engine.scheduler.settle import Settler
 from tandem.engine.scheduler.turns import Turns
+from tandem.engine.scheduler.updater import Updater
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import Fence, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
@@ -48,7 +48,7 @@ class RemoteKV:
         self,
         connector: KVConnector,
         roster: Roster,
-        settler: Settler,
+        updater: Updater,
         *,
         max_num_seqs: int,
         in_step: InStepConnector | None = None,
@@ -58,7 +58,7 @@ class RemoteKV:
         self._in_step = in_step
         self._roster = roster
         self._manager = roster.manager
-        self._settler = settler
+        self._updater = updater
         self._max_num_seqs = max_num_seqs
         self._turns = Turns(roster, max_num_seqs)
         self._to_load: deque[tuple[int, Request, range]] = deque()
@@ -111,9 +111,9 @@ class RemoteKV:
         may = self._turns.may_start(request) and self._load_at_once(request, remote)
         return Way.GONE if may else Way.WAIT
 
-    def begin_loads(self, settled: int, fence: Fence) -> None:
+    def begin_loads(self, updated: int, fence: Fence) -> None:
         """Begin loads whose blocks no step in flight can write any more."""
-        while self._to_load and self._to_load[0][0] <= settled and fence.done():
+        while self._to_load and self._to_load[0][0] <= updated and fence.done():
             _, request, tokens = self._to_load.popleft()
             if request.state is RequestState.LOADING:
                 self._connector.begin_load(request, tuple(request.block_ids), tokens)
@@ -193,7 +193,7 @@ class RemoteKV:
         elif event.usable:
             self._join(request, event, now)
         else:
-            self._settler.ended_elsewhere(request, event.first, now, keep=not event.blocks_free)
+            self._updater.ended_elsewhere(request, event.first, now, keep=not event.blocks_free)
         return True
 
     def _join(self, request: Request, event: Loaded, now: float) -> None:
@@ -207,7 +207,7 @@ class RemoteKV:
         if event.first:
             self._count(request)
             manager.cache_full(request)
-            self._settler.known_first(request, event.first, now)
+            self._updater.known_first(request, event.first, now)
             return
         # The last token's logits are wanted, so its position is computed here, in an own block.
         total = len(request.token_ids)

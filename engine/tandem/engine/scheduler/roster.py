@@ -1,6 +1,6 @@
 """All requests that live in this engine, by what they are doing, and the one way out for each.
 
-The scheduler, the remote half and the settler move requests between these places through the
+The scheduler, the remote half and the updater move requests between these places through the
 methods below, so that blocks, rows on the ranks and the connector's promises are let go
 of in one place.
 """

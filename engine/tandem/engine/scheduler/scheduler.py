@@ -25,8 +25,8 @@ from tandem.engine.scheduler.gates import Gate, Gates
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
-from tandem.engine.scheduler.settle import Chunk, Settler
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
+from tandem.engine.scheduler.updater import Chunk, Updater
 from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, FinishReason
@@ -64,18 +64,18 @@ class Scheduler:
         self._hands_over = len(connectors) > len(in_step)
         self.roster = Roster(manager, self.outbox, connector=connector, gates=Gates(gates))
         seats = config.max_num_seqs
-        self._settler = Settler(self.roster, max_num_seqs=seats)
+        self._updater = Updater(self.roster, max_num_seqs=seats)
         self._remote: RemoteKV | None = None
         if connector is not None:
             self._remote = RemoteKV(
-                connector, self.roster, self._settler, max_num_seqs=seats, in_step=self._in_step
+                connector, self.roster, self._updater, max_num_seqs=seats, in_step=self._in_step
             )
         self._planner = Planner(config, self.roster, self._remote, self._in_step)
         self._fingerprint = fingerprint
         self._clock = clock
         self._arrivals = 0
         self._planned = 0
-        self._settled = 0
+        self._updated = 0
         self._fence: Fence = FenceDone()
         self._all_constrained = False
         """Whether the last step that was planned has rows under a constraint alone."""
@@ -207,7 +207,7 @@ class Scheduler:
         if self._remote is not None:
             self._remote.poll(now)
             self._remote.ask(self._planned)
-            self._remote.begin_loads(self._settled, self._fence)
+            self._remote.begin_loads(self._updated, self._fence)
         self.roster.sweep()
         draft = self._planner.draft(now)
         plan = self._planner.seal(draft, self._planned + 1)
@@ -218,13 +218,13 @@ class Scheduler:
             self._in_flight.append((plan.step, draft.chunks))
         return plan
 
-    def settle(self, output: ModelRunnerOutput) -> None:
+    def update_from_output(self, output: ModelRunnerOutput) -> None:
         """Apply the result of the oldest step in flight."""
         step, chunks = self._in_flight.popleft()
         assert step == output.step, f"step {output.step} came back, {step} was expected"
-        self._settled = step
+        self._updated = step
         self._fence = output.fence
-        self._settler.settle(output, chunks, self._clock())
+        self._updater.update_from_output(output, chunks, self._clock())
         if output.transfers is not None and self._in_step is not None:
             self._in_step.moved(output.transfers)
         self.roster.sweep()
@@ -330,7 +330,7 @@ class Scheduler:
             if refusal is not None:
                 self.roster.refuse(request.group, refusal, now)
             else:
-                self._settler.close_forced(request, Finish(FinishReason.STOP), now)
+                self._updater.close_forced(request, Finish(FinishReason.STOP), now)
 
     def _arrive(self, request: Request, now: float) -> None:
         finish = ended_before(request)
@@ -343,7 +343,7 @@ class Scheduler:
     def _place(self, request: Request, finish: Finish | None, now: float) -> None:
         """``finish``: an earlier attempt has ended it already."""
         if finish is not None:
-            self._settler.close_forced(request, finish, now)
+            self._updater.close_forced(request, finish, now)
         elif self._remote is not None and isinstance(request.kv, Consume):
             self._remote.park(request)
         else:

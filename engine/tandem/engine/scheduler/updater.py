@@ -26,14 +26,16 @@ Chunk = tuple[Request, int, int, int]
 """A row of a step that computed prompt tokens: request, first, end, preemptions so far."""
 
 
-class Settler:
+class Updater:
     """Applies tokens; the only place where sequences grow."""
 
     def __init__(self, roster: Roster, *, max_num_seqs: int) -> None:
         self._roster = roster
         self._max_num_seqs = max_num_seqs
 
-    def settle(self, output: ModelRunnerOutput, chunks: Sequence[Chunk], now: float) -> None:
+    def update_from_output(
+        self, output: ModelRunnerOutput, chunks: Sequence[Chunk], now: float
+    ) -> None:
         """Apply one step's result. ``chunks`` are its rows over prompt tokens."""
         for request, start, end, preemptions in chunks:
             self._note_chunk(request, start, end, preemptions, output)

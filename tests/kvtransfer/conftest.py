@@ -19,9 +19,10 @@ def workers():
         worker.service.close()
 
 
-@pytest.fixture(params=["tcp", "memory_blocks"])
+@pytest.fixture(params=["tcp", "memory_blocks", "shm"])
 def pair(workers, request):
-    """A producer and a consumer whose link is up: over slots, and from block to block."""
+    """A producer and a consumer whose link is up: over slots, and from block to block, in one
+    process and as between two."""
     config = make_config(kv_connector=request.param)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)

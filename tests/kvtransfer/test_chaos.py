@@ -32,7 +32,7 @@ def serve_by_every_pair(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("connector", ["nixl", "tcp", "memory_blocks"])
+@pytest.mark.parametrize("connector", ["nixl", "tcp", "memory_blocks", "shm"])
 def test_everything_ends_and_every_link_comes_back(workers, connector):
     """A hundred and fifty hand-offs; then every pair serves."""
     chaos = make_chaos(workers, connector, 5)
@@ -43,7 +43,7 @@ def test_everything_ends_and_every_link_comes_back(workers, connector):
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("connector", ["nixl", "tcp", "memory_blocks"])
+@pytest.mark.parametrize("connector", ["nixl", "tcp", "memory_blocks", "shm"])
 def test_everything_ends_whatever_breaks_when(workers, connector, seed):
     """Other orders, and longer."""
     chaos = make_chaos(workers, connector, seed)

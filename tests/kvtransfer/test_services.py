@@ -17,7 +17,7 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.kv import FirstToken
 
 
-@pytest.mark.parametrize("connector", ["memory", "memory_blocks", "tcp", "nixl"])
+@pytest.mark.parametrize("connector", ["memory", "memory_blocks", "shm", "tcp", "nixl"])
 def test_every_transport_delivers_the_right_bytes(workers, connector):
     """Prompts of many lengths, several at once, in blocks that are out of order."""
     config = make_config(kv_connector=connector)

@@ -6,6 +6,9 @@ import math
 import time
 
 from tandem.kvtransfer.transports.base import Progress, Ticket
+from tandem.kvtransfer.transports.mapped.copiers import HostCopier
+from tandem.kvtransfer.transports.mapped.transport import MappedTransport
+from tandem.kvtransfer.transports.mapped.wire import open_folder
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
@@ -57,8 +60,22 @@ class UnevenBlocks(Uneven, MemoryTransport):
         return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 
+class UnevenShm(Uneven, MappedTransport):
+    """A consumer's copies stay pending while it stands."""
+
+    def __init__(self) -> None:
+        place = open_folder(None)
+        super().__init__("shm", new_incarnation(), HostCopier(), place, on_gpu=False)
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """See Transport."""
+        return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
+
+
 def uneven(connector: str, role: str) -> dict[str, Uneven]:
     """The transport of one worker."""
+    if connector == "shm":
+        return {connector: UnevenShm()}
     if connector == "memory_blocks":
         return {connector: UnevenBlocks()}
     return {connector: UnevenNixl(role) if connector == "nixl" else UnevenTcp()}

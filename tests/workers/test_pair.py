@@ -171,7 +171,10 @@ def test_a_prefill_workers_card_says_how_much_it_hands_over(
     """What the lease quota holds in all, in tokens: placement asks nobody who has to say no."""
     cards: list[ModelCard] = []
 
-    def launched(config: EngineConfig, *_: object, executor: Any, make_role: Any) -> int:
+    def launched(
+        config: EngineConfig, *_: object, executor: Any, make_role: Any, allocate: object
+    ) -> int:
+        assert allocate is None, "tcp maps no memory"
         parts: list[RoleParts] = []
 
         def connect(capacity: Capacity) -> KVConnector | None:

@@ -12,7 +12,7 @@ from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.scheduler.admission import end_of
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import EngineCoreOutput, Failed, PooledOutput, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 
@@ -104,6 +104,7 @@ class Harness:
         )
         self.requests: dict[RequestKey, EngineCoreRequest] = {}
         self.outputs: list[EngineCoreOutput] = []
+        self.pooled: list[PooledOutput] = []
         self.failed: list[Failed] = []
         self.refused: list[Refused] = []
         self.stored: set[bytes] = set()
@@ -121,6 +122,7 @@ class Harness:
         result = self.core.step()
         for _, outputs, failed in result.by_router():
             self.outputs += [each for each in outputs if isinstance(each, EngineCoreOutput)]
+            self.pooled += [each for each in outputs if isinstance(each, PooledOutput)]
             self.failed += failed
         self.refused += [each for told in result.refused.values() for each in told]
         if result.blocks is not None:
@@ -168,6 +170,18 @@ class Harness:
             forced=forced,
         )
         return tokens[len(forced) :], finish.reason
+
+    def check_pooled(self, request: EngineCoreRequest) -> None:
+        """One vector, that of the prompt computed alone, and no token."""
+        assert request.pooling is not None
+        name, model = request.key.request, self.executor.model
+        states: list[int] = []
+        for token in request.prompt_token_ids:
+            states.append(model.write(states[-1] if states else None, token))
+        (output,) = [each for each in self.pooled if each.request == name]
+        assert output.vector == [model.pooled(request.pooling, 0.0, states)]
+        assert output.num_prompt_tokens == len(states)
+        assert name not in {each.request for each in self.outputs}
 
     def check(self, request: EngineCoreRequest) -> None:
         """Every open choice gave exactly the oracle's tokens and ended as it did."""

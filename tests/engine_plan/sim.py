@@ -10,6 +10,7 @@ What tests of the scheduler, of clients and of a worker's shell run on.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from tandem.engine.step import (
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
+from tandem.protocol.pooling import PoolingParams, PoolingType
 from tandem.protocol.sampling import SamplingParams
 
 _MASK = (1 << 61) - 1
@@ -66,6 +68,11 @@ class SimModel:
             while token in masked:
                 token = (token + 1) % self.vocab_size
         return token
+
+    def pooled(self, params: PoolingParams, before: float, states: Sequence[int]) -> float:
+        """The one value of a vector: of the last slot, or the sum over all so far."""
+        values = [float(state % 97) for state in states]
+        return values[-1] if params.pooling_type == PoolingType.LAST else before + sum(values)
 
     def allowed(self, masks: TokenMasks, seq: SeqId) -> list[int]:
         """Tokens that the masks of a step allow to a sequence."""
@@ -120,6 +127,8 @@ class _Row:
     new: NewSequence
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
+    pooled: float = 0.0
+    """What a vector has come to."""
 
 
 class HostMemory:
@@ -205,18 +214,27 @@ class SimExecutor:
             self._slab[destination] = self._slab[source].copy()
         sampled = []
         prompt_logprobs = {}
+        pooled = {}
         for each in plan.rows:
             row = self._rows[each.seq]
             row.block_ids += each.new_block_ids
             states = self._write(row, each)
             if row.new.params.prompt_logprobs is not None:
                 prompt_logprobs[each.seq] = self._prompt_logprobs(row, each, states)
+            pooling = row.new.pooling
+            if pooling is not None:
+                assert not each.sample_choices
+                row.pooled = self.model.pooled(pooling, row.pooled, states)
+                if each.num_computed + each.num_tokens == row.new.num_prompt:
+                    pooled[each.seq] = array("f", [row.pooled]).tobytes()
             if each.sample_choices:
                 sampled.append(self._sample(row, each, states[-1], plan.masks))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         future: Future[ModelRunnerOutput] = Future()
         report = self.memory.report(self._slab, wait=not plan.rows)
-        output = ModelRunnerOutput(plan.step, tuple(sampled), fence, prompt_logprobs, report)
+        output = ModelRunnerOutput(
+            plan.step, tuple(sampled), fence, prompt_logprobs, report, pooled
+        )
         future.set_result(output)
         return future
 

@@ -28,6 +28,7 @@ from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingType
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
 PEER = Incarnation(b"d" * 16)
@@ -119,6 +120,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         params = constrained(answers, n=n, temperature=1.0, seed=seed, max_tokens=most)
         self._add(request_of(f"r{self.number}", prompt, params=params))
         self._let_threads_end()
+
+    @rule(prompt=prompts, kind=st.sampled_from(PoolingType), priority=st.integers(0, 2))
+    def pool(self, prompt, kind, priority):
+        """A request that returns no token."""
+        self.number += 1
+        pooling = PoolingParams(pooling_type=kind)
+        name = f"r{self.number}"
+        fields = {"params": NO_SAMPLING, "pooling": pooling, "priority": priority}
+        self._add(request_of(name, prompt, **fields))
 
     @rule()
     def compiling(self):
@@ -291,6 +301,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.compiler.wait(self.gate, self.harness)
 
     def _check(self, request: EngineCoreRequest) -> None:
+        if request.pooling is not None:
+            self.harness.check_pooled(request)
+            return
         wanted = request.params.structured_outputs
         if wanted is not None:
             self._check_constrained(request, wanted.regex or "")

@@ -13,6 +13,7 @@ from tests.workers.proc_worker import Worker, frames, started, submit
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import RefusalCode
+from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (
     Call,
@@ -23,6 +24,8 @@ from tandem.protocol.messages import (
     ReplyTo,
     WorkerBeat,
 )
+from tandem.protocol.outputs import PooledOutput
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.sampling import StructuredOutputsParams
 
 
@@ -35,6 +38,21 @@ def test_a_request_is_accepted_and_answered(worker: Worker, router: Router) -> N
         request.prompt_token_ids, request.params, eos=request.eos_token_ids, max_model_len=4096
     )
     assert tokens == list(expected[0])
+
+
+def test_a_vector_comes_over_the_link(worker: Worker, router: Router) -> None:
+    """Whole, in one frame with its end, and no token with it."""
+    request = submit(router, "a", params=NO_SAMPLING, pooling=PoolingParams())
+    frame = router.hear(Frame)
+    while not frame.outputs:
+        frame = router.hear(Frame)
+    (output,) = frame.outputs
+    assert isinstance(output, PooledOutput)
+    assert output.finish is FinishReason.STOP
+    assert output.num_prompt_tokens == len(request.prompt_token_ids)
+    assert len(output.vector) == 1
+    submit(router, "b")
+    assert frames(router, "b")[0]
 
 
 def test_probes_tell_loading_from_serving_from_draining(worker: Worker, router: Router) -> None:

@@ -19,9 +19,11 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import (
     BlockTransfers,
+    DraftSampled,
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
+    RowDraft,
     Sampled,
     SchedulerOutput,
     SeqId,
@@ -212,12 +214,16 @@ class SimExecutor:
             self.memory.begin(self._slab, plan.transfers)
         for source, destination in plan.block_copies:
             self._slab[destination] = self._slab[source].copy()
-        sampled = []
+        sampled, drafted = [], []
         prompt_logprobs = {}
         pooled = {}
+        drafts = {each.seq: each for each in plan.drafts}
         for each in plan.rows:
             row = self._rows[each.seq]
             row.block_ids += each.new_block_ids
+            if each.seq in drafts and not drafts[each.seq].forced:
+                assert each.num_computed + 1 == len(row.token_ids), "drafts behind the last token"
+                row.token_ids += drafts[each.seq].draft_token_ids
             states = self._write(row, each)
             if row.new.params.prompt_logprobs is not None:
                 prompt_logprobs[each.seq] = self._prompt_logprobs(row, each, states)
@@ -227,13 +233,15 @@ class SimExecutor:
                 row.pooled = self.model.pooled(pooling, row.pooled, states)
                 if each.num_computed + each.num_tokens == row.new.num_prompt:
                     pooled[each.seq] = array("f", [row.pooled]).tobytes()
-            if each.sample_choices:
+            if each.seq in drafts:
+                drafted.append(self._sample_drafted(row, each, states, drafts[each.seq]))
+            elif each.sample_choices:
                 sampled.append(self._sample(row, each, states[-1], plan.masks))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         future: Future[ModelRunnerOutput] = Future()
         report = self.memory.report(self._slab, wait=not plan.rows)
         output = ModelRunnerOutput(
-            plan.step, tuple(sampled), fence, prompt_logprobs, report, pooled
+            plan.step, tuple(sampled), fence, prompt_logprobs, report, pooled, tuple(drafted)
         )
         future.set_result(output)
         return future
@@ -298,6 +306,32 @@ class SimExecutor:
         if count is not None:
             told = tuple((self.model.logprobs(state, token, count),) for token in tokens)
         return Sampled(each.seq, each.sample_choices, tuple((token,) for token in tokens), told)
+
+    def _sample_drafted(
+        self, row: _Row, each: StepRow, states: Sequence[int], draft: RowDraft
+    ) -> DraftSampled:
+        """Draw behind the row's last tokens, and keep what stands; the row then goes on by that."""
+        new, (choice,) = row.new, each.sample_choices
+        assert each.num_computed + each.num_tokens == len(row.token_ids), "drafts at the end"
+        more = len(draft.draft_token_ids)
+        assert row.token_ids[-more:] == list(draft.draft_token_ids)
+        position = len(row.token_ids) - more - new.num_prompt
+        behind = states[-1 - more :]
+        drawn = [
+            self.model.draw(state, new.params, choice, position + at, new.eos_token_ids)
+            for at, state in enumerate(behind)
+        ]
+        kept = draft.kept(drawn)
+        told = None
+        if new.params.logprobs is not None:
+            states_of = behind[-1:] if draft.forced else behind[: len(kept)]
+            scores = zip(states_of, kept, strict=True)
+            told = (tuple(self.model.logprobs(*each, new.params.logprobs) for each in scores),)
+        if not draft.forced:
+            del row.token_ids[-more:]
+        row.token_ids += kept
+        sampled = Sampled(each.seq, each.sample_choices, (kept,), told)
+        return DraftSampled(sampled, tuple(drawn[:-1]) if draft.forced else ())
 
     def _prompt_logprobs(
         self, row: _Row, each: StepRow, states: Sequence[int]

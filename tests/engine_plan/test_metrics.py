@@ -44,6 +44,7 @@ NAMES = {
     "tandem:kv_blocks_free",
     "tandem:discarded_tokens",
     "tandem:late_connector_events",
+    "tandem:resume_replayed_tokens",
 }
 
 

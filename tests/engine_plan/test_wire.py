@@ -28,9 +28,11 @@ from tandem.engine.kv_memory import Capacity
 from tandem.engine.step import (
     BlockLoad,
     BlockTransfers,
+    DraftSampled,
     FenceDone,
     ModelRunnerOutput,
     NewSequence,
+    RowDraft,
     Sampled,
     SchedulerOutput,
     SeqId,
@@ -59,6 +61,7 @@ PLAN = SchedulerOutput(
     block_copies=((1, 2),),
     masks=TokenMasks((SeqId(3),), bytes(range(8))),
     transfers=BlockTransfers(stores=((5, 0),), loads=(BlockLoad(1, ((0, 6), (1, 7))),)),
+    drafts=(RowDraft(SeqId(3), (5, 6)), RowDraft(SeqId(4), (39,), forced=True)),
 )
 SCORE = TokenLogprobs(5, -0.25, 1, (5, 6), (-0.25, -2.0))
 
@@ -91,12 +94,15 @@ def test_a_result_comes_with_a_fence_that_is_done():
     """A fence does not cross: a result is sent when its writes have landed, and only then."""
     sampled = (Sampled(SeqId(3), (0,), ((8,),), ((SCORE,),)),)
     report = TransferReport((1,), ((2, "why"),))
-    output = ModelRunnerOutput(7, sampled, FenceDone(), {SeqId(4): (SCORE,)}, report)
+    drafted = (DraftSampled(Sampled(SeqId(3), (0,), ((8, 9),), ((SCORE, SCORE),)), (5,)),)
+    output = ModelRunnerOutput(
+        7, sampled, FenceDone(), {SeqId(4): (SCORE,)}, report, drafted=drafted
+    )
     message = decode_from_rank(encode(StepResult.of(output)))
     assert isinstance(message, StepResult)
     back = message.output()
     assert back.fence.done()
-    for name in ("step", "sampled", "prompt_logprobs", "transfers"):
+    for name in ("step", "sampled", "prompt_logprobs", "transfers", "drafted"):
         assert getattr(back, name) == getattr(output, name)
     with pytest.raises(AssertionError, match="landed"):
         StepResult.of(ModelRunnerOutput(7, (), Unfinished()))

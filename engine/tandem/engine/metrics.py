@@ -129,6 +129,9 @@ class EngineMetrics:
             self._preemptions.inc(stats.preemptions)
         if stats.discarded_tokens:
             self._discarded.inc(stats.discarded_tokens)
+        if stats.replayed_tokens:
+            self._replayed["true"].inc(stats.agreed_tokens)
+            self._replayed["false"].inc(stats.replayed_tokens - stats.agreed_tokens)
         if stats.late_events:
             self._late.inc(stats.late_events)
         for reason, count in (
@@ -179,6 +182,9 @@ class EngineMetrics:
         self._rejections = counters("vllm:admission_rejections", text, "reason", reasons)
         text = "Tokens drawn a step late, for sequences that had ended."
         self._discarded = counter("tandem:discarded_tokens", text)
+        text = "Emitted tokens drawn again on resume, by whether the draw was the same."
+        name = "tandem:resume_replayed_tokens"
+        self._replayed = counters(name, text, "agreed", ("true", "false"))
         text = "Events of the hand-off for requests that are gone."
         self._late = counter("tandem:late_connector_events", text)
 

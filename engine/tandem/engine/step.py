@@ -4,6 +4,7 @@ Incremental: a rank keeps a row per sequence (``InputBatch``) and appends the to
 sampled itself, so that a later step may be planned before the host knows them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -82,6 +83,32 @@ class StepRow(msgspec.Struct, frozen=True, gc=False):
     usually, all n at the end of a prompt that forks. The first goes on as this very sequence."""
 
 
+class RowDraft(msgspec.Struct, frozen=True, gc=False):
+    """Tokens of a row behind its first wanted position, known before the row is computed: the row
+    draws behind that position and behind each of them, and so has one token more at least."""
+
+    seq: SeqId
+    draft_token_ids: tuple[int, ...]
+    """The tokens of the row's last positions, at least one."""
+    forced: bool = False
+    """They were emitted and stand, whatever is drawn; the rank knows them already. Else somebody
+    proposes them, and the row's tokens are the last known one and these."""
+
+    def kept(self, drawn: Sequence[int]) -> tuple[int, ...]:
+        """Of the tokens drawn, one more than drafts, those that the output goes on by: the drafts
+        that were drawn as well, up to the first that was not, and the token drawn behind them. A
+        draw depends on the tokens before it alone, so these are the tokens of steps one by one.
+        """
+        if self.forced:
+            return (drawn[-1],)
+        accepted = 0
+        for draft, token in zip(self.draft_token_ids, drawn, strict=False):
+            if draft != token:
+                break
+            accepted += 1
+        return tuple(drawn[: accepted + 1])
+
+
 class TokenMasks(msgspec.Struct, frozen=True, gc=False):
     """Which tokens the draws of some sequences may give, in one step."""
 
@@ -108,6 +135,9 @@ class SchedulerOutput:
     that has them is there for them alone: its result waits for every load that is under way."""
     masks: TokenMasks | None = None
     """Of rows under a grammar; None where none draws."""
+    drafts: tuple[RowDraft, ...] = ()
+    """Of the rows that have some. They stand here, and not in the rows, because most steps have
+    none, and nobody looks for them there."""
 
     @property
     def num_tokens(self) -> int:
@@ -121,9 +151,17 @@ class Sampled(msgspec.Struct, frozen=True, gc=False):
     seq: SeqId
     choices: tuple[int, ...]
     token_ids: tuple[tuple[int, ...], ...]
-    """Per choice of ``choices``: one token, or several where speculation was accepted."""
+    """Per choice of ``choices``: one token; of a row with drafts one or several."""
     logprobs: tuple[tuple[TokenLogprobs, ...], ...] | None = None
     """Parallel to ``token_ids`` when the request asked for them."""
+
+
+class DraftSampled(msgspec.Struct, frozen=True, gc=False):
+    """What a row with drafts drew: the tokens that its ``RowDraft`` keeps."""
+
+    sampled: Sampled
+    replayed: tuple[int, ...] = ()
+    """What was drawn where tokens stood, parallel to the forced drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +170,7 @@ class ModelRunnerOutput:
 
     step: int
     sampled: tuple[Sampled, ...]
+    """One token a choice."""
     fence: Fence
     """Done when all KV of the step is written on every rank."""
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
@@ -141,6 +180,8 @@ class ModelRunnerOutput:
     """None where no load has ended since the last result."""
     pooled: dict[SeqId, bytes] = field(default_factory=dict)
     """Vectors of prompts that ended in the step and are pooled: see ``PooledOutput.values``."""
+    drafted: tuple[DraftSampled, ...] = ()
+    """Of rows with drafts, which are not in ``sampled``."""
 
 
 class FenceDone:

@@ -26,6 +26,8 @@ CPU_LEAST_MIXED_TOKENS = 64
 """The same of tokens of such a step however few decode."""
 CPU_NUM_SEQS = 48
 """The same of sequences in one step."""
+MOST_REPLAYED = 128
+"""What ``replay_check_tokens`` may be at most: a step has no more drafts."""
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
 """Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
 
@@ -85,6 +87,13 @@ class SchedulerConfig:
     max_num_queued_tokens: int | None = setting(
         None, "Prompt tokens that may wait; more are refused. None: no limit.", unit="tokens"
     )
+    replay_check_tokens: int = setting(
+        16,
+        "Of a request that is resumed, the last so many emitted tokens among those computed again "
+        "are drawn again, too, and compared: see tandem:resume_replayed_tokens_total. They stand "
+        "whatever is drawn. 0 compares none.",
+        unit="tokens",
+    )
     watermark: float = setting(
         0.01,
         "Share of the blocks kept free when a new request is taken, so that those that "
@@ -120,6 +129,7 @@ class SchedulerConfig:
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)
+        check_integer("replay_check_tokens", self.replay_check_tokens, 0, MOST_REPLAYED)
         check_share("watermark", self.watermark)
         check_flag("async_scheduling", self.async_scheduling)
         check_integer("idle_poll_ms", self.idle_poll_ms, 0, 1000)

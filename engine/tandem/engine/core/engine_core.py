@@ -335,6 +335,8 @@ class EngineCore:
 
     def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
         """Prompt tokens a second, over steps that are mostly prompt."""
+        if plan.drafts:
+            return  # several tokens of a row need not be a prompt's
         chunked = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
         if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
             self._prefill_rate.note(chunked, seconds)

@@ -13,6 +13,7 @@ import msgspec
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity
 from tandem.engine.step import (
+    DraftSampled,
     FenceDone,
     ModelRunnerOutput,
     Sampled,
@@ -57,19 +58,31 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     prompt_logprobs: dict[SeqId, tuple[TokenLogprobs, ...]] = {}
     transfers: TransferReport | None = None
     pooled: dict[SeqId, bytes] = {}
+    drafted: tuple[DraftSampled, ...] = ()
 
     @classmethod
     def of(cls, output: ModelRunnerOutput) -> StepResult:
         """The same without its fence, which must be done."""
         assert output.fence.done(), "a result is sent when its step's writes have landed"
         return cls(
-            output.step, output.sampled, output.prompt_logprobs, output.transfers, output.pooled
+            output.step,
+            output.sampled,
+            output.prompt_logprobs,
+            output.transfers,
+            output.pooled,
+            output.drafted,
         )
 
     def output(self) -> ModelRunnerOutput:
         """As the engine takes it."""
         return ModelRunnerOutput(
-            self.step, self.sampled, FenceDone(), self.prompt_logprobs, self.transfers, self.pooled
+            self.step,
+            self.sampled,
+            FenceDone(),
+            self.prompt_logprobs,
+            self.transfers,
+            self.pooled,
+            self.drafted,
         )
 
 

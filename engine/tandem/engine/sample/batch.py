@@ -64,6 +64,9 @@ class SamplingBatch:
         """Rows that want log-probabilities, and of how many best tokens."""
         self.masks: dict[int, Tensor] = {}
         """Rows whose draws of this step a grammar bounds: int32 [words], see ``TokenMasks``."""
+        self.ahead: dict[tuple[int, int], RowRules] = {}
+        """Rules of rows with drafts that look back at their tokens, by row and output position:
+        as they are behind the drafts before it, in this step."""
         columns = (*self.drawing, self.repetition, self.frequency, self.presence)
         self._numbers = tuple(each.numpy() for each in columns)
         """The same memory: a number is put there in a twentieth of the time."""
@@ -129,6 +132,8 @@ class SamplingBatch:
     def rules_at(self, row: int, position: int) -> RowRules | None:
         """The row's rules if they have anything to say at this output position."""
         rules = self.rules.get(row)
+        if self.ahead:
+            rules = self.ahead.get((row, position), rules)
         return rules if rules is not None and rules.applies(position) else None
 
     def edits(self, row: int, position: int) -> bool:

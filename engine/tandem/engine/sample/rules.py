@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -86,6 +86,13 @@ class SeenTokens:
             self._tokens[slot] = token
         self._counts[slot] += 1
 
+    def copy(self) -> SeenTokens:
+        """The same, to be added to apart."""
+        other = SeenTokens((), ())
+        other._slots = self._slots.copy()
+        other._tokens, other._counts = self._tokens.clone(), self._counts.clone()
+        return other
+
     def _make_room(self, slot: int) -> None:
         if slot == self._tokens.numel():
             self._tokens = torch.cat([self._tokens, torch.zeros_like(self._tokens)])
@@ -134,6 +141,10 @@ class RowRules:
         if self.seen is not None:
             for token in tokens:
                 self.seen.add(token)
+
+    def copy(self) -> RowRules:
+        """The same, to be extended apart."""
+        return replace(self, seen=None if self.seen is None else self.seen.copy())
 
     @property
     def _lookback(self) -> int:

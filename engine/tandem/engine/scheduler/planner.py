@@ -12,16 +12,27 @@ from collections.abc import Sequence
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
+from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.updater import Chunk
-from tandem.engine.step import NewSequence, SchedulerOutput, StepRow
+from tandem.engine.step import NewSequence, RowDraft, SchedulerOutput, StepRow
 
 
 class Draft:
     """A step while it is being planned."""
 
-    __slots__ = ("budget", "chunks", "decodes", "due", "new", "num_tokens", "prompts")
+    __slots__ = (
+        "budget",
+        "chunks",
+        "decodes",
+        "drafts",
+        "drafts_left",
+        "due",
+        "new",
+        "num_tokens",
+        "prompts",
+    )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -34,6 +45,8 @@ class Draft:
         self.chunks: list[Chunk] = []
         self.due: list[Request] = []
         """Sequences with one more full block to cache once the plan stands."""
+        self.drafts: list[RowDraft] = []
+        self.drafts_left = MOST_DRAFTS
 
 
 class Planner:
@@ -54,11 +67,15 @@ class Planner:
         self._mixed = config.mixed_tokens
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
+        self._replay = config.replay_check_tokens
 
     def draft(self, now: float) -> Draft:
         """The rows of the next step."""
         draft = Draft(self._budget)
+        held = self._hold_drafted(draft) if self._roster.drafts else ()
         prompts, preempted = self._draft_decodes(draft)
+        if held:
+            self._draft_drafted(draft, held)
         for request in prompts:
             self._draft_prompt(draft, request)
         if not preempted:
@@ -84,6 +101,7 @@ class Planner:
             block_copies=self._manager.take_copies(),
             transfers=transfers,
             masks=self._roster.constrained.masks(rows),
+            drafts=tuple(draft.drafts),
         )
 
     def _draft_decodes(self, draft: Draft) -> tuple[list[Request], bool]:
@@ -131,6 +149,29 @@ class Planner:
         draft.budget = min(budget, self._mixed(rows) - rows) if decoding else budget
         return prompts, preempted
 
+    def _hold_drafted(self, draft: Draft) -> list[Held]:
+        """Tokens and blocks for sequences with drafts, before the others; one token is left."""
+        held = list(self._roster.drafts.take(self._manager, draft.budget - 1))
+        draft.drafts_left -= sum(len(each.draft_token_ids) for each in held)
+        draft.budget -= len(held) + MOST_DRAFTS - draft.drafts_left
+        return held
+
+    def _draft_drafted(self, draft: Draft, held: Sequence[Held]) -> None:
+        """A row of several tokens for each of ``held`` that nobody's want of blocks has hit. Behind
+        the decodes, as chunks are. ``num_computed`` moves by what is certain, the last known token;
+        the rest is ``Updater``'s."""
+        for request, tokens, added in self._roster.drafts.planned(held):
+            if not request.on_rank:
+                added = self._introduce(draft, request)
+            computed, count = request.num_computed, 1 + len(tokens)
+            draft.prompts.append(StepRow(request.seq, computed, count, added, request.choices))
+            draft.drafts.append(RowDraft(request.seq, tokens))
+            request.num_computed = computed + 1
+            request.num_pending += 1
+            if computed + 1 >= request.cache_due:
+                draft.due.append(request)
+            draft.num_tokens += count
+
     def _make_room(self, running: list[Request], index: int) -> tuple[int, ...] | None:
         """Blocks for ``running[index]``, taken from those after it; None if it had to go itself."""
         request = running[index]
@@ -157,12 +198,23 @@ class Planner:
         choices = request.choices if last else ()
         draft.prompts.append(StepRow(request.seq, start, count, (), choices))
         draft.chunks.append((request, start, end, request.num_preemptions))
+        if last and self._replay and request.num_output:
+            self._replay_last(draft, request, count - 1)
         request.num_computed = end
         request.num_pending += last
         if end >= request.cache_due:
             draft.due.append(request)
         draft.budget -= count
         draft.num_tokens += count
+
+    def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
+        """Have the last chunk of a resumed sequence draw behind its last emitted tokens as well,
+        ``most`` of them. Not under a grammar, whose masks are of one position."""
+        count = min(self._replay, request.num_output, most, draft.drafts_left)
+        if count > 0 and request.constraint is None:
+            tokens = tuple(request.token_ids[-count:])
+            draft.drafts.append(RowDraft(request.seq, tokens, forced=True))
+            draft.drafts_left -= count
 
     def _draft_waiting(self, draft: Draft, now: float) -> None:
         """Start requests from the queue while tokens, seats and blocks last."""

@@ -15,6 +15,7 @@ from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.connector import Hold, KVConnector
 from tandem.engine.scheduler.constrained import Constrained
+from tandem.engine.scheduler.drafts import Drafts
 from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats
 from tandem.engine.scheduler.waiting import WaitingQueue
@@ -88,6 +89,7 @@ class Roster:
         self.connector = connector
         self.gates = gates if gates is not None else Gates()
         self.constrained = Constrained()
+        self.drafts = Drafts()
         self.stats = StepStats()
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.by_seq: dict[SeqId, Request] = {}
@@ -153,6 +155,8 @@ class Roster:
 
     def preempt(self, request: Request) -> None:
         """Take the blocks of a sequence that is (no longer) in ``running``; queue it again."""
+        if self.drafts:
+            self.drafts.drop(request)
         self.manager.cache_full(request)
         self.manager.free(request)
         request.state = RequestState.PREEMPTED
@@ -169,6 +173,8 @@ class Roster:
         if request.state is RequestState.RUNNING:
             self._left_running = True
             self.manager.cache_full(request)
+        if self.drafts:
+            self.drafts.drop(request)
         self.waiting.discard(request)
         self.parked.pop(request.seq, None)
         self.loading.pop(request.seq, None)

@@ -62,6 +62,10 @@ class StepStats:
     generated_tokens: int = 0
     discarded_tokens: int = 0
     """Drawn a step late, for sequences that had ended."""
+    replayed_tokens: int = 0
+    """Emitted tokens that a resume drew again to compare."""
+    agreed_tokens: int = 0
+    """Those of them that were drawn as they stand."""
     planned_tokens: int = 0
     preemptions: int = 0
     late_events: int = 0

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import repeat
-from operator import sub
+from operator import eq, sub
 
 from tandem.engine.request import Request, RequestState
+from tandem.engine.scheduler.drafts import release
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
-from tandem.engine.step import ModelRunnerOutput, Sampled, SeqId
+from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
 from tandem.protocol.finish import Finish, FinishReason, finish_of
 from tandem.protocol.kv import Fence, FirstToken
@@ -91,6 +92,8 @@ class Updater:
                 roster.let_go(request, finish.reason, now)
         roster.stats.generated_tokens += len(earlier)
         roster.stats.token_gaps.update(map(sub, repeat(now), earlier))
+        for each in output.drafted:
+            self._settle_drafted(each, now)
 
     def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
         """First tokens that the other side of a hand-off drew; the request's KV is here."""
@@ -144,6 +147,59 @@ class Updater:
         )
         self._roster.outbox.emit(request.router, output)
         self._roster.let_go(request, output.finish, now)
+
+    def _settle_drafted(self, drafted: DraftSampled, now: float) -> None:
+        sampled = drafted.sampled
+        stats, request = self._roster.stats, self._roster.by_seq.get(sampled.seq)
+        if request is None:
+            stats.discarded_tokens += len(sampled.token_ids[0])
+            return
+        request.num_pending -= 1
+        if drafted.replayed:
+            stood = request.token_ids[-len(drafted.replayed) :]
+            stats.replayed_tokens += len(stood)
+            stats.agreed_tokens += sum(map(eq, stood, drafted.replayed))
+        else:
+            release(request)
+        if request.num_generated == 0:
+            self._first(request, sampled, now)
+        else:
+            self._take(request, sampled, now)
+
+    def _take(self, request: Request, sampled: Sampled, now: float) -> None:
+        """One or several tokens of a sequence that goes on, up to the one that ends it. KV is right
+        as far as they go; what was written behind is written again."""
+        assert request.constraint is None, "several tokens under a mask of one position"
+        stats, (drawn,) = self._roster.stats, sampled.token_ids
+        token_ids, position = request.token_ids, request.num_output
+        finish, count = None, 0
+        while finish is None and count < len(drawn):
+            token = drawn[count]
+            token_ids.append(token)
+            count += 1
+            if token in request.enders or len(token_ids) >= request.max_len:
+                finish = self._verdict(request, token, position + count)
+        request.num_generated += count
+        if request.state is RequestState.RUNNING:
+            request.num_computed += count - 1
+        stats.generated_tokens += count
+        stats.token_gaps[now - request.last_token_at] += 1
+        request.last_token_at = now
+        self._roster.outbox.emit(
+            request.router,
+            EngineCoreOutput(
+                request.request_id,
+                request.attempt,
+                request.choice,
+                position,
+                drawn[:count],
+                None if finish is None else finish.reason,
+                None if finish is None else finish.stop_token,
+                None if sampled.logprobs is None else sampled.logprobs[0][:count],
+            ),
+        )
+        if finish is not None:
+            self._roster.let_go(request, finish.reason, now)
 
     def _note_chunk(
         self,

@@ -133,6 +133,13 @@ class InputBatch:
             self.sampling.remove(row)
             heapq.heappush(self._free, row)
 
+    def put_drafts(self, row: int, position: int, token_ids: Sequence[int]) -> None:
+        """Tokens of the coming step from ``position`` on, which nobody has drawn; they are no part
+        of what the row came with."""
+        end = position + len(token_ids)
+        self.reserve(end)
+        self.tokens[row, position:end] = token_ids
+
     def note_drawn(self, seq: SeqId, token: int) -> None:
         """A token drawn for ``seq`` reached the host; a sequence dropped meanwhile is no error."""
         row = self.row_of.get(seq)

@@ -264,6 +264,10 @@ class StepStager:
             self._fill_tokens(fields, slice(shape.decodes, end), owners, positions)
         elif own.chunks:
             self._fill_chunks(fields, shape.decodes, rows)
+        if rows.drafted:
+            starts = shape.decodes + np.cumsum(rows.counts[n:]) - rows.counts[n:]
+            drawn = rows.first[n:] >= batch.lengths[rows.index[n:]]
+            fields.source[starts[drawn]] = rows.index[n:][drawn]
         for part in (slice(n, shape.decodes), slice(end, shape.tokens)):
             self._pad_tokens(fields, part)
         fields.cu_seqlens_q[:] = self._counting[: shape.rows + 1]

@@ -6,14 +6,21 @@ the step's last kernel; ``result`` waits for the moment after the copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from tandem.engine.sample import LogprobTensors
-from tandem.engine.step import ModelRunnerOutput, Sampled, SeqId, StepRow
+from tandem.engine.step import (
+    DraftSampled,
+    ModelRunnerOutput,
+    RowDraft,
+    Sampled,
+    SeqId,
+    StepRow,
+)
 from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Moment
 from tandem.engine.worker.offload import HostBlocks
 from tandem.engine.worker.pooling import as_bytes
@@ -42,6 +49,8 @@ class LaunchedStep:
     """Whose loads the result tells of."""
     for_transfers: bool = False
     """Whether they are all that the step is there for."""
+    drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
+    """Of rows that draw behind each of them, too."""
     _known: list[int] | None = None
 
     @torch.inference_mode()
@@ -62,6 +71,7 @@ class LaunchedStep:
         return ModelRunnerOutput(
             step=self.step,
             sampled=tuple(self._sampled(tokens)),
+            drafted=tuple(self._drafted(tokens)),
             fence=self.moment,
             prompt_logprobs={
                 seq: tuple(score for part in parts for score in part.as_list())
@@ -74,10 +84,37 @@ class LaunchedStep:
     def _tell(self, tokens: list[int]) -> None:
         if self.note is None:
             return
+        for row, at, end in self._spans():
+            draft = self.drafts.get(row.seq)
+            for token in tokens[at : at + 1] if draft is None else draft.kept(tokens[at:end]):
+                self.note(row.seq, token)
+
+    def _spans(self) -> Iterator[tuple[StepRow, int, int]]:
+        """Each row with its draws: first, end."""
         at = 0
         for row in self.drawn:
-            self.note(row.seq, tokens[at])
-            at += len(row.sample_choices)
+            end = at + len(row.sample_choices)
+            if row.seq in self.drafts:
+                end += len(self.drafts[row.seq].draft_token_ids)
+            yield row, at, end
+            at = end
+
+    def _scores(self) -> dict[int, TokenLogprobs]:
+        return {} if self.logprobs is None else self.logprobs.by_draw()
+
+    def _drafted(self, tokens: list[int]) -> Iterator[DraftSampled]:
+        if not self.drafts:
+            return
+        scores = self._scores()
+        for row, at, end in self._spans():
+            draft = self.drafts.get(row.seq)
+            if draft is None:
+                continue
+            kept = draft.kept(tokens[at:end])
+            first = end - 1 if draft.forced else at
+            told = tuple(scores[i] for i in range(first, first + len(kept)) if i in scores)
+            sampled = Sampled(row.seq, row.sample_choices, (kept,), (told,) if told else None)
+            yield DraftSampled(sampled, tuple(tokens[at : end - 1]) if draft.forced else ())
 
     def _sampled(self, tokens: list[int]) -> list[Sampled]:
         if self.logprobs is None and len(tokens) == len(self.drawn):
@@ -85,14 +122,13 @@ class LaunchedStep:
                 Sampled(row.seq, row.sample_choices, ((token,),))
                 for row, token in zip(self.drawn, tokens, strict=True)
             ]
-        scores = {} if self.logprobs is None else self.logprobs.by_draw()
-        sampled, at = [], 0
-        for row in self.drawn:
-            end = at + len(row.sample_choices)
-            told = _told([scores.get(i) for i in range(at, end)])
-            drawn = tuple((token,) for token in tokens[at:end])
-            sampled.append(Sampled(row.seq, row.sample_choices, drawn, told))
-            at = end
+        scores = self._scores()
+        sampled = []
+        for row, at, end in self._spans():
+            if row.seq not in self.drafts:
+                told = _told([scores.get(i) for i in range(at, end)])
+                drawn = tuple((token,) for token in tokens[at:end])
+                sampled.append(Sampled(row.seq, row.sample_choices, drawn, told))
         return sampled
 
 

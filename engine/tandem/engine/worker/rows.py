@@ -29,9 +29,11 @@ class StepRows:
     """Of all rows."""
     choices: NDArray[np.int64] | None = None
     """The choice that each row draws for; None unless each draws for one."""
+    drafted: bool = False
+    """Whether rows have drafts: several tokens of which the first may have been drawn here."""
 
     @classmethod
-    def of(cls, rows: Sequence[StepRow], batch: InputBatch) -> StepRows:
+    def of(cls, rows: Sequence[StepRow], batch: InputBatch, *, drafted: bool = False) -> StepRows:
         """The columns of ``rows``, which ``batch`` knows."""
         row_of = batch.row_of
         index = np.array([row_of[row.seq] for row in rows], dtype=np.int64)
@@ -43,7 +45,7 @@ class StepRows:
         drawn = [row.sample_choices for row in rows]
         one_each = {1}.issuperset(map(len, drawn))
         choices = np.array([choice for (choice,) in drawn], dtype=np.int64) if one_each else None
-        return cls(index, first, counts, decodes, sum(tokens), choices)
+        return cls(index, first, counts, decodes, sum(tokens), choices, drafted)
 
     @cached_property
     def lens(self) -> NDArray[np.int64]:

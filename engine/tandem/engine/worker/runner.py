@@ -24,6 +24,7 @@ from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.choices import ChoiceGraphs
+from tandem.engine.worker.drafts import DraftDraws, put_proposed, rules_ahead
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
@@ -96,7 +97,7 @@ class ModelRunner:
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
     def _run(self, plan: SchedulerOutput, launched: LaunchedStep) -> None:
-        rows = StepRows.of(plan.rows, self.batch)
+        rows = StepRows.of(plan.rows, self.batch, drafted=bool(plan.drafts))
         self.threads.set_for(rows.num_tokens)
         launched.drawn = [row for row in plan.rows if row.sample_choices]
         drawing: NDArray[np.int64] | slice = slice(None)
@@ -106,30 +107,47 @@ class ModelRunner:
         pooled = self.batch.poolers.wanted(plan.rows, rows.ends) if self.batch.poolers else []
         more = [np.arange(each.first, each.first + each.length) for each in scored]
         more += [each.tokens for each in pooled]
-        hidden, inputs = self._forward(rows, drawing, more)
+        drafted = None
+        if plan.drafts:
+            launched.drafts = {each.seq: each for each in plan.drafts}
+            put_proposed(launched.drafts, plan.rows, self.batch)
+            drafted = DraftDraws.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
+        hidden, inputs = self._forward(rows, drawing, more, drafted)
+        draws = len(launched.drawn) if drafted is None else len(drafted.rows)
         kind = self._alike(rows, inputs)
         if kind is not None:
             self._draw_alike(launched, inputs.shape, kind)
         elif launched.drawn:
-            self._draw(launched, rows, drawing, hidden[: len(launched.drawn)], inputs.targets)
+            wanted = hidden[:draws]
+            if drafted is None:
+                self._draw(launched, rows, drawing, wanted, inputs.targets)
+            else:
+                self._draw_drafted(launched, drafted, wanted, inputs.targets)
         if scored:
-            launched.prompts = self._score(scored, hidden[len(launched.drawn) :])
+            launched.prompts = self._score(scored, hidden[draws:])
         if pooled:
             own = hidden[len(hidden) - sum(len(each.tokens) for each in pooled) :]
             launched.pooled = self.batch.poolers.pool(pooled, own)
 
     def _forward(
-        self, rows: StepRows, drawing: NDArray[np.int64] | slice, more: Sequence[NDArray[np.int64]]
+        self,
+        rows: StepRows,
+        drawing: NDArray[np.int64] | slice,
+        more: Sequence[NDArray[np.int64]],
+        drafted: DraftDraws | None,
     ) -> tuple[Tensor, StepInputs]:
-        """Hidden states of the drawing rows' last tokens, then of ``more`` of the step's tokens."""
+        """Hidden states of the tokens that rows draw behind, usually their last ones, then of
+        ``more`` of the step's tokens."""
         indices: NDArray[np.int64] | None
-        if isinstance(drawing, slice):
+        if drafted is not None:
+            indices = drafted.tokens
+        elif isinstance(drawing, slice):
             indices = rows.ends if rows.shape.chunks else None
         else:
             indices = rows.ends[drawing]
         if indices is not None and more:
             indices = np.concatenate((indices, *more))
-        fit = unpadded if more else self.graphs.fit
+        fit = unpadded if more or drafted is not None else self.graphs.fit
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
         hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
@@ -181,6 +199,26 @@ class ModelRunner:
         if len(going_on) > len(index):
             going_on = going_on[index_on(list(_first_draws(launched.drawn)), going_on.device)]
         self.stager.staging.last_tokens.index_copy_(0, targets, going_on)
+        launched.tokens = out.token_ids.to("cpu", non_blocking=True)
+        launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
+
+    def _draw_drafted(
+        self, launched: LaunchedStep, drafted: DraftDraws, hidden: Tensor, targets: Tensor
+    ) -> None:
+        """The same where rows draw behind drafts, too."""
+        sampling = self.batch.sampling
+        self._await_tokens_of(drafted.rows)
+        if sampling.rules:
+            sampling.ahead = rules_ahead(launched.drafts, launched.drawn, self.batch)
+        out = self.sampler.sample(
+            self.model.logits(hidden),
+            sampling,
+            rows=drafted.rows,
+            positions=drafted.positions,
+            choices=drafted.choices,
+        )
+        sampling.ahead = {}
+        self.stager.staging.last_tokens.index_copy_(0, targets, drafted.last_tokens(out.token_ids))
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 

@@ -1,0 +1,206 @@
+"""Rows of several tokens over a real model: no token changes, emitted ones are drawn again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.engine_plan.drafting import Guess, draft, guesses
+from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
+from tests.engine_run.tiny_models import folder_of
+
+from tandem.engine.executor.multiproc import MultiprocExecutor
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.sampling import SamplingParams
+
+PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(25 + 9 * each)] for each in range(4)]
+COUNT = 30
+VOCAB = 320
+PARAMS = {
+    "greedy": GREEDY,
+    "seeded": SamplingParams(temperature=0.9, top_p=0.95, seed=11),
+    "penalties": SamplingParams(
+        temperature=0.8,
+        seed=5,
+        repetition_penalty=1.3,
+        frequency_penalty=0.7,
+        presence_penalty=0.4,
+        bad_words_token_ids=((7, 9), (100,)),
+    ),
+    "logprobs": SamplingParams(temperature=0.9, seed=3, logprobs=3),
+    "bias": SamplingParams(
+        temperature=0.0, seed=0, logit_bias={20: 3.0}, min_tokens=20, stop_token_ids=(20, 21)
+    ),
+}
+
+
+def engine(**settings) -> CPUEngine:
+    """The tiny Llama."""
+    return CPUEngine(folder_of("llama"), **{"num_gpu_blocks_override": 40} | settings)
+
+
+def step(engine: CPUEngine) -> Iterator[EngineCoreOutput]:
+    """One step; what it said of tokens."""
+    for outputs in engine.core.advance().outputs.values():
+        for each in outputs:
+            assert isinstance(each, EngineCoreOutput)
+            yield each
+
+
+def told_by(
+    engine: CPUEngine, guess: Guess | None = None
+) -> tuple[dict[str, list[int]], dict[str, list[TokenLogprobs]], int]:
+    """Tokens and scores by request; how many proposals were taken."""
+    tokens: dict[str, list[int]] = {}
+    scores: dict[str, list[TokenLogprobs]] = {}
+    taken = 0
+    while engine.core.has_work:
+        taken += 0 if guess is None else draft(engine.core, guess)
+        for each in step(engine):
+            mine = tokens.setdefault(each.request, [])
+            assert each.position == len(mine)
+            mine.extend(each.token_ids)
+            scores.setdefault(each.request, []).extend(each.logprobs or ())
+    return tokens, scores, taken
+
+
+def check_drafted(params: SamplingParams, *, wrong_every: int, **settings) -> int:
+    """Without drafts and with them: the same; how many proposals were taken."""
+    plain, drafted = engine(), engine(**settings)
+    for each in (plain, drafted):
+        for prompt in PROMPTS:
+            each.add(prompt, COUNT, params)
+    tokens, scores, _ = told_by(plain)
+    guess = guesses(tokens, most=4, wrong_every=wrong_every, vocab=VOCAB)
+    again, scores_again, taken = told_by(drafted, guess)
+    drafted.core.close()
+    assert again == tokens
+    for request, expected in scores.items():
+        found = scores_again[request]
+        assert [each.top_ids for each in found] == [each.top_ids for each in expected]
+        want = [pytest.approx(each.logprob, abs=1e-4) for each in expected]
+        assert [each.logprob for each in found] == want
+    return taken
+
+
+@pytest.mark.parametrize("wrong_every", [3, 100])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("name", PARAMS)
+def test_drafts_change_no_token(name, overlap, wrong_every):
+    """Right and wrong ones: tokens and scores are those of steps one by one."""
+    taken = check_drafted(PARAMS[name], wrong_every=wrong_every, async_scheduling=overlap)
+    assert taken > 10
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_under_preemption(overlap):
+    """Fewer blocks than all need: who is resumed with tokens that were accepted goes on."""
+    settings = {"num_gpu_blocks_override": 11, "max_num_batched_tokens": 48}
+    assert check_drafted(PARAMS["penalties"], wrong_every=4, async_scheduling=overlap, **settings)
+
+
+def test_drafts_beside_scored_prompts_and_forks():
+    """A step with drafts, a prompt that is scored and one that draws for several choices."""
+    plain, drafted = engine(), engine()
+    other = SamplingParams(temperature=0.7, seed=9, prompt_logprobs=1, n=3, max_tokens=5)
+    made: list[list[EngineCoreOutput]] = []
+    for each in (plain, drafted):
+        each.add(PROMPTS[0], COUNT, PARAMS["seeded"])
+        outputs: list[EngineCoreOutput] = []
+        guess = None
+        if made:
+            tokens = [t for out in made[0] if out.request == "r0" for t in out.token_ids]
+            guess = guesses({"r0": tokens}, most=4, wrong_every=4, vocab=VOCAB)
+        for number in range(100):
+            if number == 4:
+                key = RequestKey(ROUTER, "other", 0)
+                request = EngineCoreRequest(key=key, prompt_token_ids=PROMPTS[1], params=other)
+                assert each.core.add(request) is None
+            if guess is not None:
+                drafts, roster = each.core.scheduler.roster.drafts, each.core.scheduler.roster
+                for running in roster.running:
+                    if running.request_id == "r0" and running.num_generated:
+                        assert drafts.propose(running, guess(running)) or running.num_output > 28
+            outputs += step(each)
+            if not each.core.has_work:
+                break
+        made.append(outputs)
+    for choice in range(3):
+        one, two = (
+            [
+                t
+                for out in told
+                if (out.request, out.choice) == ("other", choice)
+                for t in out.token_ids
+            ]
+            for told in made
+        )
+        assert one == two
+        assert len(one) == 5
+    prompts = [[out.prompt_logprobs for out in told if out.prompt_logprobs] for told in made]
+    assert [[each and each.token_id for each in scores] for scores in prompts[0]] == [
+        [each and each.token_id for each in scores] for scores in prompts[1]
+    ]
+    whole = [[t for out in told if out.request == "r0" for t in out.token_ids] for told in made]
+    assert whole[0] == whole[1]
+
+
+def resumed(engine: CPUEngine, params: SamplingParams, emitted: tuple[int, ...]):
+    """Tokens after ``emitted``; tokens that agreed, and that were compared."""
+    fields = {each: getattr(params, each) for each in params.__struct_fields__}
+    wanted = SamplingParams(**{**fields, "max_tokens": COUNT, "ignore_eos": True})
+    key = RequestKey(ROUTER, "again", 1)
+    request = EngineCoreRequest(
+        key=key, prompt_token_ids=PROMPTS[0], params=wanted, emitted=(emitted,)
+    )
+    assert engine.core.add(request) is None
+    tokens: list[int] = []
+    while engine.core.has_work:
+        for each in step(engine):
+            assert each.position == len(emitted) + len(tokens)
+            tokens.extend(each.token_ids)
+    stats = engine.core.scheduler.take_stats()
+    return tokens, stats.agreed_tokens, stats.replayed_tokens
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_a_resume_agrees_with_what_was_emitted(name):
+    """The same engine draws every compared token again, under every rule; the answer goes on."""
+    params = PARAMS[name]
+    (whole,) = engine().generate([PROMPTS[0]], COUNT, params)
+    tokens, agreed, compared = resumed(engine(), params, tuple(whole[:20]))
+    assert tokens == whole[20:]
+    assert (agreed, compared) == (16, 16)
+
+
+def test_a_token_that_would_not_be_drawn_stands():
+    """It is counted as disagreed, and the answer goes on as it does when nothing is compared."""
+    (whole,) = engine().generate([PROMPTS[0]], COUNT)
+    forced = (*whole[:12], (whole[12] + 1) % VOCAB)
+    silent, *_ = resumed(engine(replay_check_tokens=0), GREEDY, forced)
+    tokens, agreed, compared = resumed(engine(), GREEDY, forced)
+    assert tokens == silent
+    assert (agreed, compared) == (12, 13)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_drafts_reach_a_rank_in_another_process(monkeypatch):
+    """Plans and results with drafts as bytes: the same tokens, and the same comparison."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    plain = engine()
+    whole = plain.generate([PROMPTS[0]], COUNT, PARAMS["penalties"])[0]
+    other = CPUEngine(folder_of("llama"), executor=MultiprocExecutor(), num_gpu_blocks_override=40)
+    try:
+        other.add(PROMPTS[0], COUNT, PARAMS["penalties"])
+        guess = guesses({"r0": whole}, most=4, wrong_every=3, vocab=VOCAB)
+        tokens, _, taken = told_by(other, guess)
+        assert tokens == {"r0": whole}
+        assert taken > 3
+        rest, agreed, compared = resumed(other, PARAMS["penalties"], tuple(whole[:20]))
+        assert rest == whole[20:]
+        assert agreed == compared > 0
+    finally:
+        other.core.close()

@@ -107,7 +107,7 @@ def test_a_row_with_drafts_is_in_no_step_until_it_is_settled():
     assert [row.seq for row in ahead.rows] == [second.seq]
     assert ahead.drafts == ()
     for each in (plan, ahead):
-        scheduler.settle(harness.executor.execute(each).result())
+        scheduler.update_from_output(harness.executor.execute(each).result())
     assert {row.seq for row in planned(harness).rows} == {first.seq, second.seq}
 
 
@@ -120,13 +120,13 @@ def test_proposals_that_cannot_be_are_not_taken():
     plan = planned(harness)
     (request,) = scheduler.roster.running
     assert not drafts.propose(request, (1,))
-    scheduler.settle(harness.executor.execute(plan).result())
+    scheduler.update_from_output(harness.executor.execute(plan).result())
     assert not drafts.propose(request, ())
     assert drafts.propose(request, (1, 2, 3))
     assert not drafts.propose(request, (1,))
     plan = planned(harness)
     assert plan.drafts == (RowDraft(request.seq, (1,)),), "one of three tokens left is the draw's"
-    scheduler.settle(harness.executor.execute(plan).result())
+    scheduler.update_from_output(harness.executor.execute(plan).result())
     assert not drafts.propose(request, (1,)) or request.num_output == 2
 
 

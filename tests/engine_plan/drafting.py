@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tandem.engine.core.engine_core import EngineCore
-from tandem.engine.request import Request
+from tandem.engine.request import Request, RequestState
 
 Guess = Callable[[Request], Sequence[int]]
 """What might follow a sequence's known tokens."""
@@ -26,19 +26,33 @@ def guesses(outputs: dict[str, list[int]], *, most: int, wrong_every: int, vocab
     return guess
 
 
-def draft(core: EngineCore, guess: Guess) -> int:
-    """Propose for every sequence that decodes, before the next step; for how many it was taken.
-    One whose token is on its way is held until it is known."""
-    taken = 0
-    roster = core.scheduler.roster
-    for request in roster.running:
-        if request.num_generated == 0 or request.constraint is not None:
-            continue
-        if request.num_pending:
-            request.plan_limit = 0
-            continue
-        if not roster.drafts.propose(request, guess(request)):
+class Drafter:
+    """Proposes for every sequence that decodes, before a step; one whose token is on its way is
+    held until it is known."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._held: list[Request] = []
+        self.taken = 0
+        """How many proposals were."""
+
+    def propose(self, guess: Guess | None) -> None:
+        """Before the coming step; without a guess whoever was held is let go."""
+        roster = self._core.scheduler.roster
+        known = [each for each in self._held if not self._waits(each)]
+        self._held = [each for each in self._held if self._waits(each)]
+        for request in known:
             request.plan_limit = request.max_len
-        else:
-            taken += 1
-    return taken
+        if guess is None:
+            return
+        for request in roster.running:
+            if request.num_generated == 0 or request.constraint is not None:
+                continue
+            if not self._waits(request):
+                self.taken += roster.drafts.propose(request, guess(request))
+            elif request.plan_limit:
+                request.plan_limit = 0
+                self._held.append(request)
+
+    def _waits(self, request: Request) -> bool:
+        return request.num_pending > 0 and request.state is RequestState.RUNNING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
-from tests.engine_plan.drafting import draft, guesses
+from tests.engine_plan.drafting import Drafter, guesses
 from tests.engine_plan.plans import next_plan
 
 from tandem.engine.step import RowDraft, SeqId
@@ -13,11 +13,11 @@ from tandem.engine.step import RowDraft, SeqId
 def run_drafted(harness, outputs, *, most=3, wrong_every=4, limit=500):
     """Steps with drafts until nothing is left; how many proposals were taken."""
     guess = guesses(outputs, most=most, wrong_every=wrong_every, vocab=VOCAB)
-    taken = 0
+    drafter = Drafter(harness.core)
     for _ in range(limit):
         if not harness.core.has_work:
-            return taken
-        taken += draft(harness.core, guess)
+            return drafter.taken
+        drafter.propose(guess)
         assert harness.step().progressed or not harness.core.has_work, "nothing moves"
     raise AssertionError("not done")
 
@@ -201,3 +201,25 @@ def test_kept_tokens_are_the_prefix_that_was_drawn_and_one_more():
     assert drafted.kept([5, 9, 7, 8]) == (5, 9)
     assert drafted.kept([4, 6, 7, 8]) == (4,)
     assert RowDraft(SeqId(0), (5, 6, 7), forced=True).kept([4, 6, 7, 8]) == (8,)
+
+
+def test_who_loses_its_blocks_while_drafts_are_planned_is_in_no_row():
+    """The step goes on without them, and the sequence is computed again."""
+    harness = Harness(2)
+    requests = [
+        request_of(name, prompt, params=params_of(max_tokens=6, ignore_eos=True))
+        for name, prompt in (("a", 16), ("b", 8))
+    ]
+    for request in requests:
+        harness.add(request)
+    next_plan(harness)
+    first, second = harness.core.scheduler.roster.running
+    drafts = harness.core.scheduler.roster.drafts
+    assert drafts.propose(second, (1, 2))
+    plan = next_plan(harness)
+    assert [row.seq for row in plan.rows] == [first.seq]
+    assert plan.drafts == ()
+    assert not drafts
+    harness.run()
+    for request in requests:
+        harness.check(request)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
+from tests.engine_plan.grammars import HandCompiler, constrained
+from tests.engine_plan.grammars import run as run_all
+from tests.engine_plan.pair import Pair, produce
 from tests.engine_plan.plans import next_plan
 
 from tandem.engine.metrics import EngineMetrics
@@ -138,3 +141,29 @@ def test_counted_by_agreement():
     name = "tandem:resume_replayed_tokens_total"
     assert registry.get_sample_value(name, {**labels, "agreed": "true"}) == 15
     assert registry.get_sample_value(name, {**labels, "agreed": "false"}) == 1
+
+
+def test_a_prefill_worker_compares_what_it_computes_again():
+    """The token that it hands over is the one behind the last that was emitted."""
+    pair = Pair()
+    forced = (emitted_of(pair.p, 12),)
+    leg = produce("a", 20, params=DRAWN, emitted=forced)
+    assert pair.p.add(leg) is None
+    (drafts,) = next_plan(pair.p).drafts
+    assert drafts.draft_token_ids == forced[0]
+    assert compared(pair.p) == (12, 12)
+    request = pair.reserve("a", 20, params=DRAWN, emitted=forced)
+    pair.deliver(request)
+    pair.d.run()
+    pair.d.check(request)
+    pair.check_empty()
+
+
+def test_answers_under_a_grammar_are_not_compared():
+    """A mask is of one position: such a request is resumed as if nothing were to compare."""
+    harness = Harness(gate=HandCompiler().gate)
+    params = constrained("1 2 3 4 5 6|1 2 9", temperature=1.0)
+    assert harness.add(request_of("a", params=params, emitted=((1, 2, 3),))) is None
+    run_all(harness)
+    assert harness.tokens("a") == [4, 5, 6]
+    assert harness.finish("a") == "stop"

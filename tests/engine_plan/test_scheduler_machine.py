@@ -19,10 +19,12 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from tests.engine_plan.builders import Harness, params_of, request_of
+from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
+from tests.engine_plan.drafting import Drafter
 from tests.engine_plan.grammars import HandCompiler, constrained
 from tests.engine_plan.handoff import BothSides
 
+from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Loaded
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
@@ -90,6 +92,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             num_cpu_blocks=offloaded,
         )
+        self.drafter = Drafter(self.harness.core)
+        self.drafts: tuple[int, int] | None = None
         self.number = 0
         self.live: dict[RequestKey, EngineCoreRequest] = {}
         self.checked = 0
@@ -178,8 +182,29 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, count):
         """Time goes on."""
         for _ in range(count):
-            self.harness.step()
+            self._step()
             self._let_threads_end()
+
+    @rule(drafts=st.none() | st.tuples(st.integers(1, 6), st.integers(1, 5)))
+    def draft(self, drafts):
+        """So many tokens are proposed for whoever decodes from now on, with wrong ones among them;
+        or none."""
+        self.drafts = drafts
+
+    def _step(self) -> bool:
+        self.drafter.propose(None if self.drafts is None else self._guess)
+        return self.harness.step().progressed
+
+    def _guess(self, request: Request) -> list[int]:
+        most, wrong_every = self.drafts or (0, 1)
+        source = request.group.source
+        whole = [*source.emitted_of(request.choice)]
+        whole += self.harness.oracle(source, request.choice)[0]
+        start = request.num_output
+        return [
+            (token + (at % wrong_every == 0)) % VOCAB
+            for at, token in enumerate(whole[start : start + most], start)
+        ]
 
     @rule()
     def reset(self):
@@ -285,7 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             for act, key in moves:
                 if act != self._fail:
                     act(key)
-            idle = 0 if self.harness.step().progressed or moves else idle + 1
+            idle = 0 if self._step() or moves else idle + 1
             if not self.harness.core.has_work:
                 break
             self._let_threads_end()

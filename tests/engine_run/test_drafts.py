@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.engine_plan.drafting import Guess, draft, guesses
+from tests.engine_plan.drafting import Drafter, Guess, guesses
 from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
 from tests.engine_run.tiny_models import folder_of
 
@@ -55,15 +55,15 @@ def told_by(
     """Tokens and scores by request; how many proposals were taken."""
     tokens: dict[str, list[int]] = {}
     scores: dict[str, list[TokenLogprobs]] = {}
-    taken = 0
+    drafter = Drafter(engine.core)
     while engine.core.has_work:
-        taken += 0 if guess is None else draft(engine.core, guess)
+        drafter.propose(guess)
         for each in step(engine):
             mine = tokens.setdefault(each.request, [])
             assert each.position == len(mine)
             mine.extend(each.token_ids)
             scores.setdefault(each.request, []).extend(each.logprobs or ())
-    return tokens, scores, taken
+    return tokens, scores, drafter.taken
 
 
 def check_drafted(params: SamplingParams, *, wrong_every: int, **settings) -> int:

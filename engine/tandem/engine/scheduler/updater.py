@@ -93,7 +93,7 @@ class Updater:
         roster.stats.generated_tokens += len(earlier)
         roster.stats.token_gaps.update(map(sub, repeat(now), earlier))
         for each in output.drafted:
-            self._settle_drafted(each, now)
+            self._update_drafted(each, now)
 
     def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
         """First tokens that the other side of a hand-off drew; the request's KV is here."""
@@ -148,7 +148,7 @@ class Updater:
         self._roster.outbox.emit(request.router, output)
         self._roster.let_go(request, output.finish, now)
 
-    def _settle_drafted(self, drafted: DraftSampled, now: float) -> None:
+    def _update_drafted(self, drafted: DraftSampled, now: float) -> None:
         sampled = drafted.sampled
         stats, request = self._roster.stats, self._roster.by_seq.get(sampled.seq)
         if request is None:

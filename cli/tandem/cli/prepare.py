@@ -130,7 +130,7 @@ def _check_package(config: PrepareConfig) -> None:
 
 
 def _link(source: str, target: str) -> None:
-    """The same file under another name where the volume can, else a copy."""
+    """Have a file under another name, too, where the volume can, else copy it."""
     real = os.path.realpath(source)
     try:
         os.link(real, target)

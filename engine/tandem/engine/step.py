@@ -36,7 +36,7 @@ class NewSequence:
     block_ids: list[int]
     """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
     pooling: PoolingParams | None = None
-    """Its prompt is pooled, and it draws nothing."""
+    """Set for a sequence whose prompt is pooled: it draws nothing."""
 
 
 class BlockLoad(msgspec.Struct, frozen=True, gc=False):
@@ -91,7 +91,7 @@ class RowDraft(msgspec.Struct, frozen=True, gc=False):
     draft_token_ids: tuple[int, ...]
     """The tokens of the row's last positions, at least one."""
     forced: bool = False
-    """They were emitted and stand, whatever is drawn; the rank knows them already. Else somebody
+    """The drafts were emitted and stand, whatever is drawn; the rank knows them. Else somebody
     proposes them, and the row's tokens are the last known one and these."""
 
     def kept(self, drawn: Sequence[int]) -> tuple[int, ...]:

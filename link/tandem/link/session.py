@@ -41,17 +41,17 @@ class Verdict(Enum):
     """What came of a frame."""
 
     DELIVER = "deliver"
-    """It is the next one, for whoever uses the link."""
+    """The frame is the next one, for whoever uses the link."""
     NOTED = "noted"
-    """It was for the session."""
+    """The frame was for the session itself."""
     UP = "up"
-    """It was the WELCOME that the caller waited for."""
+    """The frame was the WELCOME that the caller waited for."""
     REFUSED = "refused"
-    """It was a RESET instead (``why``)."""
+    """The frame was a RESET in place of a WELCOME (``why``)."""
     GARBAGE = "garbage"
-    """It is none: drop it."""
+    """The bytes are no frame: drop them."""
     STRAY = "stray"
-    """It is of an earlier link, or out of place: drop it."""
+    """The frame is of an earlier link, or out of place: drop it."""
     LOST = "lost"
     """The link has ended (``why``), and the other end knows."""
     BROKEN = "broken"
@@ -64,7 +64,7 @@ class Terms:
 
     me: Incarnation
     protocol: str
-    """Its name, for people."""
+    """The protocol's name, for people."""
     version: int
     times: LinkTimes
     fingerprint: str = ""

@@ -11,7 +11,7 @@ def time_text(seconds: float) -> str:
 
 
 def micro_time_text(seconds: float) -> str:
-    """The same with microseconds, as Leases want them."""
+    """A time with microseconds, as Leases want them."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

@@ -67,7 +67,7 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting_tokens: int
     """Prompt tokens not yet computed over all requests."""
     loading_tokens: int = 0
-    """Those of them that come from prefill workers, or are to come from there."""
+    """Of the waiting tokens, those whose KV comes or is to come from prefill workers."""
     free_blocks: int
     total_blocks: int
     leased_blocks: int = 0

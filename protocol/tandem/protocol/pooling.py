@@ -27,7 +27,7 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Whether the vector has length one."""
 
     def verify(self) -> "PoolingParams":
-        """The same, its type as a PoolingType. Raises InvalidParameter naming the field."""
+        """These with their type as a PoolingType. Raises InvalidParameter naming the field."""
         if self.pooling_type not in tuple(PoolingType):
             allowed = f"one of {', '.join(PoolingType)}"
             raise InvalidParameter("pooling_type", self.pooling_type, allowed)

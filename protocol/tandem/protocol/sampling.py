@@ -113,7 +113,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     """Log-probabilities of the drawn token and this many best ones; -1 is all, None is off."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens."""
+    """How many alternatives to each token of the prompt are wanted; None is none, -1 all."""
     logit_bias: dict[int, float] | None = None
     """Token id to a number in [-100, 100], added to its logit."""
     allowed_token_ids: tuple[int, ...] | None = None

@@ -174,7 +174,7 @@ class GuardedProtocol(JoinedProtocol):
         self._drain = self.loop.call_later(self.limits.write_seconds, self._check_drained)
 
     def resume_writing(self) -> None:
-        """It reads on."""
+        """The client reads on."""
         self._stop_draining()
         super().resume_writing()
 

@@ -200,7 +200,7 @@ class InputProcessor:
         return ids[-keep:] if options.truncation_side is TruncationSide.LEFT else ids[:keep]
 
     def _fit(self, params: SamplingParams, num_prompt: int, param: str) -> SamplingParams:
-        """The same parameters with max_tokens filled in, or an error that names all lengths."""
+        """The parameters with max_tokens filled in, or an error that names all lengths."""
         room = self.card.max_model_len - num_prompt
         if room < 1 or (params.max_tokens or 1) > room:
             raise ContextLengthExceeded(

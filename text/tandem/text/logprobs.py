@@ -23,9 +23,9 @@ class Logprob(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     """1 for the best token of the vocabulary."""
     decoded_token: str
-    """Its text alone, with U+FFFD for parts of characters."""
+    """The token's text alone, with U+FFFD for parts of characters."""
     bytes: bytes
-    """Its bytes, which joined over positions give the text."""
+    """The token's bytes, which joined over positions give the text."""
 
 
 class PositionLogprobs(Mapping[int, Logprob]):

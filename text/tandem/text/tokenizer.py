@@ -151,7 +151,7 @@ class Tokenizer:
         return self._backend.decode([token_id], skip_special_tokens=False).encode()
 
     def token_text(self, token_id: int) -> str:
-        """Those bytes as text, with U+FFFD for parts of characters."""
+        """A token's bytes as text, with U+FFFD for parts of characters."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def detokenizer(
@@ -179,5 +179,5 @@ class Tokenizer:
 
 
 def _rising(offsets: list[int]) -> list[int]:
-    """The same, but that added tokens, which have 0 wherever they stand, stay where they are."""
+    """Offsets that never fall: added tokens, which have 0 wherever they stand, stay in place."""
     return list(accumulate(offsets, max))

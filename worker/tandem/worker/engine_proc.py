@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 IDLE_SECONDS = 1.0
 """How long an idle loop sleeps when nothing wakes it: deadlines are looked at this often."""
 PARKED_SECONDS = 0.05
-"""The same while requests wait for something that may not wake the loop."""
+"""Longest wait while requests wait for something that may not wake the loop."""
 LOAD_SECONDS = 0.2
 
 

@@ -75,7 +75,7 @@ def drive_in_processes(
     processes: int,
     done: Callable[[Record], None],
 ) -> tuple[list[Record], float]:
-    """The same from several processes: every n-th request is one's, places are shared evenly."""
+    """Drive from several processes: every n-th request is one's, places are shared evenly."""
     count = min(processes, len(load), bounds.max_concurrency or len(load))
     spawn = multiprocessing.get_context("spawn")
     with spawn.Manager() as manager, ProcessPoolExecutor(count, mp_context=spawn) as pool:

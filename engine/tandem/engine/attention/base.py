@@ -74,7 +74,7 @@ class StepSequences:
     max_decode_len: int
     """Keys of the longest decode, or a bound of it."""
     max_chunk_len: int
-    """The same of chunks."""
+    """Keys of the longest chunk, or a bound of it."""
     logits_rows: LogitsRows | None = None
     """Rows whose last tokens are all that the head takes; None if it takes others, or all.
     A backend may leave its part of Metadata out: then the layer computes every query."""

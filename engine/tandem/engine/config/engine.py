@@ -53,7 +53,7 @@ CPU_DEFAULTS: dict[str, Any] = {
     "mixed_tokens_per_decode": CPU_MIXED_TOKENS_PER_DECODE,
     "least_mixed_tokens": CPU_LEAST_MIXED_TOKENS,
 }
-"""The same on a CPU."""
+"""Settings that take another default on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class EngineConfig:
         )
 
     def with_(self, **flat: Any) -> EngineConfig:
-        """The same config with some settings of any section changed."""
+        """This config with some settings of any section changed."""
         device = resolve_device(flat.pop("device", self.device))
         changes: dict[str, Any] = {
             section: replace(getattr(self, section), **values)

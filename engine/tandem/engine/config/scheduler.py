@@ -13,19 +13,19 @@ from tandem.protocol.settings import (
 )
 
 GPU_BATCHED_TOKENS = 8192
-"""What ``EngineConfig.of`` takes on a CUDA device when no budget is asked for."""
+"""Tokens of a step on a GPU, unless given."""
 GPU_IDLE_POLL_MS = 20
-"""The same of how long an idle step loop polls."""
+"""Milliseconds for which an idle step loop on a GPU polls, unless given."""
 GPU_MIXED_TOKENS_PER_DECODE = 8
-"""The same of tokens a decode in steps that mix, where ``max_num_mixed_tokens`` is not given."""
+"""Tokens of a mixed step on a GPU for each decode in it, unless a bound is given."""
 GPU_LEAST_MIXED_TOKENS = 1024
-"""The same of tokens of such a step however few decode."""
+"""Tokens of a mixed step on a GPU however few decode in it, unless a bound is given."""
 CPU_MIXED_TOKENS_PER_DECODE = 4
-"""What ``EngineConfig.of`` takes on a CPU, whose steps take as long as they have tokens."""
+"""Tokens of a mixed step on a CPU for each decode in it: a step takes as long as it has tokens."""
 CPU_LEAST_MIXED_TOKENS = 64
-"""The same of tokens of such a step however few decode."""
+"""Tokens of a mixed step on a CPU however few decode in it, unless a bound is given."""
 CPU_NUM_SEQS = 48
-"""The same of sequences in one step."""
+"""Sequences in one step on a CPU, unless given."""
 MOST_REPLAYED = 128
 """What ``replay_check_tokens`` may be at most: a step has no more drafts."""
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")

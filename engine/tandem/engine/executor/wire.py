@@ -62,7 +62,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
 
     @classmethod
     def of(cls, output: ModelRunnerOutput) -> StepResult:
-        """The same without its fence, which must be done."""
+        """An output without its fence, which must be done."""
         assert output.fence.done(), "a result is sent when its step's writes have landed"
         return cls(
             output.step,

@@ -51,7 +51,7 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Whose rows a product has, made when it asks. Implements quant's Rows."""
+    """The sequences of a product's rows, made when it asks. Implements quant's Rows."""
 
     step: StepContext
     index: Tensor | None
@@ -98,7 +98,7 @@ class CausalModel(Protocol):
         ...
 
     def shortened(self) -> CausalModel:
-        """The same with its last layers alone, but every kernel that the whole one launches."""
+        """This model with its last layers alone, but every kernel that the whole one launches."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from tandem.kernels.norm import rms_norm
 
 
 class Rows(Protocol):
-    """Whose rows a product of a step multiplies. Costs nothing until it is asked."""
+    """Of which sequences the rows of a product are. Costs nothing until it is asked."""
 
     @property
     def positions(self) -> Tensor:
@@ -40,7 +40,7 @@ class LinearPart:
     """A linear layer of the checkpoint; several whose inputs are the same are loaded as one."""
 
     prefix: str
-    """Its tensors' names up to the last dot."""
+    """The names of the layer's tensors up to the last dot."""
     shape: tuple[int, int]
     """(out, in) of the whole layer."""
     bias: bool = False

@@ -50,7 +50,7 @@ class SamplingBatch:
         """What a draw asks for; filters that are off are 0, 0 and 1."""
         self.drawing.temperature[max_rows] = self.drawing.top_p[max_rows] = 1.0
         self._there: tuple[Tensor, Columns] | None = None
-        """The same on a device, at an address that graphs may know."""
+        """The columns on a device, at an address that graphs may know."""
         self._changed = True
         """Whether a row has changed since it was copied there."""
         self.repetition = torch.ones(max_rows)
@@ -69,7 +69,7 @@ class SamplingBatch:
         as they are behind the drafts before it, in this step."""
         columns = (*self.drawing, self.repetition, self.frequency, self.presence)
         self._numbers = tuple(each.numpy() for each in columns)
-        """The same memory: a number is put there in a twentieth of the time."""
+        """The columns' memory as numpy: a number is put there in a twentieth of the time."""
 
     def add(
         self,

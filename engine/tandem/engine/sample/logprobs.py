@@ -39,7 +39,7 @@ class LogprobTensors:
     """float32, parallel to ``top_ids``."""
 
     def to_host(self) -> LogprobTensors:
-        """The same on its way to the host; wait for the device before it is read."""
+        """A copy on its way to the host; wait for the device before it is read."""
         names = ("token_ids", "logprobs", "ranks", "top_ids", "top_logprobs")
         moved = {each: getattr(self, each).to("cpu", non_blocking=True) for each in names}
         return replace(self, **moved)

@@ -87,7 +87,7 @@ class SeenTokens:
         self._counts[slot] += 1
 
     def copy(self) -> SeenTokens:
-        """The same, to be added to apart."""
+        """A copy that tokens are added to apart."""
         other = SeenTokens((), ())
         other._slots = self._slots.copy()
         other._tokens, other._counts = self._tokens.clone(), self._counts.clone()
@@ -143,7 +143,7 @@ class RowRules:
                 self.seen.add(token)
 
     def copy(self) -> RowRules:
-        """The same, to be extended apart."""
+        """A copy that is extended apart."""
         return replace(self, seen=None if self.seen is None else self.seen.copy())
 
     @property

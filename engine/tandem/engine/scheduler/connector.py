@@ -24,9 +24,9 @@ class Lookup(Enum):
     NOTHING = "nothing"
     """Compute it here, like any other."""
     LATER = "later"
-    """It will come: park the request outside the waiting queue and ask again next step."""
+    """KV will come: park the request outside the waiting queue and ask again next step."""
     READY = "ready"
-    """It comes now: reserve blocks and call ``begin_load``."""
+    """KV comes now: reserve blocks and call ``begin_load``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ WAIT_SECONDS = 0.001
 """How long a plan waits for masks, all together: most take a tenth of that, and the device is busy
 with the step before."""
 IDLE_WAIT_SECONDS = 0.005
-"""The same where nothing else could be planned."""
+"""Seconds to wait for a mask where nothing else could be planned."""
 MASK_SECONDS = 10.0
 """A request whose next mask is not made by then is refused."""
 
@@ -35,12 +35,12 @@ EVERY_TOKEN = EveryToken()
 
 
 class Constrained:
-    """Those that live in one engine."""
+    """The constrained requests of one engine."""
 
     def __init__(self) -> None:
         self._requests: dict[SeqId, Request] = {}
         self._awaited: dict[SeqId, tuple[Request, float | None]] = {}
-        """Whose next mask is being made, and since when it was looked for, by the engine's
+        """Requests whose next mask is being made, and since when it was looked for, by the engine's
         clock."""
 
     def __len__(self) -> int:
@@ -54,12 +54,12 @@ class Constrained:
         self._requests[request.seq] = request
 
     def remove(self, request: Request) -> None:
-        """It ended."""
+        """A request ended."""
         del self._requests[request.seq]
         self._awaited.pop(request.seq, None)
 
     def hold(self, request: Request) -> None:
-        """Its answer went on by a token: nothing is planned until the next mask is made."""
+        """An answer went on by a token: nothing is planned of it until the next mask is made."""
         request.plan_limit = 0
         self._awaited[request.seq] = (request, None)
 

@@ -28,7 +28,7 @@ class Held(NamedTuple):
 
 
 class Drafts:
-    """Those that are proposed and not yet planned."""
+    """The drafts that are proposed and not yet planned."""
 
     def __init__(self) -> None:
         self._proposed: dict[SeqId, tuple[Request, tuple[int, ...]]] = {}
@@ -60,7 +60,7 @@ class Drafts:
             release(request)
 
     def take(self, manager: KVCacheManager, budget: int) -> Iterator[Held]:
-        """Those that go with the coming step, with blocks for all their tokens, ``budget`` tokens
+        """Drafts that go with the coming step, with blocks for all their tokens, ``budget`` tokens
         at most. Drafts take nobody's blocks: the others are forgotten, to be planned as ever."""
         left = MOST_DRAFTS
         for request, tokens in list(self._proposed.values()):
@@ -75,7 +75,7 @@ class Drafts:
             yield Held(request, tokens, added)
 
     def planned(self, held: Sequence[Held]) -> Iterator[Held]:
-        """Those of ``held`` that still have their blocks; they are not proposed any more."""
+        """The drafts of ``held`` that still have their blocks; they are not proposed any more."""
         for each in held:
             if self._proposed.pop(each.request.seq, None) is not None:
                 yield each

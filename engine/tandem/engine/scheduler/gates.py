@@ -56,7 +56,7 @@ class Gate(Protocol):
         ...
 
     def release(self, request: Request) -> None:
-        """It ended, or it was never let in."""
+        """The request ended, or it was never let in."""
         ...
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class TokenConstraint(Protocol):
         ...
 
     def fork(self) -> Self:
-        """The same for another choice."""
+        """A constraint of another choice, which stands where this one does."""
         ...
 
     def drop(self) -> object:
@@ -139,7 +139,7 @@ class Gates:
         self.waiting[request.seq] = (request, now)
 
     def look(self, now: float) -> Iterator[tuple[Request, Refusal | None]]:
-        """Those whose waiting is over, in the order in which they came: let in, or why they are
+        """Requests whose waiting is over, in the order in which they came: let in, or why they are
         not. Each is seen once."""
         for request, since in list(self.waiting.values()):
             if request.seq not in self.waiting:

@@ -34,11 +34,11 @@ class Way(Enum):
     """What becomes of the request at the head of the queue."""
 
     COMPUTE = "compute"
-    """It may start here."""
+    """The request may start here."""
     GONE = "gone"
-    """It has left the queue: its KV comes from elsewhere."""
+    """The request has left the queue: its KV comes from elsewhere."""
     WAIT = "wait"
-    """It is not its turn, or it found no room; nor has anybody behind it."""
+    """It is not the request's turn, or it found no room; nor has anybody behind it."""
 
 
 class RemoteKV:

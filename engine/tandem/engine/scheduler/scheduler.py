@@ -243,7 +243,7 @@ class Scheduler:
         self.manager.check([*tables, *roster.held.values()])
 
     def check_count(self) -> None:
-        """The same by number alone, where no request lives: cheap enough for every end of work."""
+        """Check the number of blocks alone, where no request lives: cheap at every end of work."""
         roster = self.roster
         assert not roster.by_seq, "blocks are counted when nothing runs"
         held = {block for blocks in roster.held.values() for block in blocks}

@@ -34,9 +34,9 @@ class SchedulerStats:
     waiting: int
     """In the queue: new or preempted."""
     parked: int
-    """Whose KV is to come, without a block yet."""
+    """Requests whose KV is to come, without a block yet."""
     loading: int
-    """Whose KV is coming into their blocks."""
+    """Requests whose KV is coming into their blocks."""
     held_requests: int
     """Gone, but for blocks that the connector keeps."""
     held_blocks: int
@@ -65,7 +65,7 @@ class StepStats:
     replayed_tokens: int = 0
     """Emitted tokens that a resume drew again to compare."""
     agreed_tokens: int = 0
-    """Those of them that were drawn as they stand."""
+    """Of the replayed tokens, those that were drawn as they stand."""
     planned_tokens: int = 0
     preemptions: int = 0
     late_events: int = 0

@@ -73,9 +73,9 @@ class InputBatch:
     table: BlockTable = field(init=False)
     sampling: SamplingBatch = field(init=False)
     scoring: set[SeqId] = field(default_factory=set)
-    """Those whose prompt's log-probabilities are wanted."""
+    """Sequences whose prompt's log-probabilities are asked for."""
     poolers: Poolers = field(default_factory=Poolers)
-    """Those whose prompts are pooled."""
+    """The sequences whose prompts are pooled."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -81,7 +81,7 @@ class StepStager:
         self._counting = np.arange(counted + 1)
         self._offsets = self._counting % batch.block_size
         self._in_table: tuple[StepShape, int, bytes] | None = None
-        """Whose blocks the table that graphs read holds."""
+        """The step whose blocks the table that graphs read holds."""
         self._columns_there = 0
         """How many of each row's."""
 

@@ -46,7 +46,7 @@ class LaunchedStep:
     note: Callable[[SeqId, int], None] | None = None
     """Told every token that goes on, once, when the host has it; None where no rule looks back."""
     host: HostBlocks | None = None
-    """Whose loads the result tells of."""
+    """The blocks in host memory whose loads the result tells of."""
     for_transfers: bool = False
     """Whether they are all that the step is there for."""
     drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)

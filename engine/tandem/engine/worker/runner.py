@@ -45,7 +45,7 @@ class _Scored(NamedTuple):
 
     row: StepRow
     first: int
-    """Its first token among the step's."""
+    """Where the row's first token is among the step's."""
     length: int
     """How many; the last prompt token predicts no prompt token."""
 
@@ -205,7 +205,7 @@ class ModelRunner:
     def _draw_drafted(
         self, launched: LaunchedStep, drafted: DraftDraws, hidden: Tensor, targets: Tensor
     ) -> None:
-        """The same where rows draw behind drafts, too."""
+        """Draw of a step whose rows draw behind drafts, too."""
         sampling = self.batch.sampling
         self._await_tokens_of(drafted.rows)
         if sampling.rules:

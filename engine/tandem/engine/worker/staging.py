@@ -38,7 +38,7 @@ class StepShape(NamedTuple):
     chunk_tokens: int
     """Tokens of all other rows."""
     chunks: int
-    """Those rows."""
+    """Rows of more than one token."""
 
     @property
     def tokens(self) -> int:
@@ -189,7 +189,7 @@ class HostBuffer:
     def __init__(self, turn: int, size: int, device_memory: Tensor) -> None:
         same = device_memory.device.type != "cuda"
         self.turn = turn
-        """Its place in the ring."""
+        """The buffer's place in the ring."""
         self.memory = device_memory if same else torch.zeros(size, dtype=torch.uint8).pin_memory()
         self._bytes: NDArray[np.uint8] = self.memory.numpy()
         self.sent: Moment | None = None

@@ -45,7 +45,7 @@ class Launcher:
                 for each in kernel.params
             )
         self._builds: dict[Key, tuple[CompiledKernel, tuple[Any, ...]]] = {}
-        """And the constants, in the order of the parameters."""
+        """Compiled kernels by key, each with its constants in the order of the parameters."""
 
     def __call__(self, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
         """``args`` without a name, constants and options of the build by name."""

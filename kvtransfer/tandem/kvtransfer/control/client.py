@@ -70,7 +70,7 @@ class _Producer:
     link: _Link | None = None
     pause_ms: int = FIRST_PAUSE_MS
     lookup: Lookup | None = None
-    """Its address is being looked up."""
+    """Set while the peer's address is being looked up."""
     failures: int = 0
     """Connections that never stood: each failure tries the next of the known keys."""
 

@@ -157,7 +157,7 @@ class ControlServer(Channel):
         return self.from_peer(FromPeer(link.peer, LinkNumber(link.number), message))
 
     def down(self, link: Link, reason: str) -> None:
-        """It is lost."""
+        """A link is lost."""
         number = LinkNumber(link.number)
         del self._links[number]
         self.metrics.links.labels("producer").set(len(self._links))

@@ -44,7 +44,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the manifest."""
 
     group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)]
-    """Its index in the layout, and in the manifest."""
+    """The group's index in the layout, and in the manifest."""
     kind: KVKind
     start: Count
     stop: Count

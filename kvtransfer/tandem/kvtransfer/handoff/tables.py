@@ -56,7 +56,7 @@ class DState(StrEnum):
     COMMITTING = "committing"
     """All is unpacked, DONE(ok) is sent."""
     FAILING = "failing"
-    """It has ended, but an unpack or a copy still writes its blocks."""
+    """The hand-off has ended, but an unpack or a copy still writes its blocks."""
     CLOSED = "closed"
 
 

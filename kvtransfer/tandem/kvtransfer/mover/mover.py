@@ -80,7 +80,7 @@ class MoverParts:
 
     @property
     def direct(self) -> dict[str, Transport]:
-        """Those transports that copy blocks into blocks."""
+        """The transports that copy blocks into blocks, by name."""
         found = self.transports.items()
         return {name: each for name, each in found if each.traits.lands_in is Region.BLOCKS}
 

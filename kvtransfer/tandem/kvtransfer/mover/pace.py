@@ -85,13 +85,13 @@ class Pace:
         self._told = False
 
     def final(self, key: RequestKey) -> None:
-        """Its prompt is done: all of its KV is announced."""
+        """The prompt of a hand-off is done: all of its KV is announced."""
         known = self._open.get(key)
         if known is not None and known.final_at is None:
             known.final_at = self._clock()
 
     def end(self, key: RequestKey) -> None:
-        """It ended, however."""
+        """A hand-off ended, in whatever way."""
         self._told = self._open.pop(key, None) is None and self._told
 
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:

@@ -37,7 +37,7 @@ class Check(Enum):
     TAG = "tag"
     """The tag of the block that the extent was, read when all its bytes had landed."""
     PATTERN = "pattern"
-    """They are known: the probe of a link."""
+    """The bytes are known before: the probe of a link."""
 
 
 class Place(NamedTuple):

@@ -189,7 +189,7 @@ class NixlTransport:
         return Progress.DONE if state == "DONE" else Progress.FAILED
 
     def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
-        """It lands in slots."""
+        """No tags: reads of this transport land in slots."""
         return ()
 
     def advance(self) -> None:

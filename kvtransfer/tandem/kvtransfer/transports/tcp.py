@@ -131,7 +131,7 @@ class TcpTransport:
         return progress
 
     def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
-        """It lands in slots."""
+        """No tags: reads of this transport land in slots."""
         return ()
 
     def advance(self) -> None:

@@ -67,7 +67,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Termination message of its last pod that ended."""
     problem: Problem | None
     waiting: tuple[str, float] | None = None
-    """Its last pod and when that was made, while no container of it has run."""
+    """The Job's last pod and when that was made, while no container of it has run."""
 
 
 def labelled(item: Manifest) -> RevisionKey | None:

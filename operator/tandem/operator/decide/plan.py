@@ -127,7 +127,7 @@ def facts(
 
 
 def facts_with_keys(before: Facts, seen: Seen, keys: KeyPlan, made: Mapping[Role, str]) -> Facts:
-    """The same with the generation that new pods mount, and the public keys of all that may still
+    """The facts with the generation that new pods mount, and the public keys of all that may still
     speak; ``made`` are those of the generation before."""
     known = may_speak(seen.held, seen.published, in_use=seen.in_use(), retired=keys.retired)
     known |= {(role, keys.generation): public for role, public in made.items()}

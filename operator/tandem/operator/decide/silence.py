@@ -90,7 +90,7 @@ class Silence:
         return []
 
     def taken_out(self, pod: PodView, now: float) -> None:
-        """It was said to be not ready; who says again that it is knows better."""
+        """A pod was said to be not ready; who says again that it is knows better."""
         self._taken.add(pod.uid)
         self._last = (pod.node, now)
 

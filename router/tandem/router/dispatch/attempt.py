@@ -67,14 +67,14 @@ class Leg:
         self.attempt.receive(self, event)
 
     def let_go(self) -> None:
-        """It no longer counts on its worker. May be called twice."""
+        """The attempt no longer counts on its worker. May be called twice."""
         self.counted_off()
         if self.counts:
             self.counts = False
             self.worker.num_legs -= 1
 
     def counted_off(self) -> None:
-        """Its first output came, or it ended: its prompt no longer waits there."""
+        """The first output came, or the attempt ended: its prompt no longer waits there."""
         self.count(-self.num_tokens)
         self.num_tokens = 0
 

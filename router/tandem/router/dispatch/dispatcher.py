@@ -214,7 +214,7 @@ class Dispatcher:
             self.admission.leave(job.num_prompt)
 
     def _give_up(self, job: Job, attempt: Attempt) -> None:
-        """Its client does not read: nothing of it is kept or computed any more."""
+        """End a job whose client does not read: nothing of it is kept or computed any more."""
         logger.warning("request %s: its client does not read", job.name)
         job.given_up = True
         attempt.end(job.name, finished=False)

@@ -36,7 +36,7 @@ class Fleet:
         self.health.forget(worker.incarnation)
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
-        """Its prefix cache changed."""
+        """A worker's prefix cache changed."""
         self.index.apply(worker.incarnation, events)
 
     def blame(self, failure: AttemptFailure, now: float) -> None:

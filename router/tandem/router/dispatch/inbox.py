@@ -45,11 +45,11 @@ class Backlog:
         self._inboxes: set[Inbox[object]] = set()
 
     def enter(self, inbox: Inbox[object]) -> None:
-        """It holds something."""
+        """An inbox holds something."""
         self._inboxes.add(inbox)
 
     def leave(self, inbox: Inbox[object]) -> None:
-        """It is empty."""
+        """An inbox is empty."""
         self._inboxes.discard(inbox)
 
     def largest(self) -> Inbox[object]:

@@ -53,10 +53,10 @@ class Job:
         self.fingerprint: str | None = None
         """Of the workers whose tokens were emitted; no others may go on."""
         self.lost: dict[Incarnation, Worker] = {}
-        """Whose link broke under an attempt; who comes back is another ``Worker``."""
+        """Workers whose link broke under an attempt; who comes back is another ``Worker``."""
         self.expired = False
         self.given_up = False
-        """Its client does not read, and too much waits for it."""
+        """Whether its client does not read, and too much waits for it."""
         self.admitted = False
         self.num_dispatched = 0
         self._hashes: dict[str, tuple[BlockHash, ...]] = {}

@@ -58,5 +58,5 @@ class ApiKeys:
 
 
 def _is_canary(scope: Scope) -> bool:
-    """Its own token was checked by the middleware around this one."""
+    """Whether it is the canary, whose token the middleware around this one has checked."""
     return scope.get("state", {}).get("route") is not None

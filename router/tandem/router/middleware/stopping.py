@@ -19,7 +19,7 @@ LAST_WORD_SECONDS = 1.0
 
 
 class Ending:
-    """Whose answers are under way; one per app."""
+    """The requests whose answers are under way; one per app."""
 
     def __init__(self) -> None:
         self._answering: set[asyncio.Task[object]] = set()
@@ -39,7 +39,7 @@ class Ending:
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:
-        """It has answered."""
+        """A request has been answered."""
         self._answering.discard(task)
         self._told.discard(task)
 

@@ -18,7 +18,7 @@ from tandem.text.tokenizer import Tokenizer
 
 
 class Choices:
-    """Those of one call."""
+    """The choices of one call."""
 
     def __init__(
         self, tokenizer: Tokenizer, body: CompletionBody, echoed: Sequence[EchoedPrompt]

@@ -61,7 +61,7 @@ class ErrorAnswer:
 
     @property
     def body(self) -> bytes:
-        """The same as JSON."""
+        """The error as JSON."""
         return msgspec.json.encode(self.content)
 
 

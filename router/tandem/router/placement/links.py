@@ -81,7 +81,7 @@ class WorkerHealth:
         self._faults: dict[Incarnation, deque[float]] = {}
 
     def fault(self, worker: Incarnation, now: float) -> None:
-        """It failed an attempt by its own fault."""
+        """A worker failed an attempt by its own fault."""
         self._faults.setdefault(worker, deque(maxlen=FAULTS)).append(now)
 
     def suspect(self, worker: Incarnation, now: float) -> bool:
@@ -95,5 +95,5 @@ class WorkerHealth:
         )
 
     def forget(self, worker: Incarnation) -> None:
-        """It is gone."""
+        """A worker is gone."""
         self._faults.pop(worker, None)

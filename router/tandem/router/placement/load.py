@@ -50,7 +50,7 @@ def wait_for_pair(producer: WorkerView, pace: LinkPace) -> float | None:
 
 
 def wait_for_whole(prompt: PromptFacts, worker: WorkerView, rate: float) -> float:
-    """The same of a decode worker that does both halves, and what its running sequences lose.
+    """Seconds at a decode worker that does both halves, and what its running sequences lose.
 
     ``rate`` is the prefill rate to assume where its own is unknown, in tokens a second."""
     damage = DAMAGE_SHARE * uncached(prompt, worker) * worker.num_running

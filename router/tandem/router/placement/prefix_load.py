@@ -146,7 +146,7 @@ def _may_hand_over(prompt: PromptFacts, worker: WorkerView) -> bool:
 
 
 def _roomy(prompt: PromptFacts, decode: list[WorkerView]) -> list[WorkerView]:
-    """Those that can hold all that was asked for; where none can, all that hold the prompt."""
+    """Workers that can hold all that was asked for; where none can, all that hold the prompt."""
     whole = prompt.num_tokens + (prompt.max_new_tokens or 0)
     return [each for each in decode if whole <= each.max_model_len] or decode
 

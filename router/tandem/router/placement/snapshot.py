@@ -48,7 +48,7 @@ class WorkerView:
     num_waiting: int = 0
     waiting_tokens: int = 0
     loading_tokens: int = 0
-    """Those of the waiting tokens whose KV is to come from a prefill worker."""
+    """Of the waiting tokens, those whose KV is to come from a prefill worker."""
     prefill_tokens_per_s: float = 0.0
     """Measured over the last steps; 0 while unknown."""
     free_share: float = 1.0
@@ -58,12 +58,12 @@ class WorkerView:
     leg_tokens: int = 0
     """Prompt tokens of those legs that nothing came for yet."""
     leg_compute_tokens: int = 0
-    """Those of them that the worker computes itself."""
+    """Of the legs' tokens, those that the worker computes itself."""
     draining: bool = False
     revision: str = ""
     """Of the role's template, where a cluster says it."""
     admitted: bool = True
-    """Its revision serves users."""
+    """Whether the worker's revision serves users."""
     suspect: bool = False
     """Failed by its own fault lately: last choice."""
 
@@ -118,5 +118,5 @@ class Exclusions:
     no_handoff: bool = False
 
     def but_for(self, workers: Set[Incarnation]) -> Exclusions:
-        """The same, with these workers allowed again."""
+        """Exclusions with these workers allowed again."""
         return replace(self, workers=self.workers - workers)

@@ -62,11 +62,11 @@ class Listener(Protocol):
         ...
 
     def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """Its prefix cache changed."""
+        """The worker's prefix cache changed."""
         ...
 
     def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
-        """It will end within ``grace_ms``."""
+        """The worker will end within ``grace_ms``."""
         ...
 
 

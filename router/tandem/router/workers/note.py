@@ -15,9 +15,9 @@ class WorkerNote:
     revision: str = ""
     """Of the role's template; several may run side by side during a rollout."""
     admitted: bool = False
-    """Its revision of its role may serve users."""
+    """Whether the worker's revision may serve users."""
     leaving: bool = False
-    """It is about to end: place nothing new there."""
+    """Whether the worker is about to end: place nothing new there."""
 
     @property
     def template(self) -> tuple[str, str]:

@@ -54,7 +54,7 @@ class Worker:
     leg_tokens: int = 0
     """Prompt tokens of those legs that no output has come for yet."""
     leg_compute_tokens: int = 0
-    """Those of them that the worker computes itself."""
+    """Of the legs' tokens, those that the worker computes itself."""
     peers_sent: dict[str, Incarnation] | None = None
 
     @property
@@ -72,15 +72,15 @@ class PoolListener(Protocol):
     """Who else wants to know; called in the loop, never blocks."""
 
     def worker_up(self, worker: Worker) -> None:
-        """It may be placed upon from now on."""
+        """A worker may be placed upon from now on."""
         ...
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """It is gone; its keys have been failed."""
+        """A worker is gone; its keys have been failed."""
         ...
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
-        """Its prefix cache changed."""
+        """A worker's prefix cache changed."""
         ...
 
 
@@ -200,7 +200,7 @@ class WorkerPool:
         return [w for w in self.workers.values() if w.role is role and w.takes_new]
 
     def serving(self, role: WorkerRole) -> list[Worker]:
-        """Those of an admitted revision."""
+        """Workers of a role whose revision is admitted."""
         admitted = self.admitted
         return [w for w in self.up(role) if admitted is None or w.note.template in admitted]
 
@@ -288,13 +288,13 @@ class WorkerPool:
             self._announce()
 
     def on_blocks(self, connection: WorkerConnection, events: BlockEvents) -> None:
-        """Its prefix cache changed."""
+        """A worker's prefix cache changed."""
         worker = self._of(connection)
         if worker is not None and self._listener is not None:
             self._listener.worker_blocks(worker, events)
 
     def on_draining(self, connection: WorkerConnection, grace_ms: int) -> None:
-        """It will end: place nothing new there."""
+        """A worker will end: place nothing new there."""
         worker = self._of(connection)
         if worker is not None:
             logger.info("%s drains, for at most %d ms", worker.name, grace_ms)

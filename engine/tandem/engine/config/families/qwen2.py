@@ -9,7 +9,7 @@ from tandem.engine.config.families.base import Family, used_window
 
 
 class Qwen2(Family):
-    """Its config.json does not mention the bias."""
+    """Qwen2 and Qwen2.5, whose config.json does not mention the bias of q, k and v."""
 
     architectures = ("Qwen2ForCausalLM",)
 

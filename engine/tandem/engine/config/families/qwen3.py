@@ -9,7 +9,7 @@ from tandem.engine.config.families.base import Family, used_window
 
 
 class Qwen3(Family):
-    """Its config.json does not mention the norms; a head is 128 wide whatever hidden_size is."""
+    """Qwen3, whose config.json does not mention the norms; a head is 128 wide at any size."""
 
     architectures = ("Qwen3ForCausalLM",)
     defaults: ClassVar[Mapping[str, Any]] = {"head_dim": 128}

@@ -181,7 +181,7 @@ class MappedTransport:
         return []
 
     def close(self, peer: Incarnation) -> None:
-        """Its memory is unmapped behind the last copy: until then that memory is not free."""
+        """Unmap the peer's memory behind the last copy: until then it is not free."""
         known = self._peers.pop(peer, None)
         if known is not None:
             self._end(known)

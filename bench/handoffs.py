@@ -14,9 +14,9 @@ import threading
 import time
 from typing import Any
 
-import torch
 from prometheus_client import CollectorRegistry
 
+from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
@@ -61,7 +61,7 @@ class Pair:
     def _made(self, kind: Any, config: KVTransferConfig, incarnation: Any) -> Any:
         made = kind(
             config,
-            slab=torch.ones(NUM_BLOCKS, LAYOUT.block_bytes, dtype=torch.uint8),
+            slab=shared_tensor(NUM_BLOCKS * LAYOUT.block_bytes).fill_(1).view(NUM_BLOCKS, -1),
             layout=LAYOUT,
             num_blocks=NUM_BLOCKS,
             fingerprint=Fingerprint(revision="bench", dtype="bfloat16", layout=LAYOUT),
@@ -124,7 +124,7 @@ class Pair:
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--connectors", default="memory,memory_blocks,tcp,nixl")
+    parser.add_argument("--connectors", default="memory,memory_blocks,shm,tcp,nixl")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     found: dict[str, dict[str, dict[str, float]]] = {}

@@ -73,6 +73,8 @@ def test_a_taken_port_is_found_before_the_model_is_looked_at(capsys: pytest.Capt
         ("--max-num-seqs x", "--max-num-seqs: 'x' is not allowed; an integer"),
         ("--max-num-seqs 0", "prefill workers: max_num_seqs: 0 is not allowed"),
         ("--max-num-sek 3", "--max-num-sek is no flag of `tandem up`; --max-num-seqs is"),
+        ("--max-num-seq 3", "--max-num-seq is no flag of `tandem up`; --max-num-seqs is"),
+        ("--decode.max-logprob 3", "--max-logprob is no flag of `tandem decode`"),
         ("--kv-control-port 3", "--kv-control-port is no flag of `tandem up`"),
         ("--decode.max-num-sek 3", "decode workers: --max-num-sek is no flag of `tandem decode`"),
         ("--prefill.max-num-seqs 0", "prefill workers: max_num_seqs: 0 is not allowed"),

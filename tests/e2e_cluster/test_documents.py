@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400), pytest.mark.usefixt
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS = Path("/srv/models")
+MADE_HERE = MODELS / ".made-by-the-tests-of-the-documents"
 ORDER = ("With Helm", "The CPU demo", "Upgrade", "Uninstall", "Without Helm")
 SAID = {"The CPU demo": "Paris"}
 
@@ -28,8 +29,12 @@ SAID = {"The CPU demo": "Paris"}
 @pytest.fixture(scope="module")
 def bare(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Kube]:
     """The cluster without an operator; afterwards it is there again, as other tests know it."""
-    helm(cluster, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait")
+    if MADE_HERE.exists():  # a run that was cut off
+        shutil.rmtree(MODELS)
     assert not MODELS.exists(), f"{MODELS} is in use on this machine"
+    MODELS.mkdir(parents=True)
+    MADE_HERE.touch()
+    helm(cluster, "uninstall", RELEASE, "--namespace", NAMESPACE, "--wait")
     if setup.mounted:
         prepare_namespace(cluster, Setup(**{**vars(setup), "models": None}))
     yield cluster

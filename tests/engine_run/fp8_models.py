@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from tests.engine_run.tiny_models import MODELS, folder_of
+from tests.engine_run.tiny_models import MODELS, folder_of, temporary_folder
 from torch.nn.functional import pad
 
 BLOCK = 128
@@ -59,7 +58,7 @@ def fp8_folders(name: str, *, wide: bool = False, kept: tuple[str, ...] = ()) ->
     of_form = {**QUANTIZATION, "modules_to_not_convert": list(kept)}
     folders = []
     for each, more in ((held, {"quantization_config": of_form}), (meant, {})):
-        folder = Path(mkdtemp(prefix=f"tandem-fp8-{name}-"))
+        folder = temporary_folder(f"tandem-fp8-{name}-")
         save_file(each, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({**config, **more}))
         folders.append(folder)

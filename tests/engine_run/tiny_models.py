@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -80,6 +82,13 @@ WIDE = {
 """Heads as wide as the kernels of a GPU take them."""
 
 
+def temporary_folder(prefix: str) -> Path:
+    """A new folder that is gone when the process ends."""
+    folder = Path(mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @cache
 def folder_of(name: str, *, wide: bool = False) -> Path:
     """The saved model ``name``; made once a run. Biases and norms are random too."""
@@ -89,7 +98,7 @@ def folder_of(name: str, *, wide: bool = False) -> Path:
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim == 1:
             torch.nn.init.normal_(parameter, 1.0 if "norm" in parameter_name else 0.0, 0.2)
-    folder = Path(mkdtemp(prefix=f"tandem-{name}-"))
+    folder = temporary_folder(f"tandem-{name}-")
     model.save_pretrained(folder, max_shard_size="100KB" if "untied" in name else "1GB")
     return folder
 

@@ -29,7 +29,14 @@ class UsageError(TandemError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line, without the usage before it."""
+    """argparse, but an error is one line, without usage, and no flag may be abbreviated.
+
+    A shortened flag would be another flag, or none, as soon as a release adds one that begins
+    alike; and a misspelt one would be taken for what its letters begin.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError in words of ours."""

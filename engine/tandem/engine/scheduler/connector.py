@@ -57,7 +57,8 @@ class Loaded:
 @dataclass(frozen=True, slots=True)
 class LoadMissed:
     """The load failed and nothing but time is lost: the request is computed here. Its blocks are
-    written by nobody any more."""
+    written by nobody any more. Whoever says this answers ``lookup`` with NOTHING for the key from
+    then on, or the request would be sent to load for ever."""
 
     key: RequestKey
 

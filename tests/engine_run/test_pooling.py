@@ -11,7 +11,7 @@ from tandem.engine.scheduler.roster import Roster
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import Incarnation, RequestKey
-from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingType
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams, PoolingTask, PoolingType
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 
@@ -21,6 +21,8 @@ KINDS = [
     PoolingParams(normalize=False),
     PoolingParams(pooling_type=PoolingType.MEAN),
     PoolingParams(pooling_type=PoolingType.MEAN, normalize=False),
+    PoolingParams(pooling_type=PoolingType.CLS, dimensions=20),
+    PoolingParams(dimensions=48),
 ]
 
 
@@ -28,9 +30,9 @@ def wanted(prompt, params):
     """The vector by transformers' hidden states."""
     with torch.inference_mode():
         states = judge_of("qwen3").model(torch.tensor([prompt])).last_hidden_state[0]
-    mean = params.pooling_type is PoolingType.MEAN
-    vector = states.mean(0) if mean else states[-1]
-    return vector / vector.norm() if params.normalize else vector
+    of = {PoolingType.MEAN: states.mean(0), PoolingType.CLS: states[0]}
+    vector = of.get(params.pooling_type, states[-1])[: params.dimensions]
+    return vector if params.normalize is False else vector / vector.norm()
 
 
 def check(output, prompt, params):
@@ -78,7 +80,7 @@ def test_a_cached_prefix_changes_no_vector(params):
     for key in (first, again):
         check(engine.pooled[key.request], PROMPTS[3], params)
     cached = engine.pooled[again.request].num_cached_tokens
-    assert cached == (0 if params.pooling_type is PoolingType.MEAN else 96)
+    assert cached == (0 if params.needs_all_states else 96)
 
 
 def test_preempted_and_cancelled_ones_leave_nothing_behind(monkeypatch):
@@ -109,7 +111,7 @@ def test_preempted_and_cancelled_ones_leave_nothing_behind(monkeypatch):
     assert gone.request not in engine.pooled
     engine.core.check_integrity()
     engine.core.step()
-    assert not poolers_of(engine)._sums
+    assert not poolers_of(engine)._kinds.any()
 
 
 def test_vectors_cross_to_a_rank_in_another_process():
@@ -131,7 +133,11 @@ def test_vectors_cross_to_a_rank_in_another_process():
         ({"params": SamplingParams(max_tokens=1)}, RefusalCode.INVALID, "params"),
         ({"params": SamplingParams(temperature=0, max_tokens=2)}, RefusalCode.INVALID, "params"),
         ({"emitted": ((5,),)}, RefusalCode.INVALID, "emitted"),
-        ({"pooling": PoolingParams(pooling_type="cls")}, RefusalCode.INVALID, "pooling_type"),  # type: ignore[arg-type]
+        ({"pooling": PoolingParams(pooling_type="max")}, RefusalCode.INVALID, "pooling_type"),  # type: ignore[arg-type]
+        ({"pooling": PoolingParams(dimensions=0)}, RefusalCode.INVALID, "dimensions"),
+        ({"pooling": PoolingParams(dimensions=49)}, RefusalCode.INVALID, "dimensions"),
+        ({"pooling": PoolingParams(task=PoolingTask.CLASSIFY)}, RefusalCode.INVALID, "task"),
+        ({"pooling": PoolingParams(activation=True)}, RefusalCode.INVALID, "activation"),
         ({"pooling": PoolingParams(normalize=2)}, RefusalCode.INVALID, "normalize"),  # type: ignore[arg-type]
     ],
 )

@@ -21,7 +21,6 @@ from tandem.engine.step import NewSequence, SeqId
 from tandem.protocol.hashing import extend_hashes
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs
-from tandem.protocol.pooling import PoolingType
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
 
@@ -241,11 +240,11 @@ class Request:
     @property
     def max_cached_tokens(self) -> int:
         """Tokens that may come from the prefix cache: at least one is computed for its logits,
-        and prompt logprobs need the logits of each position that is still missing. A mean is one
-        over hidden states, which no cache has."""
+        and prompt logprobs need the logits of each position that is still missing. What is pooled
+        of more than the last token needs hidden states, which no cache has."""
         limit = len(self.token_ids) - 1
         pooling = self.group.source.pooling
-        if pooling is not None and pooling.pooling_type == PoolingType.MEAN:
+        if pooling is not None and pooling.needs_all_states:
             return 0
         if self.prompt_logprobs is not None:
             return min(limit, len(self.prompt_logprobs) - 1)

@@ -7,6 +7,7 @@ import msgspec
 
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout
+from tandem.protocol.pooling import ModelPooling
 
 PROTOCOL_VERSION = 3
 """Raised whenever a frame, the hash or the layout changes meaning."""
@@ -60,3 +61,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_handoff_tokens: int | None = None
     """Tokens of the longest prompt that a prefill worker hands over: what its lease quota holds.
     None: no limit but ``max_model_len``."""
+    pooling: ModelPooling | None = None
+    """What the model gives beside tokens; None from a worker that does not know of it."""

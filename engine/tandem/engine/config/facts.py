@@ -5,16 +5,18 @@ Reads the spelling of transformers 5 (``rope_parameters``, ``dtype``) and the ol
 in ``families/`` says.
 """
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.engine.config.families import family_of
+from tandem.engine.config.files import read_json
+from tandem.engine.config.pooling import pooling_of, with_modules
 from tandem.engine.config.quantization import QuantFacts, quantization_of
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.pooling import ModelPooling
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -66,6 +68,8 @@ class ModelFacts:
     """Type of the checkpoint, if it says."""
     quantization: QuantFacts | None = None
     """Form of the linear layers' weights; None is plain."""
+    pooling: ModelPooling = field(default_factory=ModelPooling)
+    """What the model gives beside tokens, or in their place."""
 
     @property
     def derived_max_len(self) -> int:
@@ -84,22 +88,10 @@ class ModelFacts:
 def read_facts(folder: str | Path) -> ModelFacts:
     """Facts of the model in ``folder``; InvalidParameter names what is missing or wrong."""
     path = Path(folder)
-    config = _read_json(path / CONFIG, needed=True)
-    return facts_of(config, _read_json(path / GENERATION_CONFIG, needed=False))
-
-
-def _read_json(path: Path, *, needed: bool) -> dict[str, Any]:
-    if not path.is_file():
-        if needed:
-            raise InvalidParameter("model", str(path.parent), f"a folder that holds {path.name}")
-        return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidParameter("model", str(path), f"valid JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise InvalidParameter("model", str(path), "a JSON object")
-    return content
+    config = read_json(path / CONFIG, needed=True)
+    facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
+    tied = facts.tie_word_embeddings
+    return replace(facts, pooling=with_modules(facts.pooling, path, tied=tied))
 
 
 def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelFacts:
@@ -131,6 +123,7 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
         "eos_token_ids": _eos(config, generation or {}),
         "dtype": _dtype(config),
         "quantization": quantization_of(config),
+        "pooling": pooling_of(config, architecture),
     }
     return ModelFacts(**{**said, **family.facts(config)})
 

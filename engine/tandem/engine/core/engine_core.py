@@ -102,7 +102,14 @@ class EngineCore:
             enable_caching=config.cache.enable_prefix_caching,
             watermark=config.scheduler.watermark,
         )
-        limits = Limits(self.max_model_len, config.facts.vocab_size, config.max_logprobs)
+        facts = config.facts
+        limits = Limits(
+            self.max_model_len,
+            facts.vocab_size,
+            config.max_logprobs,
+            facts.hidden_size,
+            facts.pooling,
+        )
         self._offload = self._put_behind(capacity)
         given = (connector, self._offload)
         self.wake: Callable[[], None] = lambda: None
@@ -297,6 +304,7 @@ class EngineCore:
             incarnation=incarnation,
             control=control,
             max_handoff_tokens=max_handoff_tokens,
+            pooling=self.config.facts.pooling,
         )
 
     def check_integrity(self) -> None:

@@ -104,3 +104,11 @@ class CausalModel(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
         ...
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, labels] of states float32 [rows, hidden]; for models with labels."""
+        ...
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """What the model makes of float32 [rows, labels] that ``classify`` gave."""
+        ...

@@ -23,6 +23,7 @@ from tandem.kernels.rotary_kv import QKNorm
 
 DERIVED = ("*.rotary_emb.inv_freq", "*.attn.bias", "*.masked_bias")
 """Tensors that some checkpoints hold and that follow from config.json."""
+PREFIX = "model."
 NARROW = 2048
 """Hidden size up to which the residual stream is float32. Rounding it to 16 bits twice a layer is
 most of the error of a 16-bit model (docs/performance.md), and small models, whose two best tokens
@@ -46,14 +47,24 @@ class DecoderBuilder:
         plain = select_method(weights.device, weights.dtype)
         return cls(facts, weights, method_of(facts.quantization, plain, weights.device), plain)
 
+    @property
+    def prefix(self) -> str:
+        """Before the names of all but the heads; a model that was saved without one has none."""
+        return PREFIX if f"{PREFIX}embed_tokens.weight" in self.weights else ""
+
     def build(self) -> Decoder:
         """The model, every tensor of the checkpoint used. Raises a LoadError."""
         facts, weights = self.facts, self.weights
-        table = weights.get("model.embed_tokens.weight", (facts.vocab_size, facts.hidden_size))
+        table_name = f"{self.prefix}embed_tokens.weight"
+        table = weights.get(table_name, (facts.vocab_size, facts.hidden_size))
         layers = tuple(self.layer(i) for i in range(facts.num_layers))
-        norm = self.norm("model.norm", facts.hidden_size)
-        head = table
-        if not facts.tie_word_embeddings:
+        norm = self.norm(f"{self.prefix}norm", facts.hidden_size)
+        head, classifier = table, None
+        tied = facts.tie_word_embeddings or not facts.pooling.generates
+        if facts.pooling.labels:
+            shape = (len(facts.pooling.labels), facts.hidden_size)
+            classifier = weights.get("score.weight", shape, dtype=torch.float32).clone()
+        if not tied:
             head = weights.get("lm_head.weight", (facts.vocab_size, facts.hidden_size))
         model = Decoder(
             facts=facts,
@@ -63,14 +74,15 @@ class DecoderBuilder:
             head=LMHead(Linear(self.plain.hold(head, None))),
             rotary=Rotary(facts, dtype=weights.dtype, device=weights.device),
             stream_dtype=torch.float32 if facts.hidden_size <= NARROW else weights.dtype,
+            classifier=classifier,
         )
-        copies = ("lm_head.weight",) if facts.tie_word_embeddings else ()
+        copies = ("lm_head.weight",) if tied else ()
         weights.check_all_used(ignore=(*DERIVED, *copies))
         return model
 
     def layer(self, index: int) -> Layer:
         """One block of the decoder."""
-        prefix = f"model.layers.{index}"
+        prefix = f"{self.prefix}layers.{index}"
         hidden = self.facts.hidden_size
         return Layer(
             input_norm=self.norm(f"{prefix}.input_layernorm", hidden),

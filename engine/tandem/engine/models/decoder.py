@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from tandem.engine.config import ModelFacts
 from tandem.engine.layers.linear import Embedding, Linear, LMHead, RMSNorm
@@ -19,6 +20,7 @@ from tandem.engine.layers.rotary import Rotary
 from tandem.engine.models.base import StepContext
 from tandem.engine.quant import Rows
 from tandem.kernels.rotary_kv import QKNorm, Rotation, rotary_kv, rotary_q
+from tandem.protocol.pooling import Activation
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ class Decoder:
     rotary: Rotary
     stream_dtype: torch.dtype
     """Of the residual stream: that of the weights, or float32."""
+    classifier: Tensor | None = None
+    """float32 [labels, hidden]; None where the model has no labels."""
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """See CausalModel. The last layer writes all KV, then has the rows for the head alone."""
@@ -130,3 +134,15 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""
         return self.head(hidden)
+
+    def classify(self, hidden: Tensor) -> Tensor:
+        """See CausalModel."""
+        assert self.classifier is not None, "a model without labels is not asked for them"
+        return linear(hidden, self.classifier)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """See CausalModel."""
+        kind = self.facts.pooling.activation
+        if kind is Activation.SOFTMAX:
+            return scores.softmax(-1)
+        return scores.sigmoid() if kind is Activation.SIGMOID else scores

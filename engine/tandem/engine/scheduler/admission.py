@@ -6,7 +6,7 @@ Pure: nothing is queued or held here. Messages name both lengths where a length 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,7 +15,7 @@ from tandem.engine.step import SeqId
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
-from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
+from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest, Produce
 from tandem.protocol.sampling import SEED_BITS, seeded
 
@@ -31,6 +31,10 @@ class Limits:
     """Prompt and output tokens of one sequence: the model's context or all of the KV cache."""
     vocab_size: int
     max_logprobs: int
+    hidden_size: int = 1 << 20
+    """Values of a hidden state."""
+    pooling: ModelPooling = field(default_factory=ModelPooling)
+    """What the model gives beside tokens."""
 
 
 def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
@@ -40,12 +44,15 @@ def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
         _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
         _check_choices(request, limits.vocab_size)
         if request.pooling is not None:
-            _check_pooling(request, request.pooling)
+            _check_pooling(request, request.pooling, limits)
     except InvalidParameter as error:
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
     if request.adapter is not None:
         message = f"adapter {request.adapter!r} is not loaded here"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="adapter")
+    if request.pooling is None and not limits.pooling.generates:
+        message = "this model gives vectors and scores, it has no head for tokens"
+        return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="model")
     if request.kv is not None and request.pooling is not None:
         message = "a request that is pooled is not handed over: kv is for requests of tokens"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="pooling")
@@ -92,8 +99,20 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
         raise InvalidParameter("finished_choices", request.finished_choices, "one choice left")
 
 
-def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams) -> None:
-    pooling.verify()
+def resolved(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest:
+    """A request that ``refusal_of`` has passed, with all that its ``pooling`` leaves open."""
+    if request.pooling is None:
+        return request
+    return msgspec.structs.replace(request, pooling=_pooling(request, request.pooling, limits))
+
+
+def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> PoolingParams:
+    num_tokens = len(request.prompt_token_ids)
+    return limits.pooling.resolve(pooling, hidden_size=limits.hidden_size, num_tokens=num_tokens)
+
+
+def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> None:
+    _pooling(request, pooling, limits)
     if msgspec.structs.replace(request.params, seed=None) != NO_SAMPLING:
         allowed = "those of NO_SAMPLING beside pooling, which draws no token"
         raise InvalidParameter("params", request.params, allowed)

@@ -17,7 +17,14 @@ from collections.abc import Callable, Sequence
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request, RequestGroup, RequestState
-from tandem.engine.scheduler.admission import Limits, end_of, ended_before, refusal_of, requests_of
+from tandem.engine.scheduler.admission import (
+    Limits,
+    end_of,
+    ended_before,
+    refusal_of,
+    requests_of,
+    resolved,
+)
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, WAIT_SECONDS
@@ -160,6 +167,7 @@ class Scheduler:
         refusal = self._refusal(source)
         if refusal is not None:
             return refusal
+        source = resolved(source, self.limits)
         group = self._group_of(source)
         requests = requests_of(
             group,

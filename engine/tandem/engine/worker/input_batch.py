@@ -74,7 +74,7 @@ class InputBatch:
     sampling: SamplingBatch = field(init=False)
     scoring: set[SeqId] = field(default_factory=set)
     """Sequences whose prompt's log-probabilities are asked for."""
-    poolers: Poolers = field(default_factory=Poolers)
+    poolers: Poolers = field(init=False)
     """The sequences whose prompts are pooled."""
     _free: list[int] = field(init=False)
 
@@ -84,6 +84,7 @@ class InputBatch:
         self.prompts = np.zeros(self.capacity, dtype=np.int64)
         self.table = BlockTable(self.capacity, 16)
         self.sampling = SamplingBatch(self.capacity)
+        self.poolers = Poolers(self.capacity)
         self._free = list(range(self.capacity))
 
     def apply(self, plan: SchedulerOutput) -> None:
@@ -108,7 +109,7 @@ class InputBatch:
         if new.params.prompt_logprobs is not None:
             self.scoring.add(new.seq)
         if new.pooling is not None:
-            self.poolers.add(new)
+            self.poolers.add(row, new)
         self.reserve(len(new.token_ids))
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.lengths[row] = len(new.token_ids)
@@ -129,7 +130,7 @@ class InputBatch:
         if row is not None:
             del self.sequences[seq]
             self.scoring.discard(seq)
-            self.poolers.drop(seq)
+            self.poolers.drop(row, seq)
             self.sampling.remove(row)
             heapq.heappush(self._free, row)
 

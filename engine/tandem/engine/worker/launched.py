@@ -23,7 +23,7 @@ from tandem.engine.step import (
 )
 from tandem.engine.worker.moments import PAST, WAIT_SECONDS, Moment
 from tandem.engine.worker.offload import HostBlocks
-from tandem.engine.worker.pooling import as_bytes
+from tandem.engine.worker.pooling import PooledStep
 from tandem.protocol.outputs import TokenLogprobs
 
 
@@ -41,8 +41,8 @@ class LaunchedStep:
     logprobs: LogprobTensors | None = None
     prompts: dict[SeqId, list[LogprobTensors]] = field(default_factory=dict)
     """Scores of prompt positions, part by part."""
-    pooled: dict[SeqId, Tensor] = field(default_factory=dict)
-    """Vectors of prompts that are pooled and end here, on the host."""
+    pooled: PooledStep | None = None
+    """What the prompts came to that are pooled and end here."""
     note: Callable[[SeqId, int], None] | None = None
     """Told every token that goes on, once, when the host has it; None where no rule looks back."""
     host: HostBlocks | None = None
@@ -78,7 +78,7 @@ class LaunchedStep:
                 for seq, parts in self.prompts.items()
             },
             transfers=transfers,
-            pooled={seq: as_bytes(vector) for seq, vector in self.pooled.items()},
+            pooled={} if self.pooled is None else self.pooled.as_bytes(),
         )
 
     def _tell(self, tokens: list[int]) -> None:

@@ -1,14 +1,15 @@
-"""Vectors of prompts that are pooled: what they want of a step's hidden states, and give.
+"""Vectors and scores of prompts: what they want of a step's hidden states, and what they give.
 
-A mean is summed chunk by chunk in float32 on the device; it starts with the prompt, since nothing
-of it comes from the prefix cache.
+All rows of a step are pooled at once, by columns that are kept a row of the batch. What a prompt's
+chunks add up to stays on the device in float32; it starts with the prompt, since nothing of it
+comes from the prefix cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,81 +17,302 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from tandem.engine.step import NewSequence, SeqId, StepRow
-from tandem.protocol.pooling import PoolingParams, PoolingType
+from tandem.engine.sample.transfer import index_on, on_device
+from tandem.engine.step import NewSequence, SeqId
+from tandem.protocol.pooling import PoolingParams, PoolingTask, PoolingType
+
+_LAST, _MEAN, _CLS, _TOKENS = 1, 2, 3, 4
+_KINDS = {PoolingType.LAST: _LAST, PoolingType.MEAN: _MEAN, PoolingType.CLS: _CLS}
+
+Index = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
-class Pooled(NamedTuple):
-    """A row's share of a step that belongs to its vector."""
+class Head(Protocol):
+    """What makes scores of vectors: the model's classification head."""
 
-    row: StepRow
-    params: PoolingParams
-    tokens: NDArray[np.int64]
-    """Which of the step's tokens."""
-    num_prompt: int
-    ends: bool
-    """Whether the prompt ends with it."""
+    def classify(self, hidden: Tensor) -> Tensor:
+        """See CausalModel."""
+        ...
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """See CausalModel."""
+        ...
+
+
+class StepColumns(Protocol):
+    """A step's rows, an entry each: see ``StepRows``."""
+
+    @property
+    def index(self) -> Index:
+        """Rows of the batch."""
+        ...
+
+    @property
+    def first(self) -> Index:
+        """Position of the first token."""
+        ...
+
+    @property
+    def counts(self) -> Index:
+        """Tokens."""
+        ...
+
+    @property
+    def ends(self) -> Index:
+        """Last token of each row, among the step's."""
+        ...
+
+
+class PoolingCursor(NamedTuple):
+    """Where a step stands in the prompts that are pooled, an entry a row."""
+
+    first: Index
+    """Position of the row's first token: 0 where its prompt begins."""
+    counts: Index
+    """Tokens whose hidden states are pooled."""
+    is_finished: Flags
+    """Whether the prompt ends with the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingMetadata:
+    """The rows of a step that give something to vectors or scores."""
+
+    rows: Index
+    """Of the batch."""
+    cursor: PoolingCursor
+    tokens: Index
+    """Which of the step's tokens, row by row."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledStep:
+    """What the prompts that ended in a step came to, on its way to the host."""
+
+    vectors: Tensor | None = None
+    """float32 [rows, hidden]."""
+    vector_seqs: tuple[tuple[SeqId, int], ...] = ()
+    """Whose each row is, and how many of its values count."""
+    scores: Tensor | None = None
+    """float32 [rows, labels]."""
+    score_seqs: tuple[SeqId, ...] = ()
+    of_tokens: tuple[tuple[SeqId, list[Tensor]], ...] = ()
+    """float32 [tokens, values] of the chunks of prompts whose every token has a vector."""
+
+    def as_bytes(self) -> dict[SeqId, bytes]:
+        """Little-endian values by sequence; for when they are on the host."""
+        found = {}
+        if self.vectors is not None:
+            table = _little(self.vectors)
+            for row, (seq, dims) in enumerate(self.vector_seqs):
+                found[seq] = table[row, :dims].tobytes()
+        if self.scores is not None:
+            table = _little(self.scores)
+            for row, seq in enumerate(self.score_seqs):
+                found[seq] = table[row].tobytes()
+        for seq, chunks in self.of_tokens:
+            found[seq] = b"".join(_little(chunk).tobytes() for chunk in chunks)
+        return found
+
+
+def _little(values: Tensor) -> NDArray[np.float32]:
+    assert values.dtype == torch.float32
+    return values.numpy().astype("<f4", copy=False)
 
 
 @dataclass(slots=True)
 class Poolers:
     """The sequences of a rank that are pooled. False where there are none."""
 
-    _params: dict[SeqId, tuple[PoolingParams, int]] = field(default_factory=dict)
-    """With the length of the prompt."""
-    _sums: dict[SeqId, Tensor] = field(default_factory=dict)
-    """float32 [hidden], of means whose prompts go on."""
+    capacity: int
+    """Rows of the batch."""
+    num_pooled: int = 0
+    _kinds: NDArray[np.int8] = field(init=False)
+    """0 for rows that are not pooled."""
+    _columns: NDArray[np.int64] = field(init=False)
+    """[5, rows]: sequence, prompt tokens, values of a vector, and two flags."""
+    _states: Tensor | None = None
+    """float32 [rows, hidden]: what the chunks of prompts that go on have come to."""
+    _chunks: dict[SeqId, list[Tensor]] = field(default_factory=dict)
+    """Vectors of tokens, on the host, of prompts that go on."""
+
+    def __post_init__(self) -> None:
+        self._kinds = np.zeros(self.capacity, dtype=np.int8)
+        self._columns = np.zeros((5, self.capacity), dtype=np.int64)
 
     def __bool__(self) -> bool:
-        return bool(self._params)
+        return self.num_pooled > 0
 
-    def add(self, new: NewSequence) -> None:
-        """A sequence that is pooled is here."""
-        assert new.pooling is not None
-        self._params[new.seq] = (new.pooling, new.num_prompt)
+    def add(self, row: int, new: NewSequence) -> None:
+        """A sequence that is pooled, resolved by the plan, has ``row``."""
+        params = new.pooling
+        assert params is not None
+        assert params.pooling_type is not None, "the plan resolves what is left open"
+        self.num_pooled += 1
+        by_token = params.task == PoolingTask.TOKEN_EMBED
+        self._kinds[row] = _TOKENS if by_token else _KINDS[PoolingType(params.pooling_type)]
+        self._columns[:, row] = (new.seq, new.num_prompt, *_asked(params))
 
-    def drop(self, seq: SeqId) -> None:
-        """Forget a sequence, pooled or not."""
-        if self._params:
-            self._params.pop(seq, None)
-            self._sums.pop(seq, None)
+    def drop(self, row: int, seq: SeqId) -> None:
+        """Forget a row's sequence, pooled or not."""
+        if self.num_pooled and self._kinds[row]:
+            self.num_pooled -= 1
+            self._kinds[row] = 0
+            self._chunks.pop(seq, None)
 
-    def wanted(self, rows: Sequence[StepRow], lasts: NDArray[np.int64]) -> list[Pooled]:
-        """What the step's ``rows`` give; ``lasts`` are their last tokens among the step's."""
-        found = []
-        for row, last in zip(rows, lasts.tolist(), strict=True):
-            if row.seq in self._params:
-                params, num_prompt = self._params[row.seq]
-                ends = row.num_computed + row.num_tokens == num_prompt
-                first = last + 1 - row.num_tokens
-                if params.pooling_type == PoolingType.MEAN:
-                    found.append(Pooled(row, params, np.arange(first, last + 1), num_prompt, ends))
-                elif ends:
-                    found.append(Pooled(row, params, np.array([last]), num_prompt, ends))
-        return found
+    def metadata(self, step: StepColumns) -> PoolingMetadata | None:
+        """What the step's rows give; None where none gives anything."""
+        kinds = self._kinds[step.index]
+        is_finished = step.first + step.counts == self._columns[1, step.index]
+        counts = np.select(
+            (kinds == _LAST, kinds == _CLS, kinds > 0),
+            (is_finished.astype(np.int64), (step.first == 0).astype(np.int64), step.counts),
+            0,
+        )
+        at = np.flatnonzero((counts > 0) | ((kinds > 0) & is_finished))
+        if not at.size:
+            return None
+        starts = np.where(kinds == _LAST, step.ends, step.ends + 1 - step.counts)[at]
+        counts = counts[at]
+        within = np.arange(counts.sum(), dtype=np.int64)
+        within -= np.repeat(np.cumsum(counts) - counts, counts)
+        cursor = PoolingCursor(step.first[at], counts, is_finished[at])
+        return PoolingMetadata(step.index[at], cursor, np.repeat(starts, counts) + within)
 
-    def pool(self, wanted: Sequence[Pooled], hidden: Tensor) -> dict[SeqId, Tensor]:
-        """float32 [hidden] vectors, on their way to the host, of the prompts that end; ``hidden``
-        [tokens, hidden] are the states of all tokens of ``wanted``, in order."""
-        vectors, at = {}, 0
-        for each in wanted:
-            vector = hidden[at : at + len(each.tokens)].float().sum(0)
-            at += len(each.tokens)
-            seq = each.row.seq
-            if each.params.pooling_type == PoolingType.MEAN:
-                if each.row.num_computed:
-                    vector += self._sums.pop(seq)
-                if not each.ends:
-                    self._sums[seq] = vector
-                    continue
-                vector /= each.num_prompt
-            if each.params.normalize:
-                vector = normalize(vector, dim=0)
-            vectors[seq] = vector.to("cpu", non_blocking=True)
-        return vectors
+    def pool(self, wanted: PoolingMetadata, hidden: Tensor, head: Head) -> PooledStep:
+        """What the prompts that end come to.
+
+        Args:
+            wanted: of this step.
+            hidden: [tokens, hidden], the states of ``wanted.tokens``.
+            head: for what is classified.
+        """
+        by_token = self._kinds[wanted.rows] == _TOKENS
+        if not by_token.any():
+            return self._vectors(wanted.rows, wanted.cursor, hidden, head)
+        counts = wanted.cursor.counts
+        of_tokens = self._of_tokens(wanted, by_token, hidden)
+        if by_token.all():
+            return PooledStep(of_tokens=of_tokens)
+        own = hidden[index_on(np.flatnonzero(np.repeat(~by_token, counts)), hidden.device)]
+        cursor = PoolingCursor(*(each[~by_token] for each in wanted.cursor))
+        made = self._vectors(wanted.rows[~by_token], cursor, own, head)
+        return PooledStep(
+            made.vectors, made.vector_seqs, made.scores, made.score_seqs, of_tokens=of_tokens
+        )
+
+    def _vectors(
+        self, rows: Index, cursor: PoolingCursor, hidden: Tensor, head: Head
+    ) -> PooledStep:
+        """Of rows that each come to one vector."""
+        device = hidden.device
+        sums = hidden.float()
+        if (cursor.counts != 1).any():
+            lengths = index_on(cursor.counts, device)
+            sums = torch.segment_reduce(sums, "sum", lengths=lengths, axis=0, unsafe=True)
+        kinds, ends = self._kinds[rows], cursor.is_finished
+        resumed = np.flatnonzero((kinds != _LAST) & (cursor.first > 0))
+        if resumed.size:
+            assert self._states is not None
+            known = self._states.index_select(0, index_on(rows[resumed], device))
+            sums = sums.index_add(0, index_on(resumed, device), known)
+        going_on = np.flatnonzero(~ends)
+        if going_on.size:
+            self._keep(rows[going_on], sums.index_select(0, index_on(going_on, device)))
+            if going_on.size == len(rows):
+                return PooledStep()
+            sums = sums.index_select(0, index_on(np.flatnonzero(ends), device))
+            rows, kinds = rows[ends], kinds[ends]
+        if (kinds == _MEAN).any():
+            over = np.where(kinds == _MEAN, self._columns[1, rows], 1)
+            sums = sums / index_on(over, device)[:, None]
+        return self._answers(rows, sums, head)
+
+    def _answers(self, rows: Index, states: Tensor, head: Head) -> PooledStep:
+        """``states`` float32 [rows, hidden] of prompts that end, as they are asked for."""
+        seqs, _, dims, lengthless, active = self._columns[:, rows]
+        scored = dims == 0
+        if not scored.any():
+            vectors = _embeddings(states, dims, lengthless == 0)
+            return PooledStep(_to_host(vectors), tuple(zip(seqs.tolist(), dims.tolist())))  # noqa: B905
+        at = np.flatnonzero(scored)
+        scores = head.classify(states.index_select(0, index_on(at, states.device)))
+        scores = _where(active[at] > 0, scores, head.probabilities)
+        told = tuple(SeqId(seq) for seq in seqs[at].tolist())
+        if scored.all():
+            return PooledStep(scores=_to_host(scores), score_seqs=told)
+        rest = np.flatnonzero(~scored)
+        own = states.index_select(0, index_on(rest, states.device))
+        vectors = _embeddings(own, dims[rest], lengthless[rest] == 0)
+        names = tuple(zip(seqs[rest].tolist(), dims[rest].tolist()))  # noqa: B905
+        return PooledStep(_to_host(vectors), names, _to_host(scores), told)
+
+    def _of_tokens(
+        self, wanted: PoolingMetadata, by_token: Flags, hidden: Tensor
+    ) -> tuple[tuple[SeqId, list[Tensor]], ...]:
+        """Vectors of tokens; those of prompts that go on are kept."""
+        rows, cursor = wanted.rows, wanted.cursor
+        counts = cursor.counts
+        token_rows = np.repeat(rows, counts)
+        _, _, dims, lengthless, _ = self._columns[:, token_rows]
+        own = np.repeat(by_token, counts)
+        made = _to_host(
+            _embeddings(
+                hidden[index_on(np.flatnonzero(own), hidden.device)].float(),
+                dims[own],
+                lengthless[own] == 0,
+            )
+        )
+        ended, at = [], 0
+        for row, count, first, ends in zip(
+            rows[by_token].tolist(),
+            counts[by_token].tolist(),
+            cursor.first[by_token].tolist(),
+            cursor.is_finished[by_token].tolist(),
+            strict=True,
+        ):
+            seq, values = SeqId(int(self._columns[0, row])), int(self._columns[2, row])
+            chunk = made[at : at + count, :values]
+            at += count
+            chunks = [chunk] if first == 0 else [*self._chunks.pop(seq), chunk]
+            if ends:
+                ended.append((seq, chunks))
+            else:
+                self._chunks[seq] = chunks
+        return tuple(ended)
+
+    def _keep(self, rows: Index, states: Tensor) -> None:
+        if self._states is None:
+            self._states = torch.zeros(self.capacity, states.shape[1], device=states.device)
+        self._states.index_copy_(0, index_on(rows, states.device), states)
 
 
-def as_bytes(vector: Tensor) -> bytes:
-    """A float32 vector on the host as ``PooledOutput.values``."""
-    assert vector.dtype == torch.float32
-    return vector.numpy().astype("<f4", copy=False).tobytes()
+def _asked(params: PoolingParams) -> tuple[int, int, int]:
+    """Values of a vector (0 for scores), whether its length is left, whether scores are active."""
+    if params.task == PoolingTask.CLASSIFY:
+        return 0, 0, int(bool(params.activation))
+    assert params.dimensions is not None, "the plan resolves what is left open"
+    return params.dimensions, int(not params.normalize), 0
+
+
+def _embeddings(states: Tensor, dims: Index, normalized: Flags) -> Tensor:
+    """float32 [rows, hidden]: zero from each row's ``dims`` on, of length one where asked."""
+    if (dims < states.shape[1]).any():
+        places = torch.arange(states.shape[1], device=states.device)
+        states = states.masked_fill(places >= index_on(dims, states.device)[:, None], 0.0)
+    return _where(normalized, states, lambda each: normalize(each, dim=1))
+
+
+def _where(flags: Flags, values: Tensor, made: Callable[[Tensor], Tensor]) -> Tensor:
+    """``made`` of the rows that are flagged, the others as they are."""
+    if flags.all():
+        return made(values)
+    if not flags.any():
+        return values
+    chosen = on_device(torch.from_numpy(flags), values.device)[:, None]
+    return torch.where(chosen, made(values), values)
+
+
+def _to_host(values: Tensor) -> Tensor:
+    return values.to("cpu", non_blocking=True)

@@ -104,9 +104,10 @@ class ModelRunner:
         if len(launched.drawn) < len(plan.rows):
             drawing = np.flatnonzero([bool(row.sample_choices) for row in plan.rows])
         scored = list(self._to_score(plan.rows, rows)) if self.batch.scoring else []
-        pooled = self.batch.poolers.wanted(plan.rows, rows.ends) if self.batch.poolers else []
+        pooled = self.batch.poolers.metadata(rows) if self.batch.poolers else None
         more = [np.arange(each.first, each.first + each.length) for each in scored]
-        more += [each.tokens for each in pooled]
+        if pooled is not None:
+            more.append(pooled.tokens)
         drafted = None
         if plan.drafts:
             launched.drafts = {each.seq: each for each in plan.drafts}
@@ -125,9 +126,9 @@ class ModelRunner:
                 self._draw_drafted(launched, drafted, wanted, inputs.targets)
         if scored:
             launched.prompts = self._score(scored, hidden[draws:])
-        if pooled:
-            own = hidden[len(hidden) - sum(len(each.tokens) for each in pooled) :]
-            launched.pooled = self.batch.poolers.pool(pooled, own)
+        if pooled is not None:
+            own = hidden[len(hidden) - len(pooled.tokens) :]
+            launched.pooled = self.batch.poolers.pool(pooled, own, self.model)
 
     def _forward(
         self,

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["FAMILIES", "Family", "check_servable", "family_of"]
 
 _ALL: tuple[type[Family], ...] = (Llama, Qwen2, Qwen3)
-FAMILIES: dict[str, Family] = {name: each() for each in _ALL for name in each.architectures}
+_SIBLINGS = ("ForCausalLM", "ForSequenceClassification", "Model")
+"""What the layers of one decoder may be saved as: with a head for tokens, for labels, with none."""
+FAMILIES: dict[str, Family] = {
+    name.removesuffix(_SIBLINGS[0]) + sibling: each()
+    for each in _ALL
+    for name in each.architectures
+    for sibling in _SIBLINGS
+}
 """Architecture, as config.json names it, to its family."""
 
 

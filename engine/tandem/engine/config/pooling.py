@@ -1,0 +1,129 @@
+"""What a folder says of vectors and scores: config.json's head, and sentence-transformers' modules.
+
+A module that is not computed here (a dense layer behind the pooling, weighted means) stops the
+start: the vectors would be others than the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tandem.engine.config.files import read_any, read_json
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.pooling import Activation, ModelPooling, PoolingType
+
+MODULES = "modules.json"
+CLASSIFIER = "ForSequenceClassification"
+BODY = "Model"
+
+_TYPES = {
+    "lasttoken": PoolingType.LAST,
+    "mean": PoolingType.MEAN,
+    "mean_tokens": PoolingType.MEAN,
+    "cls": PoolingType.CLS,
+    "cls_token": PoolingType.CLS,
+}
+"""sentence-transformers' words, in either of its spellings."""
+_NUM_LABELS = 2
+"""Of a classifier whose config.json does not say."""
+
+
+def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
+    """What config.json says. Raises InvalidParameter naming the key."""
+    labels = _labels(config) if architecture.endswith(CLASSIFIER) else ()
+    return ModelPooling(
+        labels=labels,
+        activation=_activation(config, len(labels)),
+        generates=not architecture.endswith((CLASSIFIER, BODY)),
+        dimensions=_dimensions(config),
+    )
+
+
+def with_modules(said: ModelPooling, folder: Path, *, tied: bool) -> ModelPooling:
+    """``said`` with what sentence-transformers' files in ``folder`` say, where it has them.
+
+    Such a folder may lack a head for tokens: unless that is ``tied`` to the embeddings, none is
+    looked for. Raises InvalidParameter for modules that are not computed here.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return said
+    modules = read_any(path)
+    if not isinstance(modules, list) or not all(isinstance(each, dict) for each in modules):
+        raise InvalidParameter("model", str(path), "a list of objects")
+    kind, normalize = None, False
+    for module in modules:
+        name = str(module.get("type")).rpartition(".")[2]
+        if name == "Pooling":
+            kind = _pooling_type(folder / str(module.get("path")) / "config.json")
+        elif name == "Normalize":
+            normalize = True
+        elif name != "Transformer":
+            allowed = "Transformer, Pooling and Normalize: others are not computed here"
+            raise InvalidParameter(f"{MODULES}: type", module.get("type"), allowed)
+    if kind is None:
+        return said
+    generates = said.generates and tied
+    return msgspec.structs.replace(
+        said, pooling_type=kind, normalize=normalize, generates=generates
+    )
+
+
+def _pooling_type(path: Path) -> PoolingType:
+    config = read_json(path, needed=True)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        prefix = "pooling_mode_"
+        modes = [key.removeprefix(prefix) for key, on in config.items() if on is True]
+        modes = [mode for mode in modes if prefix + mode in config]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _TYPES:
+        raise InvalidParameter(f"{path.parent.name}/{path.name}: pooling_mode", modes, _ALLOWED)
+    return _TYPES[modes[0]]
+
+
+_ALLOWED = f"one of {', '.join(_TYPES)}"
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        found = {str(key): str(name) for key, name in names.items()}
+        if set(found) != {str(index) for index in range(len(found))}:
+            raise InvalidParameter("config.json: id2label", names, "keys from 0 on")
+        return tuple(found[str(index)] for index in range(len(found)))
+    count = config.get("num_labels") or _NUM_LABELS
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise InvalidParameter("config.json: num_labels", count, "a positive integer")
+    return tuple(f"LABEL_{index}" for index in range(count))
+
+
+def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
+    """A cross-encoder's own word first, then the kind of problem, then by the number of labels."""
+    own = config.get("sentence_transformers")
+    name = own.get("activation_fn") if isinstance(own, dict) else None
+    if isinstance(name, str):
+        word = name.rpartition(".")[2].lower()
+        if word not in tuple(Activation):
+            raise InvalidParameter(
+                "config.json: activation_fn", name, f"one of {', '.join(Activation)}"
+            )
+        return Activation(word)
+    problem = config.get("problem_type")
+    if problem == "regression":
+        return Activation.IDENTITY
+    single = num_labels == 1 or problem == "multi_label_classification"
+    return Activation.SIGMOID if single else Activation.SOFTMAX
+
+
+def _dimensions(config: Mapping[str, Any]) -> tuple[int, ...]:
+    found = config.get("matryoshka_dimensions")
+    if found is None:
+        return ()
+    if not isinstance(found, list) or not all(type(each) is int and each > 0 for each in found):
+        raise InvalidParameter("config.json: matryoshka_dimensions", found, "positive integers")
+    return tuple(found)

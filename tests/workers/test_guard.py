@@ -20,9 +20,10 @@ from tests.workers.io_worker import Worker
 from tandem.link.curve import CurveGuard
 from tandem.link.liveness import LinkTimes
 from tandem.protocol.card import PROTOCOL_VERSION
+from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
-from tandem.protocol.messages import Hello
+from tandem.protocol.messages import Call, Hello
 from tandem.router.metrics import RouterMetrics
 from tandem.router.workers.pool import WorkerPool
 
@@ -108,9 +109,10 @@ async def test_others_do_not(
 
 
 def test_plain_sockets_do_not_either(worker: Worker) -> None:
-    """A greeting without CURVE is not even read."""
+    """A greeting without CURVE is not even read, nor is the word to leave behind it."""
     router = Router(worker.endpoint)
     router.say(Hello(PROTOCOL_VERSION))
+    router.say(Call(Command(id=1, name=CommandName.DRAIN)))
     assert not router.socket.poll(500)
     router.socket.close()
     assert worker.inbox.empty

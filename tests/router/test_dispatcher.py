@@ -24,7 +24,7 @@ from tandem.protocol.requests import Consume, Produce
 
 async def test_hand_off(stack: Stack, prefill: Make, decode: Make) -> None:
     """P and D get the request at once under one key; the client gets each position once."""
-    p, d = prefill(), decode()
+    p, d = prefill(), decode(step=0.2)  # P is first, however busy the machine
     await stack.find(p, d)
 
     outputs = await stack.run(make_request())

@@ -29,7 +29,7 @@ def test_vectors_are_transformers_last_hidden_states(smollm2: Path) -> None:
         lasts, means = llm.embed(TEXTS), llm.embed(TEXTS, mean)
         (alone,) = llm.embed(TEXTS[0])
         with pytest.raises(InvalidParameter, match="pooling_type"):
-            llm.embed(TEXTS, PoolingParams(pooling_type="cls"))  # type: ignore[arg-type]
+            llm.embed(TEXTS, PoolingParams(pooling_type="max"))  # type: ignore[arg-type]
         answer = llm.generate(TEXTS[0], {"max_tokens": 1, "temperature": 0}, use_tqdm=False)
 
     assert len(answer) == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 from tests.router.fake_worker import FakeWorker
 from tests.waiting import until
@@ -16,7 +16,7 @@ from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
@@ -115,8 +115,20 @@ class Stack:
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
     ) -> list[EngineCoreOutput]:
         """All outputs of a request."""
-        source = self.dispatcher.stream(request, context)
-        async with aclosing(source) as outputs:  # type: ignore[type-var]
+        async with aclosing(self.stream(request, context)) as outputs:
+            return [output async for output in outputs]
+
+    def stream(
+        self, request: EngineCoreRequest, context: RequestContext = ORDINARY
+    ) -> AsyncGenerator[EngineCoreOutput, None]:
+        """Outputs of a request of tokens, as they come."""
+        source: Any = self.dispatcher.stream(request, context)
+        return cast(AsyncGenerator[EngineCoreOutput, None], source)
+
+    async def vectors(self, request: EngineCoreRequest) -> list[PooledOutput]:
+        """All outputs of a request that is pooled."""
+        source: Any = self.dispatcher.stream(request)
+        async with aclosing(source) as outputs:
             return [output async for output in outputs]
 
     async def close(self) -> None:

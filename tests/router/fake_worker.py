@@ -7,22 +7,24 @@ and yields the seconds to wait before its next step.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import zmq
 from tests.hand_link import HandLink
+from tests.router.fake_cards import fake_card
 
 from tandem.link.frames import decode_to_worker
-from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.finish import finish_of
 from tandem.protocol.ids import Incarnation, new_incarnation
-from tandem.protocol.layout import KVGroup, KVLayout
 from tandem.protocol.link import read_header
 from tandem.protocol.messages import (
     Beat,
@@ -46,45 +48,16 @@ from tandem.protocol.outputs import (
     BlockEvents,
     EngineCoreOutput,
     Failed,
+    PooledOutput,
     Refused,
     TokenLogprobs,
 )
+from tandem.protocol.pooling import ModelPooling, PoolingTask
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
 _IDLE = LoadReport(
     num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=1000, total_blocks=1000
 )
-_GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
-
-
-def fake_card(
-    role: WorkerRole,
-    incarnation: Incarnation,
-    *,
-    revision: str = "r1",
-    vocab_size: int = 50_000,
-    max_model_len: int = 2048,
-    max_handoff_tokens: int | None = None,
-    max_logprobs: int = 20,
-    control: str | None = None,
-) -> ModelCard:
-    """The card of a worker that has no model."""
-    fingerprint = Fingerprint(revision=revision, dtype="float32", layout=KVLayout((_GROUP,)))
-    return ModelCard(
-        model="fake",
-        fingerprint=fingerprint,
-        max_model_len=max_model_len,
-        block_size=16,
-        num_blocks=1000,
-        vocab_size=vocab_size,
-        max_num_seqs=64,
-        max_num_batched_tokens=2048,
-        max_logprobs=max_logprobs,
-        role=role,
-        incarnation=incarnation,
-        control=control,
-        max_handoff_tokens=max_handoff_tokens,
-    )
 
 
 class Turn:
@@ -128,6 +101,13 @@ class Turn:
         self.say(outputs=(self._output(position, choice, chosen, end, first),))
         return end is not None
 
+    def vector(self) -> None:
+        """The whole answer to a request that is pooled: see ``FakeWorker.values_of``."""
+        request, worker = self.request, self.worker
+        values = array("f", worker.values_of(request)).tobytes()
+        count = len(request.prompt_token_ids)
+        self.say(outputs=(PooledOutput(*self.key, values, count, worker.num_cached),))
+
     def _output(
         self, position: int, choice: int, token: int, end: object, first: bool
     ) -> EngineCoreOutput:
@@ -165,6 +145,10 @@ def serve_well(turn: Turn) -> Iterator[float]:
     """As a real worker of either role would."""
     request, worker = turn.request, turn.worker
     turn.accept()
+    if request.pooling is not None:
+        yield worker.step
+        turn.vector()
+        return
     choices = [c for c in range(request.params.n) if c not in request.finished_choices]
     if isinstance(request.kv, Produce):
         yield worker.step
@@ -209,6 +193,7 @@ class FakeWorker:
     max_model_len: int = 2048
     max_handoff_tokens: int | None = None
     max_logprobs: int = 20
+    pooling: ModelPooling | None = field(default_factory=ModelPooling)
     beat_seconds: float = 0.05
     has_work: bool = False
     load: LoadReport = _IDLE
@@ -244,6 +229,7 @@ class FakeWorker:
             max_model_len=self.max_model_len,
             max_handoff_tokens=self.max_handoff_tokens,
             max_logprobs=self.max_logprobs,
+            pooling=self.pooling,
             control=f"10.0.0.1:{self.port}" if self.role is WorkerRole.PREFILL else None,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -256,6 +242,17 @@ class FakeWorker:
     def token_at(self, position: int, choice: int) -> int:
         """The model: the answer (each choice has its own), then ``end`` for ever."""
         return self.answer[position] + choice if position < len(self.answer) else self.end
+
+    def values_of(self, request: EngineCoreRequest) -> list[float]:
+        """The model: four values of the prompt, for each token or label as the task says."""
+        pooling, ids = request.pooling, request.prompt_token_ids
+        assert pooling is not None
+        if pooling.task is PoolingTask.CLASSIFY:
+            assert self.pooling is not None
+            return [(sum(ids) + n) % 7 / 8 for n in range(len(self.pooling.labels))]
+        angle = float(sum(ids))
+        vector = [math.cos(angle) * 0.6, math.sin(angle) * 0.6, 0.8, 0.0][: pooling.dimensions]
+        return vector * (len(ids) if pooling.task is PoolingTask.TOKEN_EMBED else 1)
 
     def stop(self) -> None:
         """End as a killed process does: sockets closed, nothing said."""

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
 
-import msgspec
 import pytest
 from tests.router.behaviours import ANSWER, Make, die_after
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
@@ -15,10 +14,9 @@ from tests.waiting import until
 
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.context import RequestContext, Route, Shape
-from tandem.protocol.errors import InvalidParameter, RequestFailed
+from tandem.protocol.errors import RequestFailed
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import BlockEvents
-from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.requests import Consume, Produce
 
 
@@ -215,7 +213,7 @@ async def test_prefill_worker_dies_after_the_hand_off(
     p, d = prefill(), decode(step=0.03)
     await stack.find(p, d)
 
-    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+    async with aclosing(stack.stream(make_request())) as outputs:
         ids: list[int] = []
         async for output in outputs:
             ids += output.token_ids
@@ -271,16 +269,6 @@ async def test_commands_reach_every_worker(stack: Stack, prefill: Make, decode: 
     assert reply.ok
     assert reply.id == 9
     assert reply.values == {"num_running": 2.0}
-
-
-async def test_requests_without_tokens_are_refused(stack: Stack, decode: Make) -> None:
-    """A vector is nothing that a router brings: refused by name, before any worker is asked."""
-    d = decode()
-    await stack.find(d)
-    request = msgspec.structs.replace(make_request(), pooling=PoolingParams())
-    with pytest.raises(InvalidParameter, match="pooling"):
-        await stack.run(request)
-    assert d.submitted == []
 
 
 async def test_describe(stack: Stack, decode: Make) -> None:

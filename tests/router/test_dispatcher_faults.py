@@ -135,7 +135,7 @@ async def test_contradiction_fails_closed(stack: Stack, prefill: Make, decode: M
     seen: list[EngineCoreOutput] = []
 
     async def read() -> None:
-        async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+        async with aclosing(stack.stream(make_request())) as outputs:
             async for output in outputs:
                 seen.append(output)  # noqa: PERF401  what came before the error counts
 
@@ -203,7 +203,7 @@ async def test_closing_cancels_both_legs(stack: Stack, prefill: Make, decode: Ma
     p, d = prefill(), decode(step=0.02)
     await stack.find(p, d)
 
-    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+    async with aclosing(stack.stream(make_request())) as outputs:
         async for _ in outputs:
             break
 

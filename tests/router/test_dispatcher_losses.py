@@ -62,7 +62,7 @@ async def test_a_lost_worker_that_is_back_goes_on_when_nobody_else_can(decode: M
 
     async with (
         asyncio.TaskGroup() as others,
-        aclosing(stack.dispatcher.stream(make_request())) as outputs,  # type: ignore[type-var]
+        aclosing(stack.stream(make_request())) as outputs,
     ):
         async for output in outputs:
             ids += output.token_ids
@@ -116,7 +116,7 @@ async def test_silent_worker_is_lost(stack: Stack, decode: Make) -> None:
     await beats(stack, d2)
     ids: list[int] = []
 
-    async with aclosing(stack.dispatcher.stream(make_request())) as outputs:  # type: ignore[type-var]
+    async with aclosing(stack.stream(make_request())) as outputs:
         async for output in outputs:
             ids += output.token_ids
             if len(ids) == 2:

@@ -7,7 +7,7 @@ import gc
 
 import pytest
 from tests.many_links import NUM_LINKS, Crowd, resident_kib
-from tests.router.fake_worker import fake_card
+from tests.router.fake_cards import fake_card
 
 from tandem.link.frames import decode_to_worker
 from tandem.link.liveness import LinkTimes

@@ -12,25 +12,37 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tandem.llm.offline import LLM
-    from tandem.llm.outputs import EmbeddingRequestOutput, RequestOutput
+    from tandem.llm.outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from tandem.protocol.pooling import PoolingParams
     from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "ClassificationRequestOutput",
     "EmbeddingRequestOutput",
     "PoolingParams",
+    "PoolingRequestOutput",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
 ]
 
 _HOMES = {
     "LLM": "tandem.llm.offline",
+    "ClassificationRequestOutput": "tandem.llm.outputs",
     "EmbeddingRequestOutput": "tandem.llm.outputs",
     "PoolingParams": "tandem.protocol.pooling",
+    "PoolingRequestOutput": "tandem.llm.outputs",
     "RequestOutput": "tandem.llm.outputs",
     "SamplingParams": "tandem.protocol.sampling",
+    "ScoringRequestOutput": "tandem.llm.outputs",
     "StructuredOutputsParams": "tandem.protocol.sampling",
 }
 

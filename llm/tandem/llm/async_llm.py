@@ -13,13 +13,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-import msgspec
-
 from tandem.llm.beside import IN_LOOP, Beside, weight
 from tandem.llm.outputs import (
     CompletionOutput,
-    EmbeddingOutput,
-    EmbeddingRequestOutput,
+    PooledRequestOutput,
     RequestOutput,
 )
 from tandem.llm.sampling import defaults_of, params_from
@@ -27,10 +24,17 @@ from tandem.protocol.card import ModelCard
 from tandem.protocol.client import EngineCoreClient
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.context import ORDINARY, RequestContext
-from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.protocol.errors import (
+    FailCause,
+    InvalidParameter,
+    Refusal,
+    RefusalCode,
+    RequestFailed,
+    RequestRefused,
+)
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
-from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
+from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
@@ -91,7 +95,7 @@ class AsyncLLM:
         options: InputOptions | None = None,
     ) -> PreparedRequest:
         """Check and tokenize a prompt; nothing is sent. Raises InvalidParameter."""
-        inputs, key = await self._input_processor(), self._next_key()
+        inputs, key = _generating(await self._input_processor()), self._next_key()
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self.beside.run(
@@ -110,7 +114,7 @@ class AsyncLLM:
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
         """Check, render and tokenize a chat; nothing is sent. Raises InvalidParameter."""
-        inputs, key = await self._input_processor(), self._next_key()
+        inputs, key = _generating(await self._input_processor()), self._next_key()
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self.beside.run(
@@ -181,26 +185,56 @@ class AsyncLLM:
             async for output in outputs:
                 yield output
 
-    async def embed(
-        self, prompt: PromptLike, params: PoolingParams | None = None
-    ) -> EmbeddingRequestOutput:
-        """The prompt's vector, through the same queue and steps as tokens.
+    async def prepare_pooling(
+        self,
+        prompt: PromptLike,
+        params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        options: InputOptions | None = None,
+        param: str = "prompt",
+    ) -> PreparedRequest:
+        """Check and tokenize a prompt that is pooled; nothing is sent. Raises InvalidParameter
+        that names ``param`` for the prompt, RequestRefused where nobody pools."""
+        inputs, key = await self._input_processor(), self._next_key()
+        if inputs.card.pooling is None:
+            message = "the workers are of a build that gives no vectors"
+            raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
+        wanted = params if params is not None else PoolingParams()
+        return PreparedRequest(
+            request_id=request_id if request_id is not None else key.request,
+            processed=await self.beside.run(
+                _prompt_weight(prompt),
+                lambda: inputs.process_pooling(prompt, wanted, key, options, param=param),
+            ),
+        )
 
-        Raises as ``prepare`` and ``stream`` do; cancelling it aborts the request.
+    async def pool(
+        self, prepared: PreparedRequest, context: RequestContext = ORDINARY
+    ) -> PooledRequestOutput:
+        """What a prompt of ``prepare_pooling`` comes to, by the same queue and steps as tokens.
+
+        Raises RequestRefused and RequestFailed as the client does; cancelling it aborts the
+        request.
         """
-        pooling = (params if params is not None else PoolingParams()).verify()
-        prepared = await self.prepare(prompt, NO_SAMPLING)
-        request = msgspec.structs.replace(prepared.processed.request, pooling=pooling)
-        source = self._client.stream(request)
+        request = prepared.processed.request
+        source = self._client.stream(request, context)
         async with aclosing(cast("AsyncGenerator[EngineOutput, None]", source)) as outputs:
             async for output in outputs:
                 if isinstance(output, PooledOutput):
-                    return EmbeddingRequestOutput(
+                    return PooledRequestOutput(
                         prompt_token_ids=request.prompt_token_ids,
-                        outputs=EmbeddingOutput(output.vector),
+                        values=output.values,
                         num_cached_tokens=output.num_cached_tokens,
                     )
         raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
+
+    async def encode_pair(self, first: str, second: str, *, params: tuple[str, str]) -> list[int]:
+        """Ids of two texts as one prompt, joined as the tokenizer joins pairs; InvalidParameter
+        names a text by ``params``."""
+        return await self.beside.run(
+            len(first) + len(second), self.tokenizer.encode_pair, first, second, params=params
+        )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text; a long one is tokenized beside the event loop."""
@@ -301,6 +335,14 @@ class AsyncLLM:
         if self._inputs is None or (self._inputs.card is not card and self._inputs.card != card):
             self._inputs = InputProcessor(self.tokenizer, card)
         return self._inputs
+
+
+def _generating(inputs: InputProcessor) -> InputProcessor:
+    pooling = inputs.card.pooling
+    if pooling is not None and not pooling.generates:
+        allowed = "a model with a head for tokens: this one gives vectors and scores"
+        raise InvalidParameter("model", inputs.card.model, allowed)
+    return inputs
 
 
 def _render(

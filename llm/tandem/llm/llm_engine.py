@@ -17,7 +17,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM, Params, PreparedRequest
-from tandem.llm.outputs import EmbeddingRequestOutput, RequestOutput
+from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
+from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.pooling import PoolingParams
@@ -93,15 +94,21 @@ class LLMEngine:
         prepared = self._llm.prepare_chat(messages, params, request_id, options=options, chat=chat)
         self._start(self._call(prepared))
 
-    def embed(
+    def pool(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None, *, at_once: int
-    ) -> list[EmbeddingRequestOutput]:
-        """Vectors of ``prompts`` in their order, ``at_once`` of them in the engine at a time.
+    ) -> list[PooledRequestOutput]:
+        """What ``prompts`` come to in their order, ``at_once`` of them in the engine at a time.
 
         Raises InvalidParameter, what the first one failed with, and RequestFailed when one took
         ``STEP_SECONDS``; then nothing of the batch goes on.
         """
-        return self._call(self._embed_all(prompts, params, at_once), timeout=None)
+        return self._call(self._pool_all(prompts, params, at_once), timeout=None)
+
+    def score(
+        self, first: Side, second: Side, *, activation: bool | None, at_once: int
+    ) -> list[ScoringRequestOutput]:
+        """A score for each pair, in order. Raises as ``pool`` does."""
+        return self._call(self._score_all(first, second, activation, at_once), timeout=None)
 
     def step(self, timeout: float = STEP_SECONDS) -> list[RequestOutput]:
         """Wait for outputs and return all that are there, in the order in which they came.
@@ -158,27 +165,36 @@ class LLMEngine:
         task = self._call(_spawn(self._follow(prepared)))
         self._running[prepared.request_id] = _Running(prepared, task)
 
-    async def _embed_all(
+    async def _pool_all(
         self, prompts: Sequence[PromptLike], params: PoolingParams | None, at_once: int
-    ) -> list[EmbeddingRequestOutput]:
+    ) -> list[PooledRequestOutput]:
         seats = asyncio.Semaphore(at_once)
 
-        async def one(prompt: PromptLike) -> EmbeddingRequestOutput:
+        async def one(prompt: PromptLike) -> PooledRequestOutput:
             async with seats:
-                try:
-                    async with asyncio.timeout(STEP_SECONDS):
-                        return await self._llm.embed(prompt, params)
-                except TimeoutError:
-                    message = f"no vector for {STEP_SECONDS:g} s"
-                    raise RequestFailed(FailCause.TIMEOUT, message) from None
+                return await self._pool(await self._llm.prepare_pooling(prompt, params))
 
-        tasks = [asyncio.create_task(one(prompt)) for prompt in prompts]
+        return await all_of([one(prompt) for prompt in prompts])
+
+    async def _score_all(
+        self, first: Side, second: Side, activation: bool | None, at_once: int
+    ) -> list[ScoringRequestOutput]:
+        prepared = await prepare_scores(self._llm, first, second, activation=activation)
+        seats = asyncio.Semaphore(at_once)
+
+        async def one(request: PreparedRequest) -> PooledRequestOutput:
+            async with seats:
+                return await self._pool(request)
+
+        return await prepared.scores(await all_of([one(each) for each in prepared.requests]))
+
+    async def _pool(self, prepared: PreparedRequest) -> PooledRequestOutput:
         try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            async with asyncio.timeout(STEP_SECONDS):
+                return await self._llm.pool(prepared)
+        except TimeoutError:
+            message = f"no vector for {STEP_SECONDS:g} s"
+            raise RequestFailed(FailCause.TIMEOUT, message) from None
 
     async def _follow(self, prepared: PreparedRequest) -> None:
         """Carry one request to its end, in the loop."""

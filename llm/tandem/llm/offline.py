@@ -21,12 +21,24 @@ import msgspec
 
 from tandem.llm.async_llm import AsyncLLM, Params
 from tandem.llm.llm_engine import LLMEngine
-from tandem.llm.outputs import EmbeddingRequestOutput, RequestOutput
+from tandem.llm.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PooledRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestOutput,
+    ScoringRequestOutput,
+    data_of,
+)
 from tandem.llm.progress import BatchProgress
 from tandem.llm.sampling import defaults_of, params_from
+from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.pooling import PoolingParams
+from tandem.protocol.pooling import PoolingParams, PoolingTask
 from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.prompts import PromptLike, parse_prompts
@@ -142,12 +154,89 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """A vector for each text or list of ids, in the order of the prompts.
 
-        It is made of the model's last hidden states: by default that of the prompt's last token,
-        scaled to length one. Raises InvalidParameter, and RequestFailed when the engine fails;
-        either way nothing of the batch goes on.
+        It is made of the model's last hidden states, as the model's folder says: where that says
+        nothing, the one of the prompt's last token, scaled to length one. Raises InvalidParameter,
+        and RequestFailed when the engine fails; either way nothing of the batch goes on.
         """
-        parsed = parse_prompts(prompts)
-        return self.engine.embed(parsed, pooling_params, at_once=AHEAD * self.card.max_num_seqs)
+        params = _of_task(pooling_params, PoolingTask.EMBED)
+        return [
+            EmbeddingRequestOutput(
+                prompt_token_ids=each.prompt_token_ids,
+                outputs=EmbeddingOutput(each.floats.tolist()),
+                num_cached_tokens=each.num_cached_tokens,
+            )
+            for each in self._pool(prompts, params)
+        ]
+
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """What ``pooling_params.task`` gives for each prompt, a vector for each of its tokens where
+        no parameters are given. Raises as ``embed`` does."""
+        given = pooling_params or PoolingParams(task=PoolingTask.TOKEN_EMBED)
+        return [
+            PoolingRequestOutput(
+                prompt_token_ids=each.prompt_token_ids,
+                outputs=PoolingOutput(data_of(each, given.task)),
+                num_cached_tokens=each.num_cached_tokens,
+            )
+            for each in self._pool(prompts, given)
+        ]
+
+    def classify(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | None = None,
+    ) -> list[ClassificationRequestOutput]:
+        """A probability for each label of the model, in the order of its config.json.
+
+        Raises as ``embed`` does; InvalidParameter, too, for a model without a head.
+        """
+        params = _of_task(pooling_params, PoolingTask.CLASSIFY)
+        return [
+            ClassificationRequestOutput(
+                prompt_token_ids=each.prompt_token_ids,
+                outputs=ClassificationOutput(each.floats.tolist()),
+                num_cached_tokens=each.num_cached_tokens,
+            )
+            for each in self._pool(prompts, params)
+        ]
+
+    def reward(
+        self, prompts: PromptLike | Sequence[PromptLike]
+    ) -> list[ClassificationRequestOutput]:
+        """The numbers that the model's head gives, made to no probability. Raises as ``classify``
+        does."""
+        return self.classify(prompts, PoolingParams(task=PoolingTask.CLASSIFY, activation=False))
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        activation: bool | None = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: one with each of ``text_2``, or pair by pair.
+
+        By the model's head where it has one label, else by the cosine of two vectors. Raises as
+        ``embed`` does.
+        """
+        sides = [
+            Side([texts] if isinstance(texts, str) else list(texts), name)
+            for texts, name in ((text_1, "text_1"), (text_2, "text_2"))
+        ]
+        return self.engine.score(*sides, activation=activation, at_once=self._window)
+
+    def _pool(
+        self, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams
+    ) -> list[PooledRequestOutput]:
+        return self.engine.pool(parse_prompts(prompts), params, at_once=self._window)
+
+    @property
+    def _window(self) -> int:
+        return AHEAD * self.card.max_num_seqs
 
     def close(self) -> None:
         """End the engine. May be called twice."""
@@ -180,7 +269,7 @@ class LLM:
 
     def _run(self, adders: Iterable[_Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
         waiting = enumerate(adders)
-        window = AHEAD * self.card.max_num_seqs
+        window = self._window
         answers: dict[str, RequestOutput] = {}
         running: set[str] = set()
         with BatchProgress(total, shown=use_tqdm) as progress:
@@ -197,6 +286,12 @@ class LLM:
                 for name in running:
                     self.engine.abort_request(name)
         return [answers[str(index)] for index in range(total)]
+
+
+def _of_task(given: PoolingParams | None, task: PoolingTask) -> PoolingParams:
+    if given is not None and given.task != task:
+        raise InvalidParameter("task", str(given.task), f"{task}, or encode() for others")
+    return given if given is not None else PoolingParams(task=task)
 
 
 def _chats(messages: Messages | Sequence[Messages]) -> list[Any]:

@@ -2,21 +2,112 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 
 import msgspec
 
+from tandem.protocol.pooling import PoolingTask
 from tandem.text.logprobs import Logprob, PositionLogprobs
 from tandem.text.output_processor import CompletionOutput
 
 __all__ = [
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "Logprob",
+    "PooledRequestOutput",
+    "PoolingOutput",
+    "PoolingRequestOutput",
     "PositionLogprobs",
     "RequestOutput",
+    "ScoringOutput",
+    "ScoringRequestOutput",
+    "data_of",
+    "floats_of",
 ]
+
+
+class PooledRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prompt that was pooled came to, as bytes."""
+
+    prompt_token_ids: Sequence[int]
+    values: bytes
+    """float32, little-endian."""
+    num_cached_tokens: int
+    """Prompt tokens that were not computed for this request."""
+
+    @property
+    def floats(self) -> array[float]:
+        """The values as numbers."""
+        return floats_of(self.values)
+
+
+def floats_of(values: bytes) -> array[float]:
+    """float32 numbers of little-endian bytes."""
+    found = array("f", values)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def data_of(output: PooledRequestOutput, task: PoolingTask) -> list[float] | list[list[float]]:
+    """The values in the form that the task has."""
+    if task != PoolingTask.TOKEN_EMBED:
+        return output.floats.tolist()
+    values = output.floats
+    size = len(values) // len(output.prompt_token_ids)
+    return [values[at : at + size].tolist() for at in range(0, len(values), size)]
+
+
+class PoolingOutput(msgspec.Struct, frozen=True):
+    """What was asked for, whatever the task."""
+
+    data: list[float] | list[list[float]]
+    """A vector, a number for each label, or a vector for each token of the prompt."""
+
+
+class PoolingRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a prompt that was pooled."""
+
+    prompt_token_ids: Sequence[int]
+    outputs: PoolingOutput
+    num_cached_tokens: int
+    """Prompt tokens that were not computed for this request."""
+
+
+class ClassificationOutput(msgspec.Struct, frozen=True):
+    """A number for each label of the model."""
+
+    probs: list[float]
+
+
+class ClassificationRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a prompt that was classified."""
+
+    prompt_token_ids: Sequence[int]
+    outputs: ClassificationOutput
+    num_cached_tokens: int
+    """Prompt tokens that were not computed for this request."""
+
+
+class ScoringOutput(msgspec.Struct, frozen=True):
+    """How well two texts go together."""
+
+    score: float
+
+
+class ScoringRequestOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a pair of texts."""
+
+    prompt_token_ids: Sequence[int]
+    """Of both, one after the other."""
+    outputs: ScoringOutput
+    num_cached_tokens: int
+    """Prompt tokens that were not computed for this pair."""
 
 
 class EmbeddingOutput(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ from tandem.router.middleware.limits import BodyLimit
 from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.unexpected import Unexpected
-from tandem.router.openai import chat, completions, models, tokenize
+from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.bounds import RequestBounds
 from tandem.router.openai.document import document
 from tandem.router.openai.errors import ErrorAnswer, answer_of
@@ -177,7 +177,7 @@ def create_app(config: RouterConfig) -> FastAPI:
             gc.freeze()  # what is loaded by now stays; do not look at it again
             yield
 
-    parts = (chat, completions, models, tokenize, ops)
+    parts = (chat, completions, embeddings, scores, models, tokenize, ops)
     app = FastAPI(
         title="Tandem",
         version=version("tandem"),

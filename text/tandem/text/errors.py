@@ -27,6 +27,7 @@ class ContextLengthExceeded(InvalidParameter):
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
+        self.at_least = at_least
         asked = "at least one token" if max_tokens is None else f"max_tokens={max_tokens}"
         bound = "at least " if at_least else ""
         super().__init__(
@@ -34,6 +35,16 @@ class ContextLengthExceeded(InvalidParameter):
             max_tokens if param == "max_tokens" else num_prompt_tokens,
             f"the prompt has {bound}{num_prompt_tokens} tokens and {asked} is asked for, "
             f"but this model's maximum context length is {max_model_len} tokens",
+        )
+
+    def of_a_prompt(self, param: str) -> "ContextLengthExceeded":
+        """The same of a prompt that is answered without tokens."""
+        return ContextLengthExceeded(
+            param,
+            num_prompt_tokens=self.num_prompt_tokens,
+            max_tokens=None,
+            max_model_len=self.max_model_len,
+            at_least=self.at_least,
         )
 
 

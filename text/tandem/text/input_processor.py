@@ -19,6 +19,7 @@ from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, SamplingParams, seeded
 from tandem.text.chat_template import ChatOptions
@@ -96,6 +97,26 @@ class InputProcessor:
         return self._process(
             parse_prompt(prompt), params, key, options or InputOptions(), param="prompt"
         )
+
+    def process_pooling(
+        self,
+        prompt: PromptLike,
+        pooling: PoolingParams,
+        key: RequestKey,
+        options: InputOptions | None = None,
+        *,
+        param: str = "prompt",
+    ) -> ProcessedInput:
+        """The request of a prompt that is pooled. Raises InvalidParameter (ContextLengthExceeded)
+        that names ``param`` for the prompt."""
+        pooling = pooling.verify()
+        parsed = parse_prompt(prompt, param=param)
+        try:
+            made = self._process(parsed, NO_SAMPLING, key, options or InputOptions(), param=param)
+        except ContextLengthExceeded as error:
+            raise error.of_a_prompt(param) from None
+        request = msgspec.structs.replace(made.request, pooling=pooling)
+        return replace(made, request=request)
 
     def process_chat(
         self,

@@ -112,6 +112,20 @@ class Tokenizer:
             raise InvalidParameter(param, text, "text in valid Unicode") from error
         return encoded[0].ids
 
+    def encode_pair(self, first: str, second: str, *, params: tuple[str, str]) -> list[int]:
+        """Ids of two texts as one prompt, joined as the model's tokenizer joins pairs.
+
+        Raises InvalidParameter that names a text by ``params``, as ``encode`` does.
+        """
+        limit = self.max_text_chars
+        for text, param in zip((first, second), params, strict=True):
+            if limit is not None and len(text) > limit:
+                allowed = f"at most {limit} characters; it has {len(text)}"
+                raise InvalidParameter(param, text, allowed)
+            if not text.isascii():
+                _check_unicode(text, param)
+        return self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+
     def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
         """Where in ``text`` each of its ``ids`` begins, in characters; None where ``ids`` are not
         what the text is encoded to."""
@@ -176,6 +190,13 @@ class Tokenizer:
     def _named_id(self, settings: TokenizerSettings, name: str) -> int | None:
         token = settings.named_tokens.get(name)
         return None if token is None else self._backend.token_to_id(token)
+
+
+def _check_unicode(text: str, param: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidParameter(param, text, "text in valid Unicode") from error
 
 
 def _rising(offsets: list[int]) -> list[int]:

@@ -12,7 +12,14 @@ from enum import Enum, auto
 
 from tandem.protocol.errors import FailCause
 from tandem.protocol.finish import FinishReason
-from tandem.protocol.outputs import Accepted, EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import (
+    Accepted,
+    EngineCoreOutput,
+    EngineOutput,
+    Failed,
+    PooledOutput,
+    Refused,
+)
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.inbox import Backlog, Inbox
@@ -137,14 +144,14 @@ class Attempt:
         """Called by a leg, in the order of arrival over both."""
         self.heard_at = self._loop.time()
         self._inbox.put(leg, event)
-        if type(event) is EngineCoreOutput:
+        if type(event) is EngineCoreOutput or type(event) is PooledOutput:
             if leg.num_tokens:
                 leg.counted_off()
             if event.finish is not None:
                 self._choice_ended(event)
         self.wake()
 
-    def _choice_ended(self, event: EngineCoreOutput) -> None:
+    def _choice_ended(self, event: EngineOutput) -> None:
         """When all have, the workers are free, however long the client takes to read."""
         if event.finish in BAD_ENDS or event.choice in self._ended:
             return

@@ -18,9 +18,9 @@ import msgspec
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext, Route, Shape
-from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
@@ -31,6 +31,7 @@ from tandem.router.dispatch.inbox import Backlog
 from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
+from tandem.router.dispatch.pooled import take_pooled
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import (
     no_place,
@@ -108,14 +109,19 @@ class Dispatcher:
 
     async def describe(self) -> ModelCard:
         """Card of the decode worker with the longest context: what somebody can serve is no
-        client's error. Waits until one is up."""
+        client's error. Of a prefill worker where there are no others, which can pool. Waits until
+        one is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.worker_wait
-        while not (cards := [w.card for w in self.pool.serving(WorkerRole.DECODE)]):
+        while not (cards := self._cards()):
             left = deadline - loop.time()
             if left <= 0 or not await self.pool.wait_change(left):
                 raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is up")
         return max(cards, key=lambda card: card.max_model_len)
+
+    def _cards(self) -> list[ModelCard]:
+        decode = [worker.card for worker in self.pool.serving(WorkerRole.DECODE)]
+        return decode or [worker.card for worker in self.pool.serving(WorkerRole.PREFILL)]
 
     async def call(self, command: Command) -> Reply:
         """Run a command on every worker: ok if all are, values added up."""
@@ -136,7 +142,7 @@ class Dispatcher:
 
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
-    ) -> AsyncIterator[EngineCoreOutput]:
+    ) -> AsyncIterator[EngineOutput]:
         """See ``EngineCoreClient.stream``. ``request.key`` is replaced by the router's own."""
         loop = asyncio.get_running_loop()
         job = self._open(request, context.route, loop)
@@ -159,6 +165,12 @@ class Dispatcher:
                         if output is not None:
                             watch.output(output, loop.time())
                             yield output
+                    elif isinstance(item[1], PooledOutput):
+                        failure = take_pooled(job, attempt, item[0], item[1])
+                        if failure is None:
+                            watch.pooled(item[1], loop.time())
+                            _note_way(job.route, attempt)
+                            yield item[1]
                     else:
                         failure = attempt.judge(item[0], item[1])
                 self._end(job, failure, loop.time())
@@ -177,10 +189,6 @@ class Dispatcher:
     def _open(
         self, request: EngineCoreRequest, route: Route | None, loop: asyncio.AbstractEventLoop
     ) -> Job:
-        if request.pooling is not None:
-            raise InvalidParameter(
-                "pooling", request.pooling, "none: a router's answers are tokens"
-            )
         seconds = self._limits.request_timeout
         if request.budget_ms is not None:
             seconds = min(seconds, request.budget_ms / 1000)
@@ -234,7 +242,9 @@ class Dispatcher:
                 self._end(job, failure, loop.time())
                 continue
             left = waited_until - loop.time()
-            anyone = bool(self.pool.serving(WorkerRole.DECODE))
+            anyone = bool(self.pool.serving(WorkerRole.DECODE)) or (
+                job.request.pooling is not None and bool(self._cards())
+            )
             if left <= 0 or not worth_waiting(job, anyone_up=anyone):
                 raise no_place(job)
             await self.pool.wait_change(left)
@@ -288,6 +298,8 @@ class Dispatcher:
     ) -> tuple[EngineCoreOutput | None, AttemptFailure | None]:
         """What is new of an output, or why the attempt failed with it."""
         if not leg.spoke or output.finish is not None:
+            if job.request.pooling is not None:
+                return None, attempt.failure(leg, FailCause.INTERNAL, "tokens, not a vector")
             if output.finish in BAD_ENDS:
                 return None, attempt.failure(leg, FailCause.INTERNAL, f"ended by {output.finish}")
             output = self._first_words(job, attempt, leg, output)

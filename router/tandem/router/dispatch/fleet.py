@@ -122,5 +122,6 @@ class Fleet:
             draining=not worker.takes_new,
             revision=worker.note.revision,
             admitted=admitted,
+            pools=card.pooling is not None,
             suspect=self.health.suspect(worker.incarnation, now),
         )

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.router.workers.seams import LegEvent
 
 _EVENT_BYTES = 400
@@ -23,6 +23,8 @@ _Leg = TypeVar("_Leg")
 
 def weigh(event: LegEvent) -> int:
     """About how many bytes of memory an event takes."""
+    if type(event) is PooledOutput:
+        return _EVENT_BYTES + len(event.values)
     if type(event) is not EngineCoreOutput:
         return _EVENT_BYTES
     size = _EVENT_BYTES + _TOKEN_BYTES * len(event.token_ids)

@@ -113,6 +113,7 @@ class Job:
             num_choices=params.n,
             whole=resumed_fork or params.prompt_logprobs is not None,
             one_token=left == 1 and not resumed_fork,
+            pooled=self.request.pooling is not None,
             fingerprint=self.fingerprint,
             hits=hits,
             shape=None if self.route is None else self.route.shape,

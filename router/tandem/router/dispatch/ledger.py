@@ -98,6 +98,12 @@ class Ledger:
             return self._finish(choice, output)
         return self._overlap(choice, output)
 
+    def answered(self) -> None:
+        """The one choice of a request without tokens has its whole answer."""
+        (choice,) = self._choices
+        choice.finish = FinishReason.STOP
+        self._open = 0
+
     def _overlap(self, choice: _Choice, output: EngineCoreOutput) -> EngineCoreOutput | None:
         tokens, start = choice.tokens, output.position
         if not 0 <= start <= len(tokens):

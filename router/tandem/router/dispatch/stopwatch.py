@@ -5,7 +5,7 @@ Runs from the arrival of the request's head: parsing and tokenizing count.
 
 from __future__ import annotations
 
-from tandem.protocol.outputs import EngineCoreOutput
+from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.metrics import RouterMetrics
 
@@ -24,7 +24,7 @@ class Stopwatch:
         metrics.request_started(
             num_prompt=len(request.prompt_token_ids),
             num_choices=request.params.n,
-            max_tokens=request.params.max_tokens,
+            max_tokens=request.params.max_tokens if request.pooling is None else None,
         )
 
     def output(self, output: EngineCoreOutput, now: float) -> None:
@@ -37,6 +37,12 @@ class Stopwatch:
             self._metrics.next_token(now - last)
         self._last[output.choice] = now
         self._num_tokens += len(output.token_ids)
+        if output.num_cached_tokens:
+            self._metrics.cached_tokens(output.num_cached_tokens)
+
+    def pooled(self, output: PooledOutput, now: float) -> None:
+        """The whole answer went to the client: no token is timed."""
+        self._first = self._last[output.choice] = now
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
 

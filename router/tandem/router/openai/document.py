@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tandem.router.openai import answers, schemas
+from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas
 from tandem.router.openai.schemas import Body
 
 ERRORS: Mapping[int, str] = {
@@ -40,6 +40,7 @@ _GENERATING = (*_TAKING, 429, 503, 504)
 _BODIES: tuple[type[Body], ...] = (
     *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
     *(schemas.StreamOptions, schemas.ResponseFormat, schemas.StructuredOutputs),
+    *pooling_schemas.bodies(),
 )
 
 
@@ -72,6 +73,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         streams=answers.CompletionChunk,
         errors=_GENERATING,
     ),
+    **{
+        ("post", path): Operation(takes=takes, gives=gives, errors=_GENERATING)
+        for takes, gives, *paths in (
+            (pooling_schemas.EmbeddingBody, pooling_answers.EmbeddingList, "/v1/embeddings"),
+            (pooling_schemas.PoolingBody, pooling_answers.PoolingList, "/pooling"),
+            (pooling_schemas.ClassifyBody, pooling_answers.ClassificationList, "/classify"),
+            (pooling_schemas.ScoreBody, pooling_answers.ScoreList, "/score", "/v1/score"),
+            (
+                *(pooling_schemas.RerankBody, pooling_answers.RerankList),
+                *("/rerank", "/v1/rerank", "/v2/rerank"),
+            ),
+        )
+        for path in paths
+    },
     ("get", "/v1/models"): Operation(gives=answers.ModelList),
     ("get", "/v1/models/{model_id}"): Operation(gives=answers.Model, errors=(404, 500, 503)),
     ("post", "/tokenize"): Operation(
@@ -156,7 +171,7 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _schemas() -> dict[str, Any]:
-    models: list[type[BaseModel]] = [*_BODIES, *answers.models()]
+    models: list[type[BaseModel]] = [*_BODIES, *answers.models(), *pooling_answers.models()]
     _, defined = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )

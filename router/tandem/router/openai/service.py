@@ -20,6 +20,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
+from tandem.router.openai.pooling_schemas import PooledBody
 from tandem.router.openai.schemas import Body, GenerationBody
 from tandem.router.openai.sse import ClientGone
 from tandem.router.openai.unknown_fields import UnknownFields
@@ -118,7 +119,7 @@ def is_request_id(value: str) -> bool:
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable()
 
 
-def request_id_of(request: Request, body: GenerationBody) -> str:
+def request_id_of(request: Request, body: GenerationBody | PooledBody) -> str:
     """The client's id (header first, then body), or one of our own; echoed in the answer.
 
     A name for logs and clients, no key: calls with the same one may run side by side.
@@ -136,7 +137,7 @@ def request_id_of(request: Request, body: GenerationBody) -> str:
     return request_id
 
 
-def input_options(body: GenerationBody, request: Request) -> InputOptions:
+def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
     """What a body says beside prompt and sampling parameters."""
     if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
         raise InvalidParameter(

@@ -63,6 +63,7 @@ class PrefixLoadPolicy:
             and prompt.num_tokens < worker.max_model_len
             and worker.incarnation not in exclusions.workers
             and prompt.fingerprint in (None, worker.fingerprint)
+            and (worker.pools or not prompt.pooled)
         ]
         decode = _roomy(prompt, [each for each in usable if each.role is WorkerRole.DECODE])
         prefill = [
@@ -70,11 +71,13 @@ class PrefixLoadPolicy:
             for worker in usable
             if worker.role is WorkerRole.PREFILL and worker.incarnation not in exclusions.prefill
         ]
-        free = prompt.shape is None and not exclusions.no_handoff
+        free = prompt.shape is None and (prompt.pooled or not exclusions.no_handoff)
         if prompt.one_token and prefill and free:
             return _alone(prompt, prefill, "it ends with its first token: the prefill worker's")
         if not decode:
             return None
+        if prompt.pooled:
+            return _alone(prompt, decode, "it ends with its prompt, and no prefill worker is free")
         prefill = [worker for worker in prefill if _may_hand_over(prompt, worker)]
         rule = self._why_whole(prompt, decode, prefill, exclusions)
         if rule is None or prompt.shape == DISAGGREGATED:

@@ -22,6 +22,8 @@ class PromptFacts:
     """Must run on one worker: no hand-off can serve it."""
     one_token: bool = False
     """Ends with its next token, so a prefill worker can do all of it."""
+    pooled: bool = False
+    """Ends with its prompt: any worker that pools does all of it, and none hands anything over."""
     fingerprint: str | None = None
     """Only workers with this digest; None before any token was emitted."""
     shape: str | None = None
@@ -64,6 +66,8 @@ class WorkerView:
     """Of the role's template, where a cluster says it."""
     admitted: bool = True
     """Whether the worker's revision serves users."""
+    pools: bool = True
+    """Whether it gives vectors and scores."""
     suspect: bool = False
     """Failed by its own fault lately: last choice."""
 

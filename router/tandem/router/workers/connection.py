@@ -34,7 +34,7 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
-from tandem.protocol.outputs import Accepted, BlockEvents, EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import Accepted, BlockEvents, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.workers.dealer import Dealer
 from tandem.router.workers.seams import LinkContext, Sink
@@ -275,7 +275,7 @@ class WorkerConnection:
             self._hand(sinks, event)
         for output in frame.outputs:
             sink = sinks.get((output.request, output.attempt))
-            if sink is not None and isinstance(output, EngineCoreOutput):
+            if sink is not None:
                 sink.receive(output)
             else:
                 self._context.dropped("stale")

@@ -9,9 +9,9 @@ from typing import Protocol
 from tandem.link.session import Terms
 from tandem.link.sockets import Context
 from tandem.protocol.keys import KeyRing
-from tandem.protocol.outputs import Accepted, EngineCoreOutput, Failed, Refused
+from tandem.protocol.outputs import Accepted, EngineOutput, Failed, Refused
 
-LegEvent = EngineCoreOutput | Accepted | Refused | Failed
+LegEvent = EngineOutput | Accepted | Refused | Failed
 
 
 class Sink(Protocol):

@@ -1,0 +1,175 @@
+"""How well two texts go together: by the model's head of one label, or by the angle of two vectors.
+
+A classifier of one label reads both texts as one prompt (a cross-encoder); any other model gives a
+vector for each text, each text once, and a pair's score is their cosine (a bi-encoder).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from operator import mul
+from typing import Any, TypeVar
+
+from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.outputs import PooledRequestOutput, ScoringOutput, ScoringRequestOutput
+from tandem.protocol.context import ORDINARY, RequestContext
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.text.input_processor import InputOptions
+from tandem.text.prompts import TextPrompt, TokensPrompt
+
+_Answer = TypeVar("_Answer")
+
+_VECTOR = PoolingParams(normalize=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The texts on one side of the pairs, and the parameter that they came in."""
+
+    texts: Sequence[str]
+    param: str
+    is_list: bool = True
+    """Whether errors name one of several."""
+
+    def name(self, index: int) -> str:
+        """Of a text, for errors."""
+        return f"{self.param}[{index}]" if self.is_list else self.param
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedScores:
+    """Pairs that passed every check."""
+
+    requests: tuple[PreparedRequest, ...]
+    pairs: tuple[tuple[int, ...], ...]
+    """Which requests each score is made of: one, or the two whose vectors are compared."""
+
+    async def scores(self, outputs: Sequence[PooledRequestOutput]) -> list[ScoringRequestOutput]:
+        """A score for each pair; ``outputs`` are of ``requests``, in order."""
+        vectors = [each.floats for each in outputs]
+        found = []
+        for pair in self.pairs:
+            first, last = vectors[pair[0]], vectors[pair[-1]]
+            score = first[0] if len(pair) == 1 else sum(map(mul, first, last))
+            parts = [outputs[index] for index in pair]
+            found.append(
+                ScoringRequestOutput(
+                    prompt_token_ids=[token for part in parts for token in part.prompt_token_ids],
+                    outputs=ScoringOutput(score),
+                    num_cached_tokens=sum(part.num_cached_tokens for part in parts),
+                )
+            )
+            await asyncio.sleep(0)  # a product of long vectors takes a while
+        return found
+
+
+async def prepare_scores(
+    llm: AsyncLLM,
+    first: Side,
+    second: Side,
+    *,
+    options: InputOptions | None = None,
+    activation: bool | None = None,
+) -> PreparedScores:
+    """The requests that give a score for each pair: one text with each of ``second``, or as many.
+
+    ``activation`` False leaves a head's own number. Raises InvalidParameter.
+    """
+    count = len(second.texts)
+    if len(first.texts) not in (1, count) or not count:
+        allowed = f"one text, or as many as in {second.param}, which has {count}"
+        raise InvalidParameter(first.param, f"{len(first.texts)} texts", allowed)
+    pooling = (await llm.card()).pooling
+    labels = () if pooling is None else pooling.labels
+    if len(labels) > 1:
+        allowed = "a model that embeds, or has one label: a score is one number"
+        raise InvalidParameter("model", f"{len(labels)} labels", allowed)
+    places = [(0 if len(first.texts) == 1 else index, index) for index in range(count)]
+    if labels:
+        return await _by_head(llm, first, second, places, options, activation)
+    if activation is not None:
+        raise InvalidParameter("activation", activation, "leave it out: this model has no head")
+    return await _by_vectors(llm, first, second, places, options)
+
+
+async def _by_head(
+    llm: AsyncLLM,
+    first: Side,
+    second: Side,
+    places: Sequence[tuple[int, int]],
+    options: InputOptions | None,
+    activation: bool | None,
+) -> PreparedScores:
+    params = PoolingParams(task=PoolingTask.CLASSIFY, activation=activation)
+    made = []
+    for one, two in places:
+        names = first.name(one), second.name(two)
+        ids = await llm.encode_pair(first.texts[one], second.texts[two], params=names)
+        prompt = TokensPrompt(tuple(ids))
+        made.append(await llm.prepare_pooling(prompt, params, options=options, param=names[1]))
+        await asyncio.sleep(0)  # others' turn
+    return PreparedScores(tuple(made), tuple((index,) for index in range(len(made))))
+
+
+async def _by_vectors(
+    llm: AsyncLLM,
+    first: Side,
+    second: Side,
+    places: Sequence[tuple[int, int]],
+    options: InputOptions | None,
+) -> PreparedScores:
+    made: list[PreparedRequest] = []
+    known: dict[str, int] = {}
+    for side in (first, second):
+        for index, text in enumerate(side.texts):
+            if text not in known:
+                known[text] = len(made)
+                name = side.name(index)
+                prompt = TextPrompt(text)
+                made.append(await llm.prepare_pooling(prompt, _VECTOR, options=options, param=name))
+                await asyncio.sleep(0)  # others' turn
+    pairs = tuple((known[first.texts[one]], known[second.texts[two]]) for one, two in places)
+    return PreparedScores(tuple(made), pairs)
+
+
+async def pool_all(
+    llm: AsyncLLM,
+    prepared: Sequence[PreparedRequest],
+    context: RequestContext = ORDINARY,
+    *,
+    at_once: int,
+    most_values: int | None = None,
+) -> list[PooledRequestOutput]:
+    """Answers in order, ``at_once`` of them under way at a time; the first failure ends all.
+
+    ``most_values`` bounds what is held: InvalidParameter when the answers have more.
+    """
+    seats = asyncio.Semaphore(at_once)
+    held = 0
+
+    async def one(request: PreparedRequest) -> PooledRequestOutput:
+        nonlocal held
+        async with seats:
+            output = await llm.pool(request, context)
+        held += len(output.values) // 4
+        if most_values is not None and held > most_values:
+            raise InvalidParameter(
+                "input", f"{held} values", f"at most {most_values} in one answer"
+            )
+        return output
+
+    return await all_of([one(each) for each in prepared])
+
+
+async def all_of(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
+    """What each comes to, side by side, in order; the first failure ends all."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,56 @@
+"""``POST /v1/embeddings`` and ``POST /pooling``: vectors of texts, and what a head says of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request, Response
+
+from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.router.openai.pooled import PooledCall, numbers
+from tandem.router.openai.pooling_schemas import EmbeddingBody, PoolingBody
+from tandem.router.openai.service import PlainRoute, read
+from tandem.router.openai.sse import while_connected
+
+routes = APIRouter(tags=["pooling"], route_class=PlainRoute)
+
+
+@routes.post("/v1/embeddings")
+async def create_embedding(request: Request) -> Response:
+    """A vector for each input."""
+    body = await read(EmbeddingBody, request)
+    call = PooledCall.of("embd", request, body)
+    params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
+    async with while_connected(request.receive):
+        outputs = await call.pool(await call.prepare(body.input, params))
+        as_base64 = body.encoding_format == "base64"
+        data = []
+        for index, output in enumerate(outputs):
+            values = await numbers(output, as_base64=as_base64)
+            data.append({"object": "embedding", "index": index, "embedding": values})
+            await asyncio.sleep(0)  # others' turn
+        return call.reply(outputs, {"object": "list", "data": data})
+
+
+@routes.post("/pooling")
+async def pool(request: Request) -> Response:
+    """What a task gives for each input: a vector, one a token, or a number a label."""
+    body = await read(PoolingBody, request)
+    call = PooledCall.of("pool", request, body)
+    task = PoolingTask(body.task or PoolingTask.EMBED)
+    params = PoolingParams(
+        task=task,
+        dimensions=body.dimensions,
+        normalize=body.normalize,
+        activation=body.activation,
+    )
+    async with while_connected(request.receive):
+        outputs = await call.pool(await call.prepare(body.input, params))
+        as_base64 = body.encoding_format == "base64"
+        by_token = task is PoolingTask.TOKEN_EMBED
+        data = []
+        for index, output in enumerate(outputs):
+            values = await numbers(output, as_base64=as_base64, by_token=by_token)
+            data.append({"object": "pooling", "index": index, "data": values})
+            await asyncio.sleep(0)  # others' turn
+        return call.reply(outputs, {"object": "list", "data": data})

@@ -1,0 +1,138 @@
+"""What embeddings, pooling, classes and scores share: from a body to its answers, and their bytes.
+
+The inputs of a call are prepared one after the other and run side by side; each is a request of its
+own to the fleet, so that workers batch those of all calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+
+from tandem.llm.async_llm import PreparedRequest
+from tandem.llm.beside import weight
+from tandem.llm.outputs import PooledRequestOutput, floats_of
+from tandem.llm.scoring import pool_all
+from tandem.protocol.context import RequestContext
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.finish import FinishReason
+from tandem.protocol.pooling import MAX_TOKEN_VALUES, PoolingParams
+from tandem.router.openai.bounds import too_many
+from tandem.router.openai.chunks import usage
+from tandem.router.openai.generate import Answer, begin
+from tandem.router.openai.pooling_schemas import PooledBody
+from tandem.router.openai.service import (
+    Service,
+    context_of,
+    input_options,
+    request_id_of,
+    service_of,
+)
+from tandem.text.input_processor import InputOptions
+from tandem.text.prompts import Prompt, parse_prompts
+
+AT_A_TIME = 8_192
+"""Numbers that are written before others have their turn: they take about half a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class PooledCall:
+    """One call."""
+
+    service: Service
+    answer: Answer
+    context: RequestContext
+    options: InputOptions
+
+    @classmethod
+    def of(cls, prefix: str, request: Request, body: PooledBody) -> PooledCall:
+        """Begun by ``request``. Raises HttpProblem for an unknown model, InvalidParameter."""
+        service = service_of(request)
+        name = service.model_name(body.model)
+        answer = begin(prefix, request_id_of(request, body), name)
+        return cls(service, answer, context_of(request), input_options(body, request))
+
+    async def prepare(
+        self, value: object, params: PoolingParams, *, param: str = "input"
+    ) -> list[PreparedRequest]:
+        """A text, token ids, or a list of either. Raises InvalidParameter naming which."""
+        prompts = await self._prompts(value, param)
+        prepared = []
+        for index, prompt in enumerate(prompts):
+            name = f"{param}[{index}]" if len(prompts) > 1 else param
+            prepared.append(
+                await self.service.llm.prepare_pooling(
+                    prompt, params, options=self.options, param=name
+                )
+            )
+            await asyncio.sleep(0)  # others' turn
+        return prepared
+
+    async def _prompts(self, value: object, param: str) -> list[Prompt]:
+        several = isinstance(value, list) and bool(value) and not isinstance(value[0], int)
+        if isinstance(value, list) and several:
+            self.bound(param, value)
+        for each in value if isinstance(value, list) and several else [value]:
+            if not isinstance(each, str | list):
+                allowed = "a text, token ids, or a list of texts or of lists of token ids"
+                raise InvalidParameter(param, each, allowed)
+        beside = self.service.llm.beside
+        return await beside.run(weight(value), parse_prompts, value, param=param)
+
+    def bound(self, param: str, values: Sequence[object]) -> None:
+        """Raise InvalidParameter for more inputs than one call may have."""
+        if len(values) > self.service.bounds.prompts:
+            raise too_many(param, values, self.service.bounds.prompts)
+
+    async def pool(self, prepared: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
+        """What they come to, in order; the first failure ends all."""
+        outputs = await pool_all(
+            self.service.llm,
+            prepared,
+            self.context,
+            at_once=self.service.max_parallel_prompts,
+            most_values=MAX_TOKEN_VALUES,
+        )
+        metrics = self.service.counters(self.context)
+        for _ in outputs:
+            metrics.choice_finished(FinishReason.STOP)
+        return outputs
+
+    def reply(self, outputs: Sequence[PooledRequestOutput], fields: dict[str, Any]) -> Response:
+        """The answer with ``fields`` and what stands in every one."""
+        content = {
+            "id": self.answer.id,
+            "created": self.answer.created,
+            "model": self.answer.model,
+            **fields,
+            "usage": usage(
+                sum(len(each.prompt_token_ids) for each in outputs),
+                0,
+                sum(each.num_cached_tokens for each in outputs),
+            ),
+        }
+        return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+async def numbers(
+    output: PooledRequestOutput, *, as_base64: bool, by_token: bool = False
+) -> str | msgspec.Raw:
+    """The values as JSON: base64 of their bytes, a list, or a list for each token."""
+    if as_base64:
+        return base64.b64encode(output.values).decode("ascii")
+    values = floats_of(output.values)
+    size = len(values) // len(output.prompt_token_ids) if by_token else len(values)
+    parts, written = [], 0
+    for at in range(0, len(values), size):
+        parts.append(msgspec.json.encode(values[at : at + size].tolist()))
+        written += size
+        if written >= AT_A_TIME:
+            written = 0
+            await asyncio.sleep(0)
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]" if by_token else parts[0])

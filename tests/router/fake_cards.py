@@ -1,0 +1,42 @@
+"""Cards of workers that have no model."""
+
+from __future__ import annotations
+
+from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.layout import KVGroup, KVLayout
+from tandem.protocol.pooling import ModelPooling
+
+_GROUP = KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=16, dtype="float32")
+
+
+def fake_card(
+    role: WorkerRole,
+    incarnation: Incarnation,
+    *,
+    revision: str = "r1",
+    vocab_size: int = 50_000,
+    max_model_len: int = 2048,
+    max_handoff_tokens: int | None = None,
+    max_logprobs: int = 20,
+    control: str | None = None,
+    pooling: ModelPooling | None = None,
+) -> ModelCard:
+    """The card of a worker that has no model."""
+    fingerprint = Fingerprint(revision=revision, dtype="float32", layout=KVLayout((_GROUP,)))
+    return ModelCard(
+        model="fake",
+        fingerprint=fingerprint,
+        max_model_len=max_model_len,
+        block_size=16,
+        num_blocks=1000,
+        vocab_size=vocab_size,
+        max_num_seqs=64,
+        max_num_batched_tokens=2048,
+        max_logprobs=max_logprobs,
+        role=role,
+        incarnation=incarnation,
+        control=control,
+        max_handoff_tokens=max_handoff_tokens,
+        pooling=pooling,
+    )

@@ -200,7 +200,7 @@ class AsyncLLM:
         if inputs.card.pooling is None:
             message = "the workers are of a build that gives no vectors"
             raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
-        wanted = params if params is not None else PoolingParams()
+        wanted = inputs.card.pooling.check_task(params or PoolingParams())
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self.beside.run(

@@ -121,6 +121,15 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             return tuple(PoolingTask)
         return (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
 
+    def check_task(self, params: PoolingParams) -> PoolingParams:
+        """``params``, verified. Raises InvalidParameter, too, for a task that needs labels where
+        there are none."""
+        params = params.verify()
+        if params.task not in self.tasks:
+            allowed = f"{' or '.join(self.tasks)}: this model has no classification head"
+            raise InvalidParameter("task", str(params.task), allowed)
+        return params
+
     def resolve(self, params: PoolingParams, *, hidden_size: int, num_tokens: int) -> PoolingParams:
         """``params`` with all that their task needs. Raises InvalidParameter naming the field.
 
@@ -129,10 +138,7 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             hidden_size: values of a hidden state.
             num_tokens: of the prompt.
         """
-        params = params.verify()
-        if params.task not in self.tasks:
-            allowed = f"{' or '.join(self.tasks)}: this model has no classification head"
-            raise InvalidParameter("task", str(params.task), allowed)
+        params = self.check_task(params)
         if params.task is PoolingTask.CLASSIFY:
             wanted = params.activation is not False
             return msgspec.structs.replace(

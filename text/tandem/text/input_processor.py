@@ -107,9 +107,8 @@ class InputProcessor:
         *,
         param: str = "prompt",
     ) -> ProcessedInput:
-        """The request of a prompt that is pooled. Raises InvalidParameter (ContextLengthExceeded)
-        that names ``param`` for the prompt."""
-        pooling = pooling.verify()
+        """The request of a prompt that is pooled, by verified ``pooling``. Raises InvalidParameter
+        (ContextLengthExceeded) that names ``param`` for the prompt."""
         parsed = parse_prompt(prompt, param=param)
         try:
             made = self._process(parsed, NO_SAMPLING, key, options or InputOptions(), param=param)

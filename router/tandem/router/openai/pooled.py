@@ -20,7 +20,7 @@ from tandem.llm.beside import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of
 from tandem.llm.scoring import pool_all
 from tandem.protocol.context import RequestContext
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import InvalidParameter, Refusal, RequestRefused
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.pooling import MAX_TOKEN_VALUES, PoolingParams
 from tandem.router.openai.bounds import too_many
@@ -37,6 +37,7 @@ from tandem.router.openai.service import (
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import Prompt, parse_prompts
 
+_OURS = "prompt_token_ids"
 AT_A_TIME = 8_192
 """Numbers that are written before others have their turn: they take about half a millisecond."""
 
@@ -92,13 +93,16 @@ class PooledCall:
 
     async def pool(self, prepared: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
         """What they come to, in order; the first failure ends all."""
-        outputs = await pool_all(
-            self.service.llm,
-            prepared,
-            self.context,
-            at_once=self.service.max_parallel_prompts,
-            most_values=MAX_TOKEN_VALUES,
-        )
+        try:
+            outputs = await pool_all(
+                self.service.llm,
+                prepared,
+                self.context,
+                at_once=self.service.max_parallel_prompts,
+                most_values=MAX_TOKEN_VALUES,
+            )
+        except RequestRefused as error:
+            raise RequestRefused(_of_input(error.refusal)) from error
         metrics = self.service.counters(self.context)
         for _ in outputs:
             metrics.choice_finished(FinishReason.STOP)
@@ -118,6 +122,14 @@ class PooledCall:
             ),
         }
         return Response(msgspec.json.encode(content), media_type="application/json")
+
+
+def _of_input(refusal: Refusal) -> Refusal:
+    """A worker's word on a prompt as one on the client's input."""
+    if refusal.param != _OURS:
+        return refusal
+    message = refusal.message.replace(_OURS, "input")
+    return msgspec.structs.replace(refusal, param="input", message=message)
 
 
 async def numbers(

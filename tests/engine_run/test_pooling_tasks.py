@@ -6,7 +6,14 @@ import shutil
 import pytest
 import torch
 from tests.engine_run.cpu_engine import CPUEngine
-from tests.engine_run.tiny_models import MODELS, SHAPE, folder_of, judge_of, temporary_folder
+from tests.engine_run.tiny_models import (
+    MODELS,
+    SHAPE,
+    folder_of,
+    judge_of,
+    judged,
+    temporary_folder,
+)
 from transformers import (
     LlamaForSequenceClassification,
     MistralForSequenceClassification,
@@ -220,6 +227,45 @@ def test_modules_that_are_not_computed_stop_the_start(tmp_path, pooling, types, 
     """Vectors would be others than the model's."""
     with pytest.raises(InvalidParameter, match=named):
         read_facts(embedder(tmp_path, pooling, *types))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])
+@pytest.mark.parametrize("false_token", [7, None])
+def test_yes_and_no_of_a_model_of_tokens_are_a_label(tmp_path, name, false_token):
+    """The difference of two logits of the last token, or one logit; tokens are drawn as ever."""
+    folder = tmp_path / "model"
+    shutil.copytree(folder_of(name), folder)
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "st.base.modules.transformer.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_LogitScore", "type": "st.modules.LogitScore"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    said = {"true_token_id": 9, "false_token_id": false_token}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(said))
+    engine = CPUEngine(folder, max_num_batched_tokens=24)
+    raw = PoolingParams(task=PoolingTask.CLASSIFY, activation=False)
+    keys = [engine.pool(PROMPTS[2], params) for params in (CLASSIFY, raw)]
+    drawn = engine.add(PROMPTS[2], 4)
+    made = engine.run()
+    with torch.inference_mode():
+        logits = judge_of(name)(torch.tensor([PROMPTS[2]])).logits[0, -1]
+    score = logits[9] - (0 if false_token is None else logits[false_token])
+    got = [engine.pooled[key.request].vector for key in keys]
+    assert got == [
+        [pytest.approx(float(score.sigmoid()), abs=1e-3)],
+        [pytest.approx(float(score), 1e-3)],
+    ]
+    assert made[drawn.request] == judged(name, PROMPTS[2], 4)[0]
+
+    wrong = {"true_token_id": 320, "false_token_id": None}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(wrong))
+    with pytest.raises(InvalidParameter, match="true_token_id"):
+        read_facts(folder)
+    own = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(said))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(own))
+    assert read_facts(folder).pooling.activation is Activation.IDENTITY
 
 
 def test_answers_have_a_bound_and_named_dimensions_are_the_only_ones():

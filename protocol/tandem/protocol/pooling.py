@@ -110,6 +110,9 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Those to which vectors may be cut, where the model names them; () is any."""
     labels: tuple[str, ...] = ()
     """Of the classification head, by index; () where there is none."""
+    label_tokens: tuple[int, ...] = ()
+    """Of a model whose one label is a word of its own: the token that says yes, and the one that
+    says no, if it has one. The label's number is the difference of their logits."""
     activation: Activation = Activation.SOFTMAX
     generates: bool = True
     """Whether the model has a head for tokens, too."""

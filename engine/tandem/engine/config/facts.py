@@ -90,8 +90,9 @@ def read_facts(folder: str | Path) -> ModelFacts:
     path = Path(folder)
     config = read_json(path / CONFIG, needed=True)
     facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
-    tied = facts.tie_word_embeddings
-    return replace(facts, pooling=with_modules(facts.pooling, path, tied=tied))
+    tied, vocab_size = facts.tie_word_embeddings, facts.vocab_size
+    pooling = with_modules(facts.pooling, path, tied=tied, vocab_size=vocab_size)
+    return replace(facts, pooling=pooling)
 
 
 def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelFacts:

@@ -17,6 +17,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import Activation, ModelPooling, PoolingType
 
 MODULES = "modules.json"
+SENTENCE_CONFIG = "config_sentence_transformers.json"
 CLASSIFIER = "ForSequenceClassification"
 BODY = "Model"
 
@@ -43,7 +44,7 @@ def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
     )
 
 
-def with_modules(said: ModelPooling, folder: Path, *, tied: bool) -> ModelPooling:
+def with_modules(said: ModelPooling, folder: Path, *, tied: bool, vocab_size: int) -> ModelPooling:
     """``said`` with what sentence-transformers' files in ``folder`` say, where it has them.
 
     Such a folder may lack a head for tokens: unless that is ``tied`` to the embeddings, none is
@@ -62,14 +63,36 @@ def with_modules(said: ModelPooling, folder: Path, *, tied: bool) -> ModelPoolin
             kind = _pooling_type(folder / str(module.get("path")) / "config.json")
         elif name == "Normalize":
             normalize = True
+        elif name == "LogitScore" and said.generates:
+            said = _by_tokens(said, folder, str(module.get("path")), vocab_size)
         elif name != "Transformer":
-            allowed = "Transformer, Pooling and Normalize: others are not computed here"
+            allowed = "Transformer, Pooling, Normalize and, behind a head for tokens, LogitScore"
             raise InvalidParameter(f"{MODULES}: type", module.get("type"), allowed)
     if kind is None:
         return said
     generates = said.generates and tied
     return msgspec.structs.replace(
         said, pooling_type=kind, normalize=normalize, generates=generates
+    )
+
+
+def _by_tokens(said: ModelPooling, folder: Path, path: str, vocab_size: int) -> ModelPooling:
+    """With one label, by the logits of one token or two."""
+    config = read_json(folder / path / "config.json", needed=True)
+    names = ("true_token_id", "false_token_id")
+    tokens = [config.get(name) for name in names]
+    if tokens[1] is None:
+        del tokens[1]
+    for name, token in zip(names, tokens, strict=False):
+        if type(token) is not int or not 0 <= token < vocab_size:
+            allowed = f"a token id from 0 to {vocab_size - 1}"
+            raise InvalidParameter(f"{path}/config.json: {name}", token, allowed)
+    own = read_json(folder / SENTENCE_CONFIG, needed=False)
+    return msgspec.structs.replace(
+        said,
+        labels=("LABEL_0",),
+        label_tokens=tuple(tokens),
+        activation=_activation({"sentence_transformers": own}, 1),
     )
 
 

@@ -61,11 +61,14 @@ class DecoderBuilder:
         norm = self.norm(f"{self.prefix}norm", facts.hidden_size)
         head, classifier = table, None
         tied = facts.tie_word_embeddings or not facts.pooling.generates
-        if facts.pooling.labels:
+        if facts.pooling.labels and not facts.pooling.label_tokens:
             shape = (len(facts.pooling.labels), facts.hidden_size)
             classifier = weights.get("score.weight", shape, dtype=torch.float32).clone()
         if not tied:
             head = weights.get("lm_head.weight", (facts.vocab_size, facts.hidden_size))
+        if facts.pooling.label_tokens:
+            rows = head[list(facts.pooling.label_tokens)].float()
+            classifier = rows[:1] - rows[1:].sum(0)
         model = Decoder(
             facts=facts,
             embedding=Embedding(table),

@@ -102,6 +102,8 @@ class PooledCall:
                 most_values=MAX_TOKEN_VALUES,
             )
         except RequestRefused as error:
+            if error.refusal.param != _OURS:
+                raise
             raise RequestRefused(_of_input(error.refusal)) from error
         metrics = self.service.counters(self.context)
         for _ in outputs:
@@ -126,8 +128,6 @@ class PooledCall:
 
 def _of_input(refusal: Refusal) -> Refusal:
     """A worker's word on a prompt as one on the client's input."""
-    if refusal.param != _OURS:
-        return refusal
     message = refusal.message.replace(_OURS, "input")
     return msgspec.structs.replace(refusal, param="input", message=message)
 

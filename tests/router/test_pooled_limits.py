@@ -1,0 +1,132 @@
+"""Pooled calls under the router's limits: deadlines, full queues, clients that leave, odd texts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.router.fake_worker import FakeWorker, Turn
+from tests.router.http_server import Served
+from tests.waiting import wait_for
+
+from tandem.protocol.pooling import ModelPooling
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/embeddings", {"input": ["a", "b", "c"]}),
+    ("/pooling", {"input": "a"}),
+    ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
+    ("/v1/rerank", {"query": "a", "documents": ["b", "c"]}),
+]
+
+
+def waits(turn: Turn) -> Iterator[float]:
+    """Accepts, and says nothing more."""
+    turn.accept()
+    while True:
+        yield 0.02
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_a_deadline_is_504_and_ends_every_input(
+    serve: Serve, prefill: Make, decode: Make, path: str, body: dict[str, Any]
+) -> None:
+    """The worker hears of each."""
+    p = prefill(behaviour=waits)
+    served = serve(p, decode(), request_timeout=0.3)
+    answer = served.post(path, json=body)
+    assert answer.status_code == 504, answer.text
+    wait_for(lambda: len(p.cancelled) == len(p.submitted) > 0)
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_a_client_that_leaves_ends_every_input(
+    serve: Serve, prefill: Make, decode: Make, path: str, body: dict[str, Any]
+) -> None:
+    """Nothing is computed for nobody."""
+    p = prefill(behaviour=waits)
+    served = serve(p, decode())
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(served.url + path, json=body, timeout=0.5)
+    wait_for(lambda: len(p.cancelled) == len(p.submitted) > 0)
+    wait_for(lambda: "tandem:router_requests_cancelled_total 1.0" in served.metrics())
+
+
+def test_inputs_of_one_call_take_turns(serve: Serve, decode: Make) -> None:
+    """No more of them are under way than --max-parallel-prompts; all are answered."""
+    under_way, most = set[int](), [0]
+
+    def counted(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        under_way.add(id(turn))
+        most[0] = max(most[0], len(under_way))
+        yield 0.02
+        turn.vector()
+        under_way.discard(id(turn))
+
+    served = serve(decode(behaviour=counted), max_parallel_prompts=3)
+    answer = served.post("/v1/embeddings", json={"input": [f"text {n}" for n in range(20)]})
+    assert [item["index"] for item in answer.json()["data"]] == list(range(20))
+    assert 1 < most[0] <= 4  # one may begin as another's answer is on its way
+
+
+def test_a_full_queue_is_429(serve: Serve, decode: Make) -> None:
+    """While another call is served; it is told when to come again."""
+    release = threading.Event()
+
+    def held(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        while not release.is_set():
+            yield 0.01
+        turn.vector()
+
+    d = decode(behaviour=held)
+    served = serve(d, max_inflight_requests=1, max_queued_requests=0)
+    first: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: first.append(served.post("/v1/embeddings", json={"input": "a"}))
+    )
+    thread.start()
+    wait_for(lambda: d.submitted)
+    second = served.post("/v1/embeddings", json={"input": "a"})
+    release.set()
+    thread.join()
+    assert (first[0].status_code, second.status_code) == (200, 429), second.text
+    assert int(second.headers["Retry-After"]) > 0
+
+
+def test_nobody_there_is_503(serve: Serve) -> None:
+    """As for other requests."""
+    served = serve(wait=False, worker_wait=0.1)
+    served.wait_started()
+    for path, body in CALLS:
+        assert served.post(path, json=body).status_code == 503
+
+
+def test_keys_are_asked_for(serve: Serve, decode: Make) -> None:
+    """On every path."""
+    served = serve(decode(), api_key=("k",), wait=False)
+    served.wait_started()
+    for path, body in (*CALLS, ("/classify", {"input": "a"}), ("/score", {}), ("/rerank", {})):
+        assert served.post(path, json=body).status_code == 401, path
+
+
+@pytest.mark.parametrize("labels", [(), ("relevant",)])
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_texts_that_are_no_unicode_or_too_long_are_400(
+    serve: Serve, decode: Make, path: str, body: dict[str, Any], labels: tuple[str, ...]
+) -> None:
+    """Half a character, and more characters than the server looks at."""
+    d = decode(pooling=ModelPooling(labels=labels))
+    served = serve(d, max_text_chars=100)
+    for text in ("\ud800", "x" * 101):
+        for name in body:
+            asked = {**body, name: [text] if isinstance(body[name], list) else text}
+            answer = served.post(path, content=json.dumps(asked))
+            assert answer.status_code == 400, (name, answer.text)
+    assert d.submitted == []

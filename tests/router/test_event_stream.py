@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from starlette.types import Message
+from starlette.types import Message, Send
 
 from tandem.protocol.errors import (
     InvalidParameter,
@@ -86,3 +86,30 @@ async def test_a_client_that_leaves_before_the_first_event_is_told_of_by_an_erro
         await stream({"type": "http"}, receive, send)
     assert ended == [True]
     assert gone == []
+
+
+async def test_what_is_in_mid_stream_passes_no_layer() -> None:
+    """Layers see how an answer begins and ends; the parts between go to the server at once."""
+    by_layers: list[bytes] = []
+    direct: list[bytes] = []
+
+    async def events() -> AsyncGenerator[bytes, None]:
+        for each in (b"1", b"2", b"3"):
+            yield each
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    def into(told: list[bytes]) -> Send:
+        async def send(message: Message) -> None:
+            told.append(message.get("body", b"start"))
+
+        return send
+
+    stream = EventStream(events(), seconds=1.0, gone=lambda: None)
+    scope = {"type": "http", "state": {"send_part": into(direct)}}
+    await stream(scope, receive, into(by_layers))
+
+    assert by_layers == [b"start", b"1", b""]
+    assert direct == [b"2", b"3"]

@@ -37,6 +37,7 @@ class Trace:
         state = scope.setdefault("state", {})
         state["request_id"] = _given_id(scope) or os.urandom(16).hex()
         state["arrived"] = started = time.monotonic()
+        state["send_part"] = send
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":

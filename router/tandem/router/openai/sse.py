@@ -83,19 +83,24 @@ class EventStream(Response):
                     first = await anext(events)
                     begun = True
                     patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
-                    await self._send_all(first, events, send)
+                    part = scope.get("state", {}).get("send_part", send)
+                    await self._send_all(first, events, send, part)
             except (ClientGone, TimeoutError):
                 if not begun:
                     raise
                 self._gone()
 
-    async def _send_all(self, first: bytes, events: AsyncIterator[bytes], send: Send) -> None:
+    async def _send_all(
+        self, first: bytes, events: AsyncIterator[bytes], send: Send, send_part: Send
+    ) -> None:
+        """``send_part`` is the server's own: every layer between sees how an answer begins and
+        ends, and none has to do with what comes between, which is once for every token."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await _send_part(send, first)
         try:
             async for chunk in events:
-                await _send_part(send, chunk)
+                await _send_part(send_part, chunk)
         except Exception as error:  # the last place where the client can be told
             answer = answer_of(error)
             if answer.status == 500:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.pooling import ModelPooling
 
 Make = Callable[..., FakeWorker]
@@ -130,3 +132,36 @@ def test_texts_that_are_no_unicode_or_too_long_are_400(
             answer = served.post(path, content=json.dumps(asked))
             assert answer.status_code == 400, (name, answer.text)
     assert d.submitted == []
+
+
+def test_a_large_answer_keeps_nobody_waiting(serve: Serve, decode: Make) -> None:
+    """Four million values, as numbers and as base64: whole, while others are answered."""
+
+    class Large(FakeWorker):
+        def values_of(self, request: Any) -> list[float]:
+            return [0.5] * (4 << 20) if len(request.prompt_token_ids) == 4 else [0.25] * 4
+
+    large = Large(WorkerRole.DECODE)
+    try:
+        served = serve(large)
+        for form in ("float", "base64"):
+            body = {"input": "long", "task": "token_embed", "encoding_format": form}
+            found: list[httpx.Response] = []
+            asking = threading.Thread(
+                target=lambda body=body, found=found: found.append(
+                    served.post("/pooling", json=body)
+                )
+            )
+            asking.start()
+            answered = 0
+            while asking.is_alive():
+                assert served.post("/v1/embeddings", json={"input": "a"}).status_code == 200
+                answered += 1
+            assert answered > 1
+            (item,) = found[0].json()["data"]
+            if form == "float":
+                assert [len(vector) for vector in item["data"]] == [1 << 20] * 4
+            else:
+                assert len(base64.b64decode(item["data"])) == 16 << 20
+    finally:
+        large.stop()

@@ -7,7 +7,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from tandem.protocol.pooling import PoolingParams, PoolingTask
-from tandem.router.openai.pooled import PooledCall, numbers
+from tandem.router.openai.pooled import PooledCall, item_of
 from tandem.router.openai.pooling_schemas import EmbeddingBody, PoolingBody
 from tandem.router.openai.service import PlainRoute, read
 from tandem.router.openai.sse import while_connected
@@ -24,12 +24,12 @@ async def create_embedding(request: Request) -> Response:
     async with while_connected(request.receive):
         outputs = await call.pool(await call.prepare(body.input, params))
         as_base64 = body.encoding_format == "base64"
-        data = []
+        items = []
         for index, output in enumerate(outputs):
-            values = await numbers(output, as_base64=as_base64)
-            data.append({"object": "embedding", "index": index, "embedding": values})
+            fields = {"object": "embedding", "index": index}
+            items.append(await item_of(output, fields, "embedding", as_base64=as_base64))
             await asyncio.sleep(0)  # others' turn
-        return call.reply(outputs, {"object": "list", "data": data})
+        return await call.reply_data(outputs, items)
 
 
 @routes.post("/pooling")
@@ -48,9 +48,11 @@ async def pool(request: Request) -> Response:
         outputs = await call.pool(await call.prepare(body.input, params))
         as_base64 = body.encoding_format == "base64"
         by_token = task is PoolingTask.TOKEN_EMBED
-        data = []
+        items = []
         for index, output in enumerate(outputs):
-            values = await numbers(output, as_base64=as_base64, by_token=by_token)
-            data.append({"object": "pooling", "index": index, "data": values})
+            fields = {"object": "pooling", "index": index}
+            items.append(
+                await item_of(output, fields, "data", as_base64=as_base64, by_token=by_token)
+            )
             await asyncio.sleep(0)  # others' turn
-        return call.reply(outputs, {"object": "list", "data": data})
+        return await call.reply_data(outputs, items)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ from tandem.text.prompts import Prompt, parse_prompts
 _OURS = "prompt_token_ids"
 AT_A_TIME = 8_192
 """Numbers that are written before others have their turn: they take about half a millisecond."""
+CODED_AT_A_TIME = 3 << 16
+"""Bytes as base64, the same; a multiple of three, so that parts stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +114,34 @@ class PooledCall:
 
     def reply(self, outputs: Sequence[PooledRequestOutput], fields: dict[str, Any]) -> Response:
         """The answer with ``fields`` and what stands in every one."""
-        content = {
+        content = msgspec.json.encode({**self._around(outputs), **fields})
+        return Response(content, media_type="application/json")
+
+    async def reply_data(
+        self, outputs: Sequence[PooledRequestOutput], items: Iterable[Sequence[bytes]]
+    ) -> Response:
+        """The answer with a list of ``items``, JSON in parts, that may be long: nobody waits while
+        they are put together."""
+        parts = [msgspec.json.encode({**self._around(outputs), "object": "list"})[:-1]]
+        parts.append(b',"data":')
+        for index, item in enumerate(items):
+            parts += (b"," if index else b"[", *item)
+        parts.append(b"]}")
+        size = sum(map(len, parts))
+        content = await self.service.llm.beside.run(size // AT_A_TIME, b"".join, parts)
+        return Response(content, media_type="application/json")
+
+    def _around(self, outputs: Sequence[PooledRequestOutput]) -> dict[str, Any]:
+        return {
             "id": self.answer.id,
             "created": self.answer.created,
             "model": self.answer.model,
-            **fields,
             "usage": usage(
                 sum(len(each.prompt_token_ids) for each in outputs),
                 0,
                 sum(each.num_cached_tokens for each in outputs),
             ),
         }
-        return Response(msgspec.json.encode(content), media_type="application/json")
 
 
 def _of_input(refusal: Refusal) -> Refusal:
@@ -132,19 +150,48 @@ def _of_input(refusal: Refusal) -> Refusal:
     return msgspec.structs.replace(refusal, param="input", message=message)
 
 
-async def numbers(
-    output: PooledRequestOutput, *, as_base64: bool, by_token: bool = False
-) -> str | msgspec.Raw:
-    """The values as JSON: base64 of their bytes, a list, or a list for each token."""
+async def item_of(
+    output: PooledRequestOutput,
+    fields: dict[str, Any],
+    name: str,
+    *,
+    as_base64: bool,
+    by_token: bool = False,
+) -> list[bytes]:
+    """JSON of an object with ``fields`` and, under ``name``, the values: base64 of their bytes, a
+    list, or a list for each token. Others have their turns while it is written."""
+    parts = [msgspec.json.encode(fields)[:-1] + f',"{name}":'.encode()]
     if as_base64:
-        return base64.b64encode(output.values).decode("ascii")
-    values = floats_of(output.values)
-    size = len(values) // len(output.prompt_token_ids) if by_token else len(values)
+        parts += [b'"', *await _coded(output.values), b'"']
+    elif by_token:
+        size = len(output.values) // len(output.prompt_token_ids)
+        parts += [b"[", *await _listed(output.values, size), b"]"]
+    else:
+        parts += await _listed(output.values, len(output.values))
+    parts.append(b"}")
+    return parts
+
+
+async def _coded(values: bytes) -> list[bytes]:
+    parts = []
+    for at in range(0, len(values), CODED_AT_A_TIME):
+        parts.append(base64.b64encode(values[at : at + CODED_AT_A_TIME]))
+        await asyncio.sleep(0)
+    return parts
+
+
+async def _listed(values: bytes, size: int) -> list[bytes]:
+    """Lists of ``size`` bytes each, with commas between."""
     parts, written = [], 0
     for at in range(0, len(values), size):
-        parts.append(msgspec.json.encode(values[at : at + size].tolist()))
-        written += size
-        if written >= AT_A_TIME:
-            written = 0
-            await asyncio.sleep(0)
-    return msgspec.Raw(b"[" + b",".join(parts) + b"]" if by_token else parts[0])
+        parts.append(b",[" if at else b"[")
+        end = at + size
+        for start in range(at, end, 4 * AT_A_TIME):
+            piece = floats_of(values[start : min(start + 4 * AT_A_TIME, end)])
+            parts += (b"," if start > at else b"", msgspec.json.encode(piece.tolist())[1:-1])
+            written += len(piece)
+            if written >= AT_A_TIME:
+                written = 0
+                await asyncio.sleep(0)
+        parts.append(b"]")
+    return parts

@@ -6,6 +6,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.machines import TOKEN, A, Face, make_key
 
 from tandem.kvtransfer import events
+from tandem.kvtransfer.control.mail import Drop, LinkDown
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.handoff.messages import Open, Part
@@ -106,6 +107,33 @@ def test_hole_27_one_wrong_digest_or_identity_quarantines_the_link(workers, spoi
     assert bool((consumer.slab[1] == 0).all())
     consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
     assert "quarantined" in consumer.service.why_down(producer.incarnation)
+
+
+def test_a_slot_that_is_anothers_since_p_lost_the_link_speaks_against_nobody(workers):
+    """P frees the slots of a consumer that it counts as lost and packs them again; one that only
+    stood still reads on, and must not take a right link for a wrong one."""
+    config = make_config(kv_connector="memory", kv_quarantine_seconds=600.0)
+    producer = workers(Producer, config)
+    transport = MemoryTransport()
+    consumer = workers(Consumer, config, transports={"memory": transport})
+    consumer.meet(producer)
+    transport.hold.set()
+    key, mover = make_key("stopped"), producer.service._mover
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 4, [0], consumer.incarnation)
+    consumer.load(key, [1])
+    consumer.until(lambda: transport._reads)
+    link = mover._links[consumer.incarnation]
+    mover.inbox.put(LinkDown(consumer.incarnation, link, "no beat"))
+    producer.wait_for(events.Released, key)
+    for slot in range(mover.memory.count - 1):  # the last one is the probe's
+        mover.memory.rows[slot, 20] += 1
+    transport.hold.clear()
+    consumer.until(lambda: consumer.service._mover.table.pulls[key].doubt)
+    assert not any(isinstance(each, events.LoadFailed) for each in consumer.seen)
+    mover.control.post(Drop(link, "no beat"))
+    assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
+    consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
 
 
 def test_hole_28_a_link_is_up_only_when_the_pattern_has_arrived(workers):

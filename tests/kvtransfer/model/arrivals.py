@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kvtransfer.model.blocks import content, hashes, tag
+from tests.kvtransfer.model.blocks import content, hashes, home, tag
 from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, InFlight, Use
 from tests.kvtransfer.model.world import World, replaced
 
@@ -108,7 +108,12 @@ def unpack(world: World, n: int) -> None:
     (block,) = todo.block_ids
     fault = None
     if todo.slot is not None:
-        world.d_blocks = replaced(world.d_blocks, block, world.d_slots[todo.slot])
+        found = world.d_slots[todo.slot]
+        theirs = home(world.setup, index)[todo.group][todo.start // BLOCK]
+        if world.setup.heads and found != content(world.setup, index, theirs, todo.peer):
+            fault = FailCause.IDENTITY
+        else:
+            world.d_blocks = replaced(world.d_blocks, block, found)
     else:
         fault = _check(world, todo)
     d_takes(world, d_events.Unpacked(todo.key, todo.index, fault))

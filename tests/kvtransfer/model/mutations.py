@@ -143,7 +143,7 @@ def _blame_at_once(
 
 
 class HastyBlame(ImportTable):
-    """The tag of another speaks against the link, whether P's lease stood or not."""
+    """The tag or header of another speaks against the link, whether P's lease stood or not."""
 
     machine = staticmethod(_blame_at_once)
 

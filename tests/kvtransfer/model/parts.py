@@ -164,6 +164,8 @@ class Setup(NamedTuple):
     home: Home = Home.OWN
     """Which of P's blocks keys have."""
     tags: type[BlockTags] = BlockTags
+    heads: bool = False
+    """Slots have headers, which D compares (False: the protocol alone keeps junk away)."""
     compares: bool = True
     """D compares the tags of what it copied (False: a mutation)."""
     hasty_tags: bool = False

@@ -131,6 +131,12 @@ def _told(name, found):
             10_000,
             id="two keys share P's blocks and tags",
         ),
+        pytest.param(
+            Setup(num_keys=2, num_blocks=1, send_slots=1, heads=True, brisk=True, faults=_LINKS),
+            1,
+            10_000,
+            id="a send slot is packed again while it is read",
+        ),
     ],
 )
 def test_no_order_of_events_gives_wrong_tokens_or_leaves_anything_held(setup, faults, at_least):
@@ -376,6 +382,12 @@ def test_without_a_guard_the_checker_finds_the_harm(setup, faults):
             1,
             "a link is blamed",
             id="P's answer to the tag of another",
+        ),
+        pytest.param(
+            Setup(num_blocks=1, heads=True, imports=mutations.HastyBlame, faults=_LINKS[1:2]),
+            1,
+            "a link is blamed",
+            id="P's answer to the header of another",
         ),
     ],
 )

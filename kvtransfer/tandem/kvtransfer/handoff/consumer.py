@@ -57,6 +57,7 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.kvtransfer.handoff.pull import (
     ConsumerPolicy,
+    Doubt,
     Event,
     Flight,
     Granted,
@@ -294,8 +295,9 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
     if pull.state is DState.FAILING:
         failing, told = _writes_less(pull)
         return failing, freed + told
-    if event.fault is FailCause.IDENTITY and pull.direct:
-        return doubted(pull, event.message, now, policy)
+    if event.fault in (FailCause.IDENTITY, FailCause.DIGEST):
+        waiting, asked = doubted(pull, Doubt(event.fault, event.message), now, policy)
+        return waiting, freed + asked
     if event.fault is not None:
         failed, actions = fail(pull, event.fault, event.message, now, policy)
         return failed, freed + actions
@@ -314,8 +316,8 @@ def _on_gone(pull: Pull, event: Told, now: Millis, policy: ConsumerPolicy) -> Re
     gone = event.message
     assert isinstance(gone, Gone)
     if pull.doubt is not None and gone.reason is GoneReason.ABANDONED:  # by D: till then it stood
-        blame = Blame(pull.producer, pull.doubt)
-        failed, told = _settle(pull, FailCause.IDENTITY, pull.doubt, now, policy)
+        blame = Blame(pull.producer, pull.doubt.message)
+        failed, told = _settle(pull, pull.doubt.cause, pull.doubt.message, now, policy)
         return failed, [*told, blame]
     message = f"the prefill worker let go: {gone.reason}"
     if pull.doubt is not None:
@@ -357,7 +359,7 @@ def _on_timeout(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) 
     if pull.state is DState.CLOSED:
         return None, []
     if pull.doubt is not None:
-        return _settle(pull, FailCause.TIMEOUT, f"{pull.doubt}; no answer", now, policy)
+        return _settle(pull, FailCause.TIMEOUT, f"{pull.doubt.message}; no answer", now, policy)
     if pull.state is DState.FAILING:
         later = Millis(now + policy.tombstone_ms)
         return _replace(pull, deadline=later), [Count("d:copy or unpack is slow")]

@@ -10,7 +10,7 @@ from tandem.kvtransfer.events import FirstTokenEnded, Loaded
 from tandem.kvtransfer.handoff.actions import Action, Millis, Quarantine, Send, Tell
 from tandem.kvtransfer.handoff.manifest import available, is_complete
 from tandem.kvtransfer.handoff.messages import Done, Final
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Doubt, Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import LoadFailed
@@ -49,8 +49,8 @@ def close(
     actions: list[Action] = []
     if say:
         actions.append(Send(pull.producer, Done(pull.key, ok=False)))
-    actions += [Quarantine(each.slot) for each in pull.reading if each.slot is not None]
-    copying = tuple(each for each in pull.reading if each.slot is None)
+    copying, unread = _given_up(pull)
+    actions += unread
     blocks_free = not (pull.unpacking or copying)
     actions.append(ending(blocks_free))
     closed = _replace(
@@ -61,6 +61,12 @@ def close(
         deadline=Millis(now + policy.tombstone_ms),
     )
     return closed, actions
+
+
+def _given_up(pull: Pull) -> tuple[tuple[Flight, ...], list[Action]]:
+    """Reads that nobody wants: copies, which are waited for, and the quarantine of slots."""
+    copying = tuple(each for each in pull.reading if each.slot is None)
+    return copying, [Quarantine(each.slot) for each in pull.reading if each.slot is not None]
 
 
 def fail(
@@ -80,18 +86,20 @@ def fail(
     return close(pull, now, policy, ending, say=say)
 
 
-def doubted(pull: Pull, message: str, now: Millis, policy: ConsumerPolicy) -> Result:
-    """A copy has the tag of another: nothing of it is used. Whether that speaks against the link is
-    told when P has answered whether its lease stood, else every lease that ends while D copies
-    would."""
+def doubted(pull: Pull, doubt: Doubt, now: Millis, policy: ConsumerPolicy) -> Result:
+    """What came is another's: nothing of it is used. Whether that speaks against the link is told
+    when P has answered whether its lease stood, else every lease that ends while D reads would."""
+    done = Send(pull.producer, Done(pull.key, ok=False))
+    copying, unread = _given_up(pull)
     doubted = _replace(
         pull,
         state=DState.FAILING,
         queued=(),
-        doubt=message,
+        reading=copying,
+        doubt=doubt,
         deadline=min(pull.budget, Millis(now + policy.commit_ms)),
     )
-    return doubted, [Send(pull.producer, Done(pull.key, ok=False))]
+    return doubted, [done, *unread]
 
 
 def settled(

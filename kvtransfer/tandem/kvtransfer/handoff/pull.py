@@ -49,6 +49,13 @@ class Flight(msgspec.Struct, frozen=True):
     remote_blocks: tuple[int, ...] = ()
 
 
+class Doubt(msgspec.Struct, frozen=True):
+    """What was wrong with a part: its identity or its digest."""
+
+    cause: FailCause
+    message: str
+
+
 class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """All that D knows of one key."""
 
@@ -78,9 +85,8 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """Parts whose turn has not come, oldest first."""
     reading: tuple[Flight, ...] = ()
     unpacking: tuple[Flight, ...] = ()
-    doubt: str | None = None
-    """FAILING and not told yet: a copy had the tag of another, and P has not said whether its lease
-    stood."""
+    doubt: Doubt | None = None
+    """FAILING and not told yet: a part was wrong, and P has not said whether its lease stood."""
     reached: tuple[int, ...] = ()
     """By item: where it begins, and as many tokens more as lie verified in D's blocks."""
 

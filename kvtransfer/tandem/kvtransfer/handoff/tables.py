@@ -209,8 +209,8 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
     (_D.PULLING, _V.READ_FAILED): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.UNPACKED): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
-        "slot is free; each item complete and FINAL: DONE(ok); wrong header or digest, or a tag "
-        "that is cleared: fail; the tag of another: DONE(abandon), fail with P's answer",
+        "slot is free; each item complete and FINAL: DONE(ok); a tag that is cleared: fail; "
+        "wrong header or digest, or the tag of another: DONE(abandon), fail with P's answer",
     ),
     (_D.PULLING, _V.GONE): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.CANCEL): Rule((_D.FAILING, _D.CLOSED), "DONE(abandon) → P"),

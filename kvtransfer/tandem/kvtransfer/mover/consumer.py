@@ -327,10 +327,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")
-        actions = self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
-        if cause in (FailCause.IDENTITY, FailCause.DIGEST) and item.slot is not None:
-            self._quarantine(item.peer, message, now)
-        return actions
+        return self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
 
     def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
         rest = millis(self.config.kv_quarantine_seconds)

@@ -1,0 +1,281 @@
+"""Every format: what was meant is what is read, however the text is cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from tests.text.parser_streams import THOUGHTS, TOOLS, WRITERS, meanings
+
+from tandem.text.parsers.calls import ToolSchemas
+from tandem.text.parsers.cursor import MAX_HELD
+from tandem.text.parsers.engine import StreamParser
+from tandem.text.parsers.events import (
+    ArgumentsDelta,
+    CallBegun,
+    CallEnded,
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+)
+from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+
+SCHEMAS = ToolSchemas.of(TOOLS)
+PAIRS = {
+    "hermes": "qwen3",
+    "qwen3_xml": "qwen3",
+    "qwen3_coder": "qwen3",
+    "nemotron_json": "qwen3",
+    "glm45": "glm45",
+    "minimax_m2": "minimax_m2",
+    "mistral": "mistral",
+    "mistral_json": "mistral",
+    "gemma4": "gemma4",
+    "kimi_k2": "kimi_k2",
+    "deepseek_v3": "deepseek_r1",
+    "deepseek_v31": "deepseek_r1",
+    "llama3_json": "deepseek_r1",
+}
+
+
+@dataclass
+class Said:
+    """What a parser told."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    """Id, name and arguments."""
+    open: int = 0
+
+    def take(self, events: Iterable[Event]) -> Said:
+        """Write the events down, and check their order."""
+        for event in events:
+            match event:
+                case ContentDelta(text):
+                    self.content += text
+                case ReasoningDelta(text):
+                    self.reasoning += text
+                case CallBegun(index, call_id, name):
+                    assert index == len(self.calls)
+                    self.calls.append([call_id, name, ""])
+                    self.open += 1
+                case ArgumentsDelta(index, text):
+                    assert index == len(self.calls) - 1
+                    self.calls[-1][2] += text
+                case CallEnded(index):
+                    assert index == len(self.calls) - 1
+                    self.open -= 1
+        return self
+
+    @property
+    def meant(self) -> list[tuple[str, Any]]:
+        """Names and arguments, as values."""
+        return [(name, json.loads(arguments)) for _, name, arguments in self.calls]
+
+
+def parser(tools: str | None, reasoning: str | None = None, prompt: str = "") -> StreamParser:
+    """A parser whose ids count."""
+    ids = itertools.count()
+    return StreamParser(
+        tools=TOOL_FORMATS[tools] if tools else None,
+        reasoning=REASONING_FORMATS[reasoning] if reasoning else None,
+        schemas=SCHEMAS,
+        prompt=prompt,
+        new_id=lambda: f"id{next(ids)}",
+    )
+
+
+def read(
+    pieces: Sequence[str], tools: str | None, reasoning: str | None = None, prompt: str = ""
+) -> Said:
+    """All that is told of a text in pieces."""
+    stream, said = parser(tools, reasoning, prompt), Said()
+    for piece in pieces:
+        said.take(stream.feed(piece))
+    said.take(stream.end())
+    assert said.open == 0
+    return said
+
+
+def check_cuts(text: str, tools: str | None, reasoning: str | None = None) -> Said:
+    """The same, cut at every place, and into single characters."""
+    whole = read([text], tools, reasoning)
+    for at in range(1, len(text)):
+        assert read([text[:at], text[at:]], tools, reasoning) == whole, (at, text)
+    assert read(list(text), tools, reasoning) == whole
+    return whole
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_was_meant_is_read_however_it_is_cut(name: str) -> None:
+    """60 streams of each format: text and calls with arguments of all types."""
+    tail_names = ("get_weather", "f") if name == "pythonic" else ("get_weather", "f", "a.b-c")
+    for text, calls in meanings(7, 60, tail_names=tail_names):
+        said = check_cuts(WRITERS[name](text, calls), name)
+
+        assert said.meant == calls
+        wanted = "" if calls and name in ("llama3_json", "pythonic") else text
+        assert said.content == wanted
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_thoughts_and_calls_are_told_apart_in_one_pass(name: str) -> None:
+    """50 streams of each pair: a thought goes before, with text in it that looks like marks."""
+    thought, reasoning = "Is <thin or [THIN or <|chan a mark? No", PAIRS[name]
+    for text, calls in meanings(11, 50, tail_names=("get_weather", "f")):
+        written = THOUGHTS[reasoning] % thought + WRITERS[name](text, calls)
+        said = check_cuts(written, name, reasoning)
+
+        assert said.reasoning == thought
+        assert said.meant == calls
+
+
+AWKWARD = [
+    ("hermes", "<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
+    ("hermes", "<tool_call", "<tool_call", []),
+    ("hermes", '<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "argu', []),
+    ("hermes", '<tool_call>{"name": 1}</tool_call>', '<tool_call>{"name": 1}</tool_call>', []),
+    ("hermes", '<tool_call><tool_call>{"name": "f"}', "<tool_call>", [("f", {})]),
+    ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "f"} ', "", [("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}', "", [("f", {"a": 1})]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}', "", [("f", {})]),
+    (
+        "hermes",
+        '<tool_call>{"name":"f","arguments":{"a":"x\ny\\d"}}',
+        "",
+        [("f", {"a": "x\ny\\d"})],
+    ),
+    ("llama3_json", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {}}', "", [("f", {})]),
+    ("pythonic", "[1, 2]", "[1, 2]", []),
+    ("pythonic", "[f(text='a)', sure=true)]", "", [("f", {"text": "a)", "sure": True})]),
+    ("pythonic", "[f(__import__('os'))]", "[f(__import__('os'))]", []),
+    ("qwen3_xml", "<tool_call>\nhm</tool_call>", "<tool_call>\nhm</tool_call>", []),
+    ("qwen3_xml", "<function=f>\n</function>\n</tool_call>", "", [("f", {})]),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]abc[ARGS]{"a": 1}', "", [("f", {"a": 1})]),
+    ("mistral", '[TOOL_CALLS]f{"a": 1}', "", [("f", {"a": 1})]),
+    ("mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none", []),
+    ("glm45", "<tool_call>f</tool_call>", "", [("f", {})]),
+    ("openai", "plain words", "plain words", []),
+    ("openai", "<|channel|>final<|message|>Hi<|return|>", "Hi", []),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), AWKWARD)
+def test_awkward_texts(name: str, text: str, content: str, calls: list[Any]) -> None:
+    """What is no call is content, letter by letter; what nearly is one is read."""
+    said = check_cuts(text, name)
+
+    assert said.content == content
+    assert said.meant == calls
+
+
+def test_harmony_has_channels_and_parallel_calls() -> None:
+    """analysis is reasoning, commentary for a function a call, the rest content."""
+    text = (
+        "<|channel|>analysis<|message|>hm<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a":1}'
+        "<|call|><|start|>assistant to=functions.get_weather<|channel|>commentary<|message|>{}"
+        "<|call|><|start|>assistant<|channel|>final<|message|>Done"
+    )
+    said = check_cuts(text, "openai", "openai_gptoss")
+
+    assert said.reasoning == "hm"
+    assert said.meant == [("f", {"a": 1}), ("get_weather", {})]
+    assert said.content == "Done"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reasoning", "thought"),
+    [
+        ("...<think>\n", "qwen3", "a"),
+        ("...", "qwen3", ""),
+        ("<think>\n\n</think>\n\n", "qwen3", ""),
+        ("...", "deepseek_r1", "a"),
+        ("<think></think>", "deepseek_r1", ""),
+    ],
+)
+def test_a_prompt_says_what_is_open(prompt: str, reasoning: str, thought: str) -> None:
+    """An answer may begin within a thought, and then only its end is written."""
+    said = read(["a</think>b"], None, reasoning, prompt)
+
+    assert said.reasoning == thought
+    assert said.content == ("b" if thought else "a</think>b")
+
+
+def test_a_call_in_a_thought_ends_it_and_a_mention_does_not() -> None:
+    """Some models begin a call without closing their thought."""
+    text = '<think>I use <tool_call> now\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    said = check_cuts(text, "hermes", "qwen3")
+
+    assert said.reasoning == "I use <tool_call> now\n"
+    assert said.meant == [("f", {})]
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    """A client sees the beginning of an argument before its end is there, and content at once."""
+    stream = parser("hermes")
+
+    assert stream.feed("Hello") == [ContentDelta("Hello")]
+    events = stream.feed(' <tool_call>{"name": "f", "arguments": {"text": "Par')
+    assert events[-1] == ArgumentsDelta(0, '{"text": "Par')
+    assert stream.feed("is") == [ArgumentsDelta(0, "is")]
+    stream.feed('"}}</tool_call>')
+    assert stream.feed("\n\nBye") == [ContentDelta("Bye")]
+
+
+def test_what_waits_is_bounded() -> None:
+    """A call whose name never comes is content once too much of it waits."""
+    stream, said = parser("hermes"), Said()
+    said.take(stream.feed('<tool_call>{"arguments": {"text": "'))
+    for _ in range(MAX_HELD // 100 + 2):
+        said.take(stream.feed("x" * 100))
+        assert len(stream.cursor.text) <= MAX_HELD + 200
+
+    assert len(said.content) >= MAX_HELD
+    assert said.calls == []
+
+
+PIECES = [mark for f in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in f.marks]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_no_text_raises_or_is_read_differently_in_pieces(name: str) -> None:
+    """Marks of all formats, names and JSON in any order."""
+    draw = random.Random(name)
+    own = list(TOOL_FORMATS[name].marks)
+    others = [
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        ":",
+        ",",
+        "f",
+        "(",
+        ")",
+        "'",
+        "\\",
+        "\n",
+        " ",
+        "=",
+        "1",
+        "😀",
+    ]
+    others += ['{"name": "f", "arguments": ', '{"a": [1, 2', "functions.f:0", "call:f{", "f(a="]
+    reasoning = "openai_gptoss" if name == "openai" else draw.choice(sorted(THOUGHTS))
+    for _ in range(300):
+        pieces = [
+            draw.choice(draw.choice((own, others, PIECES))) for _ in range(draw.randrange(25))
+        ]
+        whole = read(["".join(pieces)], name, reasoning)
+
+        assert read(pieces, name, reasoning) == whole, pieces
+        assert read(list("".join(pieces)), name, reasoning) == whole, pieces

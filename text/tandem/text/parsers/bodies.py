@@ -1,0 +1,295 @@
+"""What stands inside a call, one class for each way of writing it. Tables are made of these.
+
+``read`` is true when a call was read wholly. False before ``calls.begin`` says that it is no call;
+after it, that the call broke off.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from tandem.text.parsers.calls import Calls
+from tandem.text.parsers.cursor import (
+    MAX_HELD,
+    MAX_NAME,
+    Cursor,
+    Reading,
+    captured,
+    literal,
+    name,
+    scan,
+    spaces,
+    text_until,
+)
+from tandem.text.parsers.values import as_json, types_of
+
+
+class Body(Protocol):
+    """A way to write a call."""
+
+    def read(self, cursor: Cursor, calls: Calls) -> Reading:
+        """Read one call."""
+        ...
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """Texts that stand in it, some of which may be special tokens."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """``{"name": ..., "arguments": {...}}``, in either order, with other keys between."""
+
+    needs_arguments: bool = False
+    """Without them it is no call: for formats that nothing marks as calls."""
+    known_only: bool = False
+    """Names that no tool has are no calls."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See Body."""
+        return ()
+
+    def read(self, cursor: Cursor, calls: Calls) -> Reading:
+        """See Body."""
+        if (yield from literal(cursor, ("{",))) is None:
+            return False
+        found = _Found()
+        while True:
+            key = yield from _key(cursor)
+            if key is None or not (yield from self._member(key, found, cursor, calls)):
+                return False
+            yield from spaces(cursor)
+            after = yield from literal(cursor, (",", "}"))
+            if after != ",":
+                return after is not None and self._whole(found, calls)
+
+    def _member(self, key: str, found: _Found, cursor: Cursor, calls: Calls) -> Reading:
+        if key == "name" and found.name is None:
+            return (yield from self._name(found, cursor, calls))
+        if key in ("arguments", "parameters") and not calls.open and found.early is None:
+            return (yield from _read_arguments(found, cursor, calls))
+        return (yield from captured(cursor)) is not None
+
+    def _name(self, found: _Found, cursor: Cursor, calls: Calls) -> Reading:
+        found.name = _text((yield from captured(cursor)) or "")
+        if not (found.name and len(found.name) <= MAX_NAME and found.name.isprintable()):
+            return False
+        if self.known_only and found.name not in calls.schemas.parameters:
+            return False
+        if found.early is not None:
+            calls.begin(found.name)
+            calls.arguments(found.early)
+        return True
+
+    def _whole(self, found: _Found, calls: Calls) -> bool:
+        if calls.open:
+            return True
+        if found.name is None or self.needs_arguments:
+            return False
+        calls.begin(found.name)
+        calls.arguments("{}")
+        return True
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read of a call."""
+
+    name: str | None = None
+    early: str | None = None
+    """Arguments that came before the name."""
+
+
+def _read_arguments(found: _Found, cursor: Cursor, calls: Calls) -> Reading:
+    if found.name is not None and cursor.text[cursor.pos] == "{":
+        calls.begin(found.name)
+        return (yield from scan(cursor, calls.arguments))
+    found.early = _arguments((yield from captured(cursor)))
+    if found.early is not None and found.name is not None:
+        calls.begin(found.name)
+        calls.arguments(found.early)
+    return found.early is not None
+
+
+def _key(cursor: Cursor) -> Generator[None, None, str | None]:
+    """A key with its colon; a value follows at once."""
+    yield from spaces(cursor)
+    key = _text((yield from captured(cursor)) or "")
+    yield from spaces(cursor)
+    if key is None or (yield from literal(cursor, (":",))) is None:
+        return None
+    yield from spaces(cursor)
+    while cursor.pos == len(cursor.text) and not cursor.closed:
+        yield
+    return key if cursor.pos < len(cursor.text) else None
+
+
+def _text(value: str) -> str | None:
+    return json.loads(value) if value.startswith('"') else None
+
+
+def _arguments(value: str | None) -> str | None:
+    """Arguments that came before the name, or as JSON within a text."""
+    if value is None or value.startswith("{"):
+        return value
+    if value == "null":
+        return "{}"
+    inner = _text(value)
+    try:
+        whole = inner is not None and inner.encode() and isinstance(json.loads(inner), dict)
+        return inner if whole else None
+    except (ValueError, RecursionError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NamedJson:
+    """A name, a text that separates, and the arguments as JSON."""
+
+    separators: tuple[str, ...] = ()
+    before: str = ""
+    """Stands before the name."""
+    after: str = ""
+    """May stand after the arguments."""
+    name_prefix: str = ""
+    """Is written before names, and belongs to the id alone."""
+    says_id: bool = False
+    """What is written as the name is ``prefix name:number``, and that is the call's id."""
+    id_mark: str = ""
+    """May stand after the name, with the call's id behind it."""
+    bare: bool = False
+    """Arguments may follow the name at once."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See Body."""
+        return (*self.separators, self.before, self.id_mark)
+
+    def read(self, cursor: Cursor, calls: Calls) -> Reading:
+        """See Body."""
+        yield from spaces(cursor)
+        if self.before and (yield from literal(cursor, (self.before,))) is None:
+            return False
+        written = yield from name(cursor)
+        called, call_id = self._named(written)
+        if not called:
+            return False
+        yield from spaces_if(cursor, "\n" not in "".join(self.separators))
+        if self.id_mark and (yield from literal(cursor, (self.id_mark,))) is not None:
+            call_id = (yield from name(cursor)) or None
+        separator = yield from literal(cursor, self.separators)
+        if separator is None and not self.bare:
+            return False
+        yield from spaces(cursor)
+        if (yield from literal(cursor, ("{",))) is None:
+            return False
+        cursor.pos -= 1
+        calls.begin(called, call_id)
+        whole = yield from scan(cursor, calls.arguments)
+        if whole and self.after:
+            yield from spaces(cursor)
+            yield from literal(cursor, (self.after,))
+        return whole
+
+    def _named(self, written: str) -> tuple[str, str | None]:
+        if not self.says_id:
+            return written, None
+        called, colon, number = written.rpartition(":")
+        if not (colon and number.isdecimal()):
+            called = written
+        called = called.removeprefix(self.name_prefix)
+        return called, written if colon else None
+
+
+def spaces_if(cursor: Cursor, wanted: bool) -> Generator[None, None, None]:
+    """White space, where it means nothing."""
+    if wanted:
+        yield from spaces(cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedParameters:
+    """A name, and parameters each between tags: their values become JSON by the tool's schema."""
+
+    name_end: tuple[str, ...]
+    """Ends the name; empty where a line end or the next tag does."""
+    open: str
+    """Begins a parameter's name."""
+    key_end: str
+    value_open: str
+    """Begins its value; empty where ``key_end`` does."""
+    value_end: str
+    end: str
+    """Ends the call."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """See Body."""
+        return (self.open, self.key_end, self.value_open, self.value_end, self.end, *self.name_end)
+
+    def read(self, cursor: Cursor, calls: Calls) -> Reading:
+        """See Body."""
+        yield from spaces(cursor)
+        called = yield from name(cursor)
+        if not called:
+            return False
+        if self.name_end:
+            if (yield from literal(cursor, self.name_end)) is None:
+                return False
+        elif not (yield from self._tag_follows(cursor)):
+            return False
+        calls.begin(called)
+        calls.arguments("{")
+        first = True
+        while True:
+            yield from spaces(cursor)
+            tag = yield from literal(cursor, (self.open, self.end))
+            if tag != self.open:
+                calls.arguments("}")
+                return tag is not None
+            if not (yield from self._parameter(cursor, calls, first)):
+                return False
+            first = False
+
+    def _tag_follows(self, cursor: Cursor) -> Reading:
+        yield from spaces(cursor)
+        tag = yield from literal(cursor, (self.open, self.end))
+        cursor.pos -= len(tag or "")
+        return tag is not None
+
+    def _parameter(self, cursor: Cursor, calls: Calls, first: bool) -> Reading:
+        key: list[str] = []
+        if (yield from text_until(cursor, (self.key_end,), key.append, MAX_NAME)) is None:
+            calls.arguments("}")
+            return False
+        if self.value_open:
+            yield from spaces(cursor)
+            if (yield from literal(cursor, (self.value_open,))) is None:
+                calls.arguments("}")
+                return False
+        named = "".join(key).strip()
+        calls.arguments(("" if first else ", ") + json.dumps(named, ensure_ascii=False) + ": ")
+        yield from literal(cursor, ("\n",))
+        types = types_of(calls.schema(named))
+        closes = (f"\n{self.value_end}", self.value_end)
+        if types == {"string"}:
+            calls.arguments('"')
+            found = yield from text_until(cursor, closes, partial(_escaped, calls))
+            calls.arguments('"')
+        else:
+            value: list[str] = []
+            found = yield from text_until(cursor, closes, value.append, MAX_HELD)
+            calls.arguments(as_json("".join(value), types))
+        if found is None:
+            calls.arguments("}")
+        return found is not None
+
+
+def _escaped(calls: Calls, text: str) -> None:
+    calls.arguments(json.dumps(text, ensure_ascii=False)[1:-1])

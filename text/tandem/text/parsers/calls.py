@@ -1,0 +1,81 @@
+"""The calls of one answer as they are found: names, ids, arguments."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.text.parsers.cursor import Cursor
+from tandem.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event
+
+
+def new_call_id() -> str:
+    """An id as OpenAI's look."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSchemas:
+    """What is known of the tools of a request."""
+
+    parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Name of a tool to the JSON schemas of its parameters, by their names."""
+
+    @classmethod
+    def of(cls, tools: Sequence[Mapping[str, Any]]) -> ToolSchemas:
+        """Of definitions in OpenAI's form; what is not as it should be counts as unknown."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function")
+            if not isinstance(function, Mapping):
+                continue
+            schema = function.get("parameters")
+            named = schema.get("properties") if isinstance(schema, Mapping) else None
+            found[str(function.get("name"))] = named if isinstance(named, Mapping) else {}
+        return cls(found)
+
+
+class Calls:
+    """Writes events of calls; ``begin`` is the point from which a text is a call for good."""
+
+    __slots__ = ("_cursor", "_events", "_new_id", "count", "name", "open", "schemas")
+
+    def __init__(
+        self,
+        cursor: Cursor,
+        events: list[Event],
+        schemas: ToolSchemas,
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        self._cursor = cursor
+        self._events = events
+        self._new_id = new_id
+        self.schemas = schemas
+        self.count = 0
+        self.open = False
+        """Whether a call was begun and not ended."""
+        self.name = ""
+
+    def begin(self, name: str, call_id: str | None = None) -> None:
+        """A call has a name: nothing of it can be content any more."""
+        self._cursor.mark = None
+        self.open = True
+        self.name = name
+        call_id = call_id if call_id is not None else self._new_id()
+        self._events.append(CallBegun(self.count, call_id, name))
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments' JSON."""
+        self._events.append(ArgumentsDelta(self.count, text))
+
+    def end(self) -> None:
+        """The call is whole, or will never be."""
+        self._events.append(CallEnded(self.count))
+        self.count += 1
+        self.open = False
+
+    def schema(self, key: str) -> object:
+        """The JSON schema of a parameter of the call that is open; None where nobody knows it."""
+        return self.schemas.parameters.get(self.name, {}).get(key)

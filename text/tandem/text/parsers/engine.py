@@ -1,0 +1,245 @@
+"""The one engine that reads every format: fed with text as it comes, it tells what it says.
+
+What it says does not depend on how the text was cut. It holds back what may still become a mark,
+and a call until its name is sure; what then is no call is content. It never raises for a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+from tandem.text.parsers.calls import Calls, ToolSchemas, new_call_id
+from tandem.text.parsers.cursor import Cursor, Reading, literal, spaces, text_until
+from tandem.text.parsers.events import ContentDelta, Event, ReasoningDelta
+from tandem.text.parsers.harmony import read_messages
+from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
+
+
+class StreamParser:
+    """One choice of one answer."""
+
+    def __init__(
+        self,
+        *,
+        tools: ToolFormat | ChannelFormat | None = None,
+        reasoning: ReasoningFormat | ChannelFormat | None = None,
+        schemas: ToolSchemas | None = None,
+        prompt: str = "",
+        new_id: Callable[[], str] = new_call_id,
+    ) -> None:
+        """``tools`` is None where no calls are to be found; ``prompt`` says what is open."""
+        self._cursor = Cursor()
+        self._events: list[Event] = []
+        self._calls = Calls(self._cursor, self._events, schemas or ToolSchemas(), new_id)
+        self._fresh = True
+        """Whether nothing was said since the beginning, the last thought or the last call."""
+        self._blank = False
+        """Whether white space is dropped until something is said."""
+        self.thinks = False
+        """Whether what comes next is reasoning, as far as is known."""
+        channels = next((t for t in (tools, reasoning) if isinstance(t, ChannelFormat)), None)
+        if channels is not None:
+            self._run = read_messages(self, channels, finds_calls=tools is not None)
+        else:
+            assert not isinstance(tools, ChannelFormat)
+            assert not isinstance(reasoning, ChannelFormat)
+            self._tools, self._reasoning = tools, reasoning
+            self.thinks = reasoning is not None and _is_open(reasoning, prompt)
+            self._run = self._read()
+        next(self._run)
+
+    @property
+    def cursor(self) -> Cursor:
+        """What is read from."""
+        return self._cursor
+
+    @property
+    def calls(self) -> Calls:
+        """Where calls are written to."""
+        return self._calls
+
+    def feed(self, text: str) -> list[Event]:
+        """What ``text`` makes sure."""
+        self._cursor.add(text)
+        return self._go_on() if text else []
+
+    def end(self) -> list[Event]:
+        """What was held back: nothing follows."""
+        self._cursor.closed = True
+        return self._go_on()
+
+    def _go_on(self) -> list[Event]:
+        next(self._run, None)
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    def say(self, text: str) -> None:
+        """Content."""
+        if self._blank or self._fresh:
+            bare = text.lstrip()
+            if self._blank:
+                text = bare
+            if bare:
+                self._blank = self._fresh = False
+        if text:
+            self._events.append(ContentDelta(text))
+
+    def think(self, text: str) -> None:
+        """Reasoning."""
+        if self._blank:
+            text = text.lstrip()
+            self._blank = not text
+        if text:
+            self._events.append(ReasoningDelta(text))
+
+    def renew(self) -> None:
+        """A thought or a call begins or ends: white space around it means nothing."""
+        self._fresh = self._blank = True
+
+    def _read(self) -> Generator[None, None, None]:
+        yield
+        if self.thinks:
+            yield from self._read_thought()
+        tools, reasoning = self._tools, self._reasoning
+        while True:
+            thoughts = reasoning.opens if reasoning is not None and self._fresh else ()
+            if self._fresh and tools is not None and tools.at_start:
+                yield from self._read_from_start(tools)
+            regions = tools.opens if tools is not None else ()
+            # A thought may begin where nothing was said: the search stops at the first word.
+            found = yield from self._content_until(thoughts, regions)
+            if found in thoughts:
+                yield from self._read_thought()
+            elif found is not None and tools is not None:
+                yield from self._read_region(tools, found, self.say)
+            elif self._cursor.closed and self._cursor.pos == len(self._cursor.text):
+                return
+
+    def _content_until(
+        self, thoughts: tuple[str, ...], regions: tuple[str, ...]
+    ) -> Generator[None, None, str | None]:
+        cursor = self._cursor
+        if thoughts:
+            while not (yield from self._spaces()):
+                pass
+            found = yield from literal(cursor, (*thoughts, *regions))
+            if found is not None:
+                return found
+            if cursor.pos < len(cursor.text):
+                self._fresh = self._blank = False
+                self.say(cursor.text[cursor.pos])
+                cursor.pos += 1
+                return None
+        return (yield from text_until(cursor, regions, self.say))
+
+    def _spaces(self) -> Reading:
+        """White space at the beginning is content if it is not dropped; whether it has ended."""
+        start = self._cursor.pos
+        self._cursor.mark = start
+        yield from spaces(self._cursor)
+        kept = self._cursor.mark
+        self._cursor.mark = None
+        if self._cursor.pos > kept:
+            self.say(self._cursor.text[kept : self._cursor.pos])
+            return False
+        return True
+
+    def _read_thought(self) -> Generator[None, None, None]:
+        reasoning, tools = self._reasoning, self._tools
+        assert reasoning is not None
+        self.thinks = True
+        self.renew()
+        # Some models begin a call without closing their thought.
+        regions = tools.opens if tools is not None else ()
+        # A prompt may have opened the thought that the model opens once more.
+        yield from spaces(self._cursor)
+        yield from literal(self._cursor, reasoning.opens)
+        while True:
+            found = yield from text_until(self._cursor, (reasoning.close, *regions), self.think)
+            if found is None or found == reasoning.close or tools is None:
+                break
+            if (yield from self._read_region(tools, found, self.think)):
+                break
+        self.thinks = False
+        self.renew()
+
+    def _read_from_start(self, tools: ToolFormat) -> Generator[None, None, None]:
+        """Calls that nothing marks but that the model begins with them."""
+        cursor = self._cursor
+        cursor.mark = cursor.pos
+        yield from spaces(cursor)
+        found = yield from literal(cursor, tools.at_start)
+        if found is None:
+            self._give_back(self.say)
+            return
+        start = cursor.pos - len(found)
+        cursor.pos = start
+        self._fresh = False
+        yield from self._read_calls(tools, "", self.say)
+
+    def _read_region(
+        self, tools: ToolFormat, opened: str, give_back: Callable[[str], None]
+    ) -> Reading:
+        self._cursor.mark = self._cursor.pos - len(opened)
+        return (yield from self._read_calls(tools, opened, give_back))
+
+    def _read_calls(
+        self, tools: ToolFormat, opened: str, give_back: Callable[[str], None]
+    ) -> Reading:
+        """The calls of a region; whether there was one."""
+        cursor, calls, before = self._cursor, self._calls, self._calls.count
+        in_list = False
+        if tools.listed:
+            yield from spaces(cursor)
+            in_list = (yield from literal(cursor, ("[",))) is not None
+        is_region = not (tools.needs_list and not in_list)
+        call_open: str | None = opened if opened in tools.call_opens else None
+        while is_region:
+            yield from spaces(cursor)
+            if tools.call_opens and call_open is None:
+                call_open = yield from literal(cursor, tools.call_opens)
+                if call_open is None:
+                    break
+            whole = yield from tools.body.read(cursor, calls)
+            if calls.open:
+                calls.end()
+                self.renew()
+                self.thinks = False
+            if not whole:
+                break
+            cursor.mark = cursor.pos
+            yield from spaces(cursor)
+            if tools.call_close:
+                yield from literal(cursor, (tools.call_close,))
+                cursor.mark = cursor.pos
+                yield from spaces(cursor)
+            call_open = None
+            if in_list:
+                after = yield from literal(cursor, (",", "]"))
+                if after != ",":
+                    break
+            elif not tools.call_opens and (yield from literal(cursor, tools.separators)) is None:
+                break
+        if calls.count > before:
+            yield from spaces(cursor)
+            yield from literal(cursor, tools.closes)
+            cursor.mark = None
+            return True
+        self._give_back(give_back)
+        return False
+
+    def _give_back(self, give_back: Callable[[str], None]) -> None:
+        cursor = self._cursor
+        if cursor.mark is not None:
+            held = cursor.text[cursor.mark : cursor.pos]
+            cursor.mark = None
+            give_back(held)
+
+
+def _is_open(reasoning: ReasoningFormat, prompt: str) -> bool:
+    """Whether an answer to ``prompt`` begins within reasoning."""
+    end = prompt.rstrip()
+    if any(end.endswith(each.rstrip()) for each in reasoning.opens):
+        return True
+    return reasoning.starts_open and not end.endswith(reasoning.close)

@@ -1,0 +1,134 @@
+"""Every format that is known, under vLLM's names for it."""
+
+from __future__ import annotations
+
+from tandem.text.parsers.bodies import JsonCall, NamedJson, TaggedParameters
+from tandem.text.parsers.literals import BareKeys, PythonCall
+from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
+
+HARMONY = ChannelFormat()
+
+_HERMES = ToolFormat(opens=("<tool_call>",), body=JsonCall(), closes=("</tool_call>",))
+_QWEN = ToolFormat(
+    opens=("<tool_call>", "<function="),
+    call_opens=("<function=",),
+    body=TaggedParameters(
+        name_end=(">",),
+        open="<parameter=",
+        key_end=">",
+        value_open="",
+        value_end="</parameter>",
+        end="</function>",
+    ),
+    closes=("</tool_call>",),
+)
+_LLAMA = ToolFormat(
+    opens=("<|python_tag|>",),
+    at_start=("{",),
+    body=JsonCall(needs_arguments=True, known_only=True),
+    separators=(";", ","),
+)
+_PYTHONIC = ToolFormat(
+    opens=("<|python_start|>", "<function_calls>"),
+    at_start=("[",),
+    body=PythonCall(),
+    listed=True,
+    needs_list=True,
+    closes=("<|python_end|>", "</function_calls>"),
+)
+_MISTRAL_JSON = ToolFormat(opens=("[TOOL_CALLS]",), body=JsonCall(), listed=True, needs_list=True)
+_MISTRAL = ToolFormat(
+    opens=("[TOOL_CALLS]",),
+    body=NamedJson(separators=("[ARGS]",), id_mark="[CALL_ID]", bare=True),
+)
+_DEEPSEEK_V3 = ToolFormat(
+    opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    call_opens=("<｜tool▁call▁begin｜>",),
+    call_close="<｜tool▁call▁end｜>",
+    body=NamedJson(before="function<｜tool▁sep｜>", separators=("\n```json\n",), after="```"),
+    closes=("<｜tool▁calls▁end｜>",),
+)
+_DEEPSEEK_V31 = ToolFormat(
+    opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    call_opens=("<｜tool▁call▁begin｜>",),
+    call_close="<｜tool▁call▁end｜>",
+    body=NamedJson(separators=("<｜tool▁sep｜>",)),
+    closes=("<｜tool▁calls▁end｜>",),
+)
+_KIMI = ToolFormat(
+    opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    call_opens=("<|tool_call_begin|>",),
+    call_close="<|tool_call_end|>",
+    body=NamedJson(
+        separators=("<|tool_call_argument_begin|>",), name_prefix="functions.", says_id=True
+    ),
+    closes=("<|tool_calls_section_end|>",),
+)
+_GLM = ToolFormat(
+    opens=("<tool_call>",),
+    body=TaggedParameters(
+        name_end=(),
+        open="<arg_key>",
+        key_end="</arg_key>",
+        value_open="<arg_value>",
+        value_end="</arg_value>",
+        end="</tool_call>",
+    ),
+)
+_MINIMAX = ToolFormat(
+    opens=("<minimax:tool_call>",),
+    call_opens=('<invoke name="',),
+    body=TaggedParameters(
+        name_end=('">',),
+        open='<parameter name="',
+        key_end='">',
+        value_open="",
+        value_end="</parameter>",
+        end="</invoke>",
+    ),
+    closes=("</minimax:tool_call>",),
+)
+_GEMMA4 = ToolFormat(opens=("<|tool_call>",), body=BareKeys('<|"|>'), closes=("<tool_call|>",))
+_FUNCTION_GEMMA = ToolFormat(
+    opens=("<start_function_call>",), body=BareKeys("<escape>"), closes=("<end_function_call>",)
+)
+_NEMOTRON = ToolFormat(opens=("<TOOLCALL>",), body=JsonCall(), listed=True, closes=("</TOOLCALL>",))
+
+TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
+    "deepseek_v3": _DEEPSEEK_V3,
+    "deepseek_v31": _DEEPSEEK_V31,
+    "functiongemma": _FUNCTION_GEMMA,
+    "gemma4": _GEMMA4,
+    "glm45": _GLM,
+    "glm47": _GLM,
+    "hermes": _HERMES,
+    "kimi_k2": _KIMI,
+    "llama3_json": _LLAMA,
+    "llama4_pythonic": _PYTHONIC,
+    "minimax_m2": _MINIMAX,
+    "mistral": _MISTRAL,
+    "mistral_json": _MISTRAL_JSON,
+    "nemotron_json": _NEMOTRON,
+    "nemotron_v3": _QWEN,
+    "openai": HARMONY,
+    "pythonic": _PYTHONIC,
+    "qwen3_coder": _QWEN,
+    "qwen3_xml": _QWEN,
+}
+"""``--tool-call-parser`` to its table."""
+
+_THINK = ReasoningFormat(opens=("<think>",), close="</think>")
+_THINKS_FIRST = ReasoningFormat(opens=("<think>",), close="</think>", starts_open=True)
+
+REASONING_FORMATS: dict[str, ReasoningFormat | ChannelFormat] = {
+    "deepseek_r1": _THINKS_FIRST,
+    "gemma4": ReasoningFormat(opens=("<|channel>thought\n",), close="<channel|>"),
+    "glm45": _THINK,
+    "kimi_k2": _THINK,
+    "minimax_m2": _THINKS_FIRST,
+    "mistral": ReasoningFormat(opens=("[THINK]",), close="[/THINK]"),
+    "nemotron_v3": _THINK,
+    "openai_gptoss": HARMONY,
+    "qwen3": _THINK,
+}
+"""``--reasoning-parser`` to its table."""

@@ -1,0 +1,105 @@
+"""Harmony, the format of gpt-oss: messages, each on a channel and for somebody.
+
+What is on the channel ``analysis`` is reasoning, what is for ``functions.NAME`` is a call, all else
+is content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+from tandem.text.parsers.calls import Calls
+from tandem.text.parsers.cursor import Cursor, literal, scan, spaces, text_until
+from tandem.text.parsers.tables import ChannelFormat
+
+_MAX_HEADER = 512
+_TO = re.compile(r"\bto=([\w.\-:/]+)")
+
+
+class Sink(Protocol):
+    """The parser that messages are read for."""
+
+    thinks: bool
+
+    @property
+    def cursor(self) -> Cursor:
+        """What is read from."""
+        ...
+
+    @property
+    def calls(self) -> Calls:
+        """Where calls are written to."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Content."""
+        ...
+
+    def think(self, text: str) -> None:
+        """Reasoning."""
+        ...
+
+    def renew(self) -> None:
+        """A message begins."""
+        ...
+
+
+def read_messages(
+    sink: Sink, table: ChannelFormat, *, finds_calls: bool
+) -> Generator[None, None, None]:
+    """All messages; the prompt has begun the first one's header."""
+    yield
+    cursor = sink.cursor
+    starts = (table.start, table.channel, *table.ends)
+    found = yield from literal(cursor, (" to=", table.start, table.channel))
+    while True:
+        if found in (table.start, table.channel, " to="):
+            lead = found if found != table.start else ""
+            found = yield from _message(sink, table, str(lead), finds_calls=finds_calls)
+        elif cursor.closed and cursor.pos == len(cursor.text):
+            return
+        else:
+            found = yield from text_until(cursor, starts, sink.say)
+
+
+def _message(
+    sink: Sink, table: ChannelFormat, lead: str, *, finds_calls: bool
+) -> Generator[None, None, str | None]:
+    """One message; the mark that ended it."""
+    header = [lead]
+    cursor = sink.cursor
+    ended = yield from text_until(cursor, (table.message,), header.append, _MAX_HEADER)
+    written = "".join(header)
+    if ended is None:
+        sink.say(written.removeprefix(lead))
+        return None
+    _, _, after = written.partition(table.channel)
+    channel = re.match(r"\w*", after)
+    to = _TO.search(written)
+    sink.renew()
+    ends = (table.start, table.channel, *table.ends)
+    if to is not None and to[1].startswith("functions.") and finds_calls:
+        yield from _call(sink, to[1].removeprefix("functions."))
+        return (yield from text_until(cursor, ends, sink.say))
+    write: Callable[[str], None] = sink.say
+    if (channel is not None and channel[0] == "analysis") or (to is not None and finds_calls):
+        write, sink.thinks = sink.think, True
+    ended = yield from text_until(cursor, ends, write)
+    sink.thinks = False
+    sink.renew()
+    return ended
+
+
+def _call(sink: Sink, name: str) -> Generator[None, None, None]:
+    cursor, calls = sink.cursor, sink.calls
+    yield from spaces(cursor)
+    calls.begin(name)
+    if (yield from literal(cursor, ("{",))) is None:
+        calls.arguments("{}")
+    else:
+        cursor.pos -= 1
+        yield from scan(cursor, calls.arguments)
+    calls.end()
+    sink.renew()

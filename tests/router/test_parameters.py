@@ -147,6 +147,11 @@ CHATS: dict[str, tuple[Mapping[str, Any], See]] = {
         lambda seen: "TOOL f" in text_of(seen),
     ),
     "tool_choice": ({"tools": [], "tool_choice": "auto"}, lambda seen: seen.answer),
+    "parallel_tool_calls": ({"parallel_tool_calls": False}, lambda seen: seen.answer),
+    "include_reasoning": (
+        {"include_reasoning": False},
+        lambda seen: "reasoning" not in seen.answer["choices"][0]["message"],
+    ),
     "reasoning_effort": ({"reasoning_effort": "low"}, lambda seen: "EFFORT low" in text_of(seen)),
     "add_generation_prompt": (
         {"add_generation_prompt": False},
@@ -260,7 +265,7 @@ def test_what_is_refused_says_so_and_passes_with_values_that_ask_for_nothing(
 def test_information_passes_and_has_a_shape(well: Served, kind: str) -> None:
     """What changes no answer is checked all the same."""
     path, body = PATHS[kind]
-    right: dict[str, Any] = {"metadata": {"a": "b"}, "parallel_tool_calls": False}
+    right: dict[str, Any] = {"metadata": {"a": "b"}}
     for name in rows("Information"):
         if name not in BODIES[kind].model_fields:
             continue

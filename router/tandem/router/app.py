@@ -51,6 +51,7 @@ from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.server import make_server
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
+from tandem.text.parsers.model import ModelParsers
 from tandem.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -198,6 +199,9 @@ def create_app(config: RouterConfig) -> FastAPI:
         body_seconds=config.body_timeout,
         stream_seconds=config.request_timeout + SLOW_READER,
         bounds=RequestBounds.of(config),
+        parsers=ModelParsers.of(
+            router.llm.tokenizer, tools=config.tool_call_parser, reasoning=config.reasoning_parser
+        ),
         max_parallel_prompts=config.max_parallel_prompts,
         is_served=lambda: bool(router.pool.serving(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,

@@ -10,6 +10,8 @@ from tandem.protocol.exposure import PLAINTEXT_HELP, REMEDY, check_exposed
 from tandem.protocol.names import ROUTER_PORT
 from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
+from tandem.text.parsers.choose import check_name
+from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
@@ -61,6 +63,14 @@ class RouterConfig:
     )
     trust_request_chat_template: bool = setting(
         False, "Allow requests to bring a chat template of their own."
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        "Format in which the model calls tools, in vLLM's names; auto: by its chat template, "
+        "none: calls are not looked for.",
+    )
+    reasoning_parser: str = setting(
+        "auto", "Format in which the model marks its reasoning; auto and none as above."
     )
     allow_request_priority: bool = setting(
         False, "Allow requests to set their priority in the queues that all share."
@@ -213,6 +223,8 @@ class RouterConfig:
         if self.allow_credentials and (not self.allowed_origins or "*" in self.allowed_origins):
             raise InvalidParameter("allow_credentials", True, "only with allowed_origins by name")
         check_origins(self.allowed_origins)
+        check_name("tool_call_parser", self.tool_call_parser, TOOL_FORMATS)
+        check_name("reasoning_parser", self.reasoning_parser, REASONING_FORMATS)
         check_choices(self)
         if self.discovery == "kubernetes":
             for name in ("discovery_namespace", "discovery_selector"):

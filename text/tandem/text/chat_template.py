@@ -77,6 +77,11 @@ class ChatTemplates:
         """Whether the model has any."""
         return bool(self._sources)
 
+    @property
+    def text(self) -> str:
+        """Their sources: what they spell out is what the model writes."""
+        return "\n".join(self._sources.values())
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], options: ChatOptions | None = None
     ) -> str:

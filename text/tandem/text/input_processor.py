@@ -55,6 +55,8 @@ class InputOptions:
     """Lower goes first under the priority policy."""
     budget_ms: int | None = None
     """Deadline of the whole request, from now on; None is none."""
+    seen_special_ids: frozenset[int] = frozenset()
+    """Special tokens that stand in the answer's text though others are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class ProcessedInput:
     request: EngineCoreRequest
     prompt: str | None
     """Text of the prompt, chat template applied; None where the client gave ids alone."""
+    seen_special_ids: frozenset[int] = frozenset()
+    """See InputOptions."""
 
 
 def _draw_seed() -> int:
@@ -160,7 +164,9 @@ class InputProcessor:
             priority=options.priority,
             budget_ms=options.budget_ms,
         )
-        return ProcessedInput(request=request, prompt=prompt.text)
+        return ProcessedInput(
+            request=request, prompt=prompt.text, seen_special_ids=options.seen_special_ids
+        )
 
     def _check_spaces(self, params: SamplingParams) -> None:
         """Special tokens without spaces between them: as most tokenizers have it, or not at all."""

@@ -50,7 +50,7 @@ class OutputProcessor:
 
     def begin(self, processed: ProcessedInput) -> RequestState:
         """The state of a request that is about to be sent."""
-        return RequestState(self._tokenizer, processed.request)
+        return RequestState(self._tokenizer, processed.request, processed.seen_special_ids)
 
 
 class RequestState:
@@ -67,10 +67,14 @@ class RequestState:
         "prompt_logprobs",
     )
 
-    def __init__(self, tokenizer: Tokenizer, request: EngineCoreRequest) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: EngineCoreRequest, seen: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
         self._final_only = request.params.output_kind is OutputKind.FINAL_ONLY
-        self.choices = [ChoiceState(tokenizer, request, index) for index in range(request.params.n)]
+        self.choices = [
+            ChoiceState(tokenizer, request, index, seen) for index in range(request.params.n)
+        ]
         self._running = self._computing = len(self.choices)
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens: int | None = None
@@ -140,12 +144,16 @@ class ChoiceState:
         "stop_reason",
     )
 
-    def __init__(self, tokenizer: Tokenizer, request: EngineCoreRequest, index: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, request: EngineCoreRequest, index: int, seen: frozenset[int]
+    ) -> None:
         params = request.params
         self._tokenizer = tokenizer
         self._detokenizer = (
             tokenizer.detokenizer(
-                skip_special_tokens=params.skip_special_tokens, context=request.prompt_token_ids
+                skip_special_tokens=params.skip_special_tokens,
+                context=request.prompt_token_ids,
+                seen=seen,
             )
             if params.detokenize
             else None

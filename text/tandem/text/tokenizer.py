@@ -53,7 +53,8 @@ class Tokenizer:
         named = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = tuple(dict.fromkeys((*named, *settings.eos_token_ids)))
         """Every id that ends an output, the tokenizer's own first."""
-        rule = bytes_rule(json.loads(backend.to_str())["decoder"])
+        self._seeing_tables: dict[frozenset[int], tuple[ByteTable, WholeTexts]] = {}
+        self._rule = rule = bytes_rule(json.loads(backend.to_str())["decoder"])
         self._tables = (
             None
             if rule is None
@@ -169,15 +170,36 @@ class Tokenizer:
         return self.token_bytes(token_id).decode(errors="replace")
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, context: Sequence[int] = ()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        context: Sequence[int] = (),
+        seen: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """A detokenizer for one choice that goes on after the prompt ``context``."""
+        """A detokenizer for one choice that goes on after the prompt ``context``. Special tokens
+        in ``seen`` are spelled out though others are skipped."""
+        if skip_special_tokens and seen:
+            return self._seeing(seen, context)
         if self._tables is not None:
             index = int(skip_special_tokens)
             return TableDetokenizer(self._tables[index], self._whole[index])
 
         def decode(ids: list[int]) -> str:
             return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return WindowDetokenizer(decode, context)
+
+    def _seeing(self, seen: frozenset[int], context: Sequence[int]) -> Detokenizer:
+        hidden = self.special_ids - seen
+        if self._rule is not None:
+            if seen not in self._seeing_tables:
+                table = ByteTable(self._backend.id_to_token, self._rule, hidden)
+                self._seeing_tables[seen] = (table, WholeTexts(table))
+            return TableDetokenizer(*self._seeing_tables[seen])
+
+        def decode(ids: list[int]) -> str:
+            shown = [each for each in ids if each not in hidden]
+            return self._backend.decode(shown, skip_special_tokens=False)
 
         return WindowDetokenizer(decode, context)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-Finish = Literal["stop", "length", "abort", "error"]
+Finish = Literal["stop", "length", "abort", "error", "tool_calls"]
 PromptLogprobs = list[dict[str, "TokenScore"] | None]
 
 
@@ -40,6 +40,12 @@ class PromptDetails(Answer):
     cached_tokens: int
 
 
+class CompletionDetails(Answer):
+    """Of an answer's tokens."""
+
+    reasoning_tokens: int
+
+
 class Usage(Answer):
     """Tokens of a call."""
 
@@ -47,6 +53,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class TokenScore(Answer):
@@ -78,12 +85,30 @@ class ChatLogprobs(Answer):
     refusal: None
 
 
+class CalledFunction(Answer):
+    """Which function is called, and with what."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(Answer):
     """What the model says."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatChoice(Answer):
@@ -112,11 +137,30 @@ class ChatCompletion(Answer):
     prompt_text: str | None
 
 
+class FunctionDelta(Answer):
+    """What is new of a function's call."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Answer):
+    """What is new of a call; id, type and name stand in its first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(Answer):
     """What is new."""
 
     role: Literal["assistant"] | None = None
-    content: str
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Answer):

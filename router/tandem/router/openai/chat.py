@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.chat_options import chat_options
+from tandem.router.openai.chat_reader import ChatReader, reader_of
 from tandem.router.openai.chunks import DONE, ChunkWriter, chat_writer, usage
 from tandem.router.openai.generate import Answer, Outputs, begin, run
 from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -36,23 +38,29 @@ async def create_chat_completion(request: Request) -> Response:
     """The model's answer to a chat."""
     body = await read(ChatBody, request)
     service = service_of(request)
+    reader = reader_of(body, service.parsers)
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
-        events = _events(service, body, request, answer)
+        events = _events(service, body, request, answer, reader)
         gone = service.counters(context_of(request)).request_cancelled
         return EventStream(events, seconds=service.stream_seconds, gone=gone)
     async with while_connected(request.receive):
-        return await _whole(service, body, request, answer)
+        return await _whole(service, body, request, answer, reader)
 
 
-async def _outputs(service: Service, body: ChatBody, request: Request) -> Outputs:
+async def _outputs(
+    service: Service, body: ChatBody, request: Request, reader: ChatReader | None
+) -> Outputs:
     """What the model says, from the body on. Closing it aborts the request."""
-    kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
+    kind = OutputKind.DELTA if body.stream or reader is not None else OutputKind.FINAL_ONLY
+    options = input_options(body, request)
+    if reader is not None:
+        options = replace(options, seen_special_ids=service.parsers.seen)
     with blaming(body.client_names()):
         prepared = await service.llm.prepare_chat(
             body.messages,
             {**body.sampling(), "output_kind": kind},
-            options=input_options(body, request),
+            options=options,
             chat=chat_options(body, service),
         )
     async with aclosing(run(service, [prepared], context_of(request))) as outputs:
@@ -69,12 +77,17 @@ def _echoed(body: ChatBody) -> str:
     return ""
 
 
-async def _whole(service: Service, body: ChatBody, request: Request, answer: Answer) -> Response:
+async def _whole(
+    service: Service, body: ChatBody, request: Request, answer: Answer, reader: ChatReader | None
+) -> Response:
     """One JSON object."""
     last: RequestOutput | None = None
-    async with aclosing(_outputs(service, body, request)) as outputs:
+    async with aclosing(_outputs(service, body, request, reader)) as outputs:
         async for _, output in outputs:
             last = output
+            if reader is not None:
+                for choice in output.outputs:
+                    reader.take(output, choice)
     assert last is not None, "a stream that ends without an error has said something"
     echoed = _echoed(body)
     content = {
@@ -82,10 +95,10 @@ async def _whole(service: Service, body: ChatBody, request: Request, answer: Ans
         "object": "chat.completion",
         "created": answer.created,
         "model": answer.model,
-        "choices": [_choice(each, echoed, body) for each in last.outputs],
-        "usage": usage(
-            len(last.prompt_token_ids), last.num_generated_tokens, last.num_cached_tokens
-        ),
+        "choices": [_choice(each, echoed, body) for each in last.outputs]
+        if reader is None
+        else [_read_choice(reader, index, echoed, body) for index in sorted(reader.choices)],
+        "usage": _usage(last, reader),
         "system_fingerprint": None,
         "prompt_logprobs": prompt_logprobs(last.prompt_logprobs),
         "prompt_token_ids": list(last.prompt_token_ids) if body.return_token_ids else None,
@@ -106,8 +119,20 @@ def _choice(choice: CompletionOutput, echoed: str, body: ChatBody) -> dict[str, 
     }
 
 
+def _read_choice(reader: ChatReader, index: int, echoed: str, body: ChatBody) -> dict[str, Any]:
+    read = reader.choices[index]
+    return {
+        "index": index,
+        "message": reader.message(read, echoed),
+        "logprobs": chat_logprobs(read.logprobs),
+        "finish_reason": read.finish,
+        "stop_reason": None if read.last is None else read.last.stop_reason,
+        "token_ids": read.token_ids if body.return_token_ids else None,
+    }
+
+
 async def _events(
-    service: Service, body: ChatBody, request: Request, answer: Answer
+    service: Service, body: ChatBody, request: Request, answer: Answer, reader: ChatReader | None
 ) -> AsyncGenerator[bytes, None]:
     """Chunks, the usage if it is wanted, and the end."""
     options = body.stream_options or StreamOptions()
@@ -118,9 +143,9 @@ async def _events(
         model=answer.model,
         says_usage=bool(options.include_usage),
     )
-    plain = not (body.logprobs or body.return_token_ids or running)
+    plain = not (body.logprobs or body.return_token_ids or running or reader)
     last: RequestOutput | None = None
-    async with aclosing(_outputs(service, body, request)) as outputs:
+    async with aclosing(_outputs(service, body, request, reader)) as outputs:
         async for _, output in outputs:
             if last is None:
                 yield _first(writer, output, body, running=running)
@@ -129,16 +154,42 @@ async def _events(
                 if plain and choice.finish_reason is None:
                     # Also without text: a chunk a step is what clients take the time of.
                     yield writer.text(choice.index, choice.text)
-                else:
+                elif reader is None:
                     yield _chunk(writer, choice, output, body, running=running)
+                else:
+                    yield _read_chunk(writer, choice, output, body, reader, running=running)
     if options.include_usage and last is not None:
-        yield writer.last_usage(_usage(last))
+        yield writer.last_usage(_usage(last, reader))
     yield DONE
 
 
-def _usage(output: RequestOutput) -> dict[str, Any]:
+def _usage(output: RequestOutput, reader: ChatReader | None = None) -> dict[str, Any]:
     return usage(
-        len(output.prompt_token_ids), output.num_generated_tokens, output.num_cached_tokens
+        len(output.prompt_token_ids),
+        output.num_generated_tokens,
+        output.num_cached_tokens,
+        None if reader is None else reader.num_reasoning,
+    )
+
+
+def _read_chunk(
+    writer: ChunkWriter,
+    choice: CompletionOutput,
+    output: RequestOutput,
+    body: ChatBody,
+    reader: ChatReader,
+    *,
+    running: bool,
+) -> bytes:
+    delta = reader.take(output, choice)
+    return writer.delta(
+        choice.index,
+        delta,
+        logprobs=chat_logprobs(choice.logprobs),
+        finish=reader.choices[choice.index].finish,
+        stop_reason=choice.stop_reason,
+        extras={"token_ids": list(choice.token_ids)} if body.return_token_ids else None,
+        usage=_usage(output, reader) if running else None,
     )
 
 

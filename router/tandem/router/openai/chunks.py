@@ -6,6 +6,7 @@ pydantic, no dicts, unless log-probabilities or other extras were asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -16,13 +17,17 @@ _encode = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 
-def usage(num_prompt: int, num_generated: int, num_cached: int | None) -> dict[str, Any]:
+def usage(
+    num_prompt: int, num_generated: int, num_cached: int | None, num_reasoning: int | None = None
+) -> dict[str, Any]:
     """OpenAI's usage object."""
+    details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_generated,
         "total_tokens": num_prompt + num_generated,
         "prompt_tokens_details": {"cached_tokens": num_cached or 0},
+        **({} if num_reasoning is None else details),
     }
 
 
@@ -75,8 +80,34 @@ class ChunkWriter:
         usage: object = None,
     ) -> bytes:
         """A chunk with whatever else belongs to it."""
-        parts = [self._start(index), _encode(text), self._closing, b',"logprobs":']
-        parts += [_encode(logprobs), b',"finish_reason":', _encode(finish)]
+        content = [self._start(index), _encode(text), self._closing]
+        return self._with_end(content, logprobs, finish, stop_reason, extras, usage)
+
+    def delta(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        logprobs: object = None,
+        finish: str | None = None,
+        stop_reason: int | str | None = None,
+        extras: dict[str, Any] | None = None,
+        usage: object = None,
+    ) -> bytes:
+        """A chunk of a chat whose delta has other members than content."""
+        content = [self._head, self._index, b'%d,"delta":' % index, _encode(delta)]
+        return self._with_end(content, logprobs, finish, stop_reason, extras, usage)
+
+    def _with_end(
+        self,
+        parts: list[bytes],
+        logprobs: object,
+        finish: str | None,
+        stop_reason: int | str | None,
+        extras: dict[str, Any] | None,
+        usage: object,
+    ) -> bytes:
+        parts += [b',"logprobs":', _encode(logprobs), b',"finish_reason":', _encode(finish)]
         if finish is not None:
             parts += [b',"stop_reason":', _encode(stop_reason)]
         return b"".join([*parts, *_members(extras or {}), b"}]", self._close(usage)])

@@ -42,7 +42,7 @@ def _same(value: object, other: object) -> bool:
 
 
 _STRUCTURED = "structured output is by choice or regex"
-_TOOLS = "this server does not generate tool calls"
+_TOOLS = "ask for tools and tool_choice"
 _TEXT = "this server takes and gives text alone"
 _BEAMS = "beam search is not available"
 
@@ -108,7 +108,6 @@ CHAT: Mapping[str, Refused] = {
     "prompt_cache_options": Refused("prefixes are cached for all alike", ({},)),
     "prompt_cache_retention": Refused("prefixes are cached while there is room", ("in_memory",)),
     "verbosity": Refused("say it in a message", ("medium",)),
-    "include_reasoning": Refused("reasoning is not told from the rest of the text", (True,)),
     "thinking": Refused("see reasoning_effort and chat_template_kwargs"),
     "best_of": Refused("ask for n", (1,)),
 }

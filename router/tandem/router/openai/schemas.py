@@ -195,6 +195,7 @@ class ChatBody(GenerationBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
+    include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -204,17 +205,11 @@ class ChatBody(GenerationBody):
 
     def check(self, unknown: UnknownFields, prefix: str = "") -> None:
         """See ``GenerationBody.check``."""
-        if self.tools and self.tool_choice != "none":
-            raise InvalidParameter(
-                "tools",
-                self.tools,
-                '[], or any with tool_choice "none": this server does not generate tool calls',
-            )
         if self.tool_choice not in (None, "none", "auto"):
             raise InvalidParameter(
                 "tool_choice",
                 self.tool_choice,
-                '"none" or "auto": this server does not generate tool calls',
+                '"none" or "auto": this server forces no calls',
             )
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(

@@ -25,6 +25,7 @@ from tandem.router.openai.schemas import Body, GenerationBody
 from tandem.router.openai.sse import ClientGone
 from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.text.input_processor import InputOptions, TruncationSide
+from tandem.text.parsers.model import ModelParsers
 
 MAX_REQUEST_ID = 256
 MAX_CACHE_SALT = 1024
@@ -61,6 +62,8 @@ class Service:
     """How much one request may hold."""
     is_served: Callable[[], bool]
     """Whether a decode worker is up: then its card is known without waiting."""
+    parsers: ModelParsers = field(default_factory=ModelParsers)
+    """What tells reasoning and calls of tools from content."""
     trust_request_chat_template: bool = False
     allow_request_priority: bool = False
     max_parallel_prompts: int = 64

@@ -39,5 +39,5 @@ def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int
         WorkerRole.DECODE,
         executor=executor,
         make_role=make_role,
-        allocate=slab_allocator(kv),
+        allocate=slab_allocator(kv, on_gpu=config.device != "cpu"),
     )

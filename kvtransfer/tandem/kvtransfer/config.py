@@ -24,7 +24,8 @@ class KVTransferConfig:
 
     kv_connector: str = setting(
         "auto",
-        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load. cuda_p2p and shm are for "
+        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load; for workers on a CPU "
+        "with --kv-node-folder it is shm first, link by link. cuda_p2p and shm are for "
         "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
         "and copies blocks itself. memory and memory_blocks are for two workers in one process: "
         "the one by slots, the other from block to block.",
@@ -107,7 +108,8 @@ class KVTransferConfig:
     kv_node_folder: str | None = setting(
         None,
         "Folder in which workers of one machine meet for cuda_p2p and shm, the same for all of "
-        "them; none is a folder of this user's own among the temporary files.",
+        "them; none is a folder of this user's own among the temporary files. Named, it has auto "
+        "try shm on a CPU.",
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")

@@ -48,5 +48,5 @@ def run(
         WorkerRole.PREFILL,
         executor=executor,
         make_role=make_role,
-        allocate=slab_allocator(kv),
+        allocate=slab_allocator(kv, on_gpu=config.device != "cpu"),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from socket import AddressFamily
 
 import zmq
@@ -73,6 +73,8 @@ class _Producer:
     """Set while the peer's address is being looked up."""
     failures: int = 0
     """Connections that never stood: each failure tries the next of the known keys."""
+    without: dict[str, Millis] = field(default_factory=dict)
+    """Transports that failed between these ends, and until when they are not offered."""
 
 
 class ControlClient(Channel):
@@ -106,6 +108,8 @@ class ControlClient(Channel):
         if isinstance(item, Say):
             self._send(producer, item.message, now)
         else:
+            if item.without:
+                producer.without[item.without] = Millis(now + item.without_ms)
             self._send(producer, Reset(item.reason[:500]), now)
             self._lose(producer, item.reason, now, rest_ms=item.rest_ms)
 
@@ -209,7 +213,14 @@ class ControlClient(Channel):
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(monitor, zmq.POLLIN)
         head = link.session.greet(now / 1000)
-        self._write(producer, link, [head, encode(self.terms.hello(self.connectors))], now)
+        hello = self.terms.hello(self._offered(producer, now))
+        self._write(producer, link, [head, encode(hello)], now)
+
+    def _offered(self, producer: _Producer, now: Millis) -> tuple[str, ...]:
+        """What this link may go by: all but what failed on it of late, if anything is left."""
+        known = producer.without
+        found = tuple(each for each in self.connectors if known.get(each, now) <= now)
+        return found or self.connectors
 
     def _read(self, producer: _Producer, link: _Link, now: Millis) -> None:
         for _ in range(_BATCH):

@@ -66,6 +66,10 @@ class Drop:
     link: LinkNumber
     reason: str
     rest_ms: int = 0
+    without: str = ""
+    """D: a transport that is not to be offered when the link is made again ..."""
+    without_ms: int = 0
+    """... for so long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,10 @@ from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer.config import KVTransferConfig
 
 
-def slab_allocator(config: KVTransferConfig) -> Callable[[int], Tensor] | None:
+def slab_allocator(
+    config: KVTransferConfig, *, on_gpu: bool = False
+) -> Callable[[int], Tensor] | None:
     """Bytes to flat uint8 memory that ``kv_connector`` can share; None where the engine's own
     will do, as that of a GPU does."""
-    return shared_tensor if config.kv_connector == "shm" else None
+    near = config.kv_connector == "auto" and config.kv_node_folder is not None
+    return shared_tensor if not on_gpu and (near or config.kv_connector == "shm") else None

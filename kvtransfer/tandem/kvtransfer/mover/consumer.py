@@ -33,6 +33,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
 from tandem.kvtransfer.mover.extents import block_extents, slot_extent
+from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
 from tandem.kvtransfer.mover.make_slots import sized_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
@@ -96,6 +97,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             slow_seconds=config.kv_slow_seconds,
         )
         self.prober = Prober(self)
+        self.falls = Falls(millis(config.kv_quarantine_seconds))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self._reads: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._unpacks: deque[Unpack] = deque()
@@ -115,9 +117,14 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """What the peer said, while its link stands."""
         return self._welcomes.get(peer)
 
-    def usable(self, peer: Incarnation) -> None:
-        """The probe passed: hand-offs may start."""
+    def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
+        """The probe passed, at this rate: hand-offs may start."""
         self.table.link_up(peer)
+        connector = self._welcomes[peer].connector
+        said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
+        logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
+        if len(self.parts.transports) > 1 and connector == next(iter(self.parts.transports)):
+            self.falls.worked(peer, connector)
         self.book.mark(peer, up=True, transport=self._welcomes[peer].connector)
         self.observe()
 
@@ -253,6 +260,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             actions += self._unpack(self._unpacks.popleft(), now)
         self.pace.look(self.table.pulls)
         actions += self.prober.work(now)
+        self._come_back(now)
         due = self.table.next_deadline()
         if due is not None and due <= now:
             actions += self.table.expire(now)
@@ -310,7 +318,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             pull = self.table.pulls.get(read.key)
             wanted = pull is not None and pull.state is DState.PULLING
         if wanted:  # of the link that stands: only another can do better
-            self.drop(read.peer, "a read failed")
+            self.fall(read.peer, "a read failed", now)
         return self._over(read, now, FailCause.PEER, "a read failed")
 
     def _unpack(self, item: Unpack, now: Millis) -> list[Action]:
@@ -341,6 +349,27 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if link is not None and self.control is not None:
             self.control.post(Drop(link, reason, rest_ms))
 
+    def fall(self, peer: Incarnation, reason: str, now: Millis) -> None:
+        """Give the link up as its transport failed: it is made again by the next, if there is
+        one."""
+        welcome, link = self._welcomes.get(peer), self._links.get(peer)
+        if welcome is None or len(self.parts.transports) < 2:
+            self.drop(peer, reason)
+        elif link is not None and self.control is not None:
+            pause = self.falls.failed(peer, welcome.connector, now)
+            logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
+            self.control.post(Drop(link, reason, 0, welcome.connector, pause))
+
+    def _come_back(self, now: Millis) -> None:
+        """Links whose better way may work again are made anew, when no hand-off is on them."""
+        for peer, connector in self.falls.due(now):
+            ended = (DState.CLOSED, DState.FAILING)
+            pulls = self.table.pulls.values()
+            if any(each.producer == peer and each.state not in ended for each in pulls):
+                continue
+            self.falls.tried(peer)
+            self.drop(peer, f"trying {connector} again")
+
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a read or an unpack is to be moved."""
         if self._unpacks:
@@ -349,6 +378,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.until(self.table.next_deadline(), now),
             self.prober.rest(now),
             self.pace.rest(),
+            self.falls.rest(now),
         ]
         if self._reads:
             naps.append(0.05 if self.wakers() else self.nap())

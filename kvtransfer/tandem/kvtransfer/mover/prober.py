@@ -66,12 +66,16 @@ class Links(Protocol):
         """Post a read; its end comes back as ``Prober.read_ended``."""
         ...
 
-    def usable(self, peer: Incarnation) -> None:
-        """The probe passed."""
+    def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
+        """The probe passed, at this rate."""
+        ...
+
+    def fall(self, peer: Incarnation, reason: str, now: Millis) -> None:
+        """The probe failed: make the link again, by another transport if there is one."""
         ...
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
-        """The probe failed: close the link."""
+        """Close the link."""
         ...
 
 
@@ -95,7 +99,7 @@ class Prober:
             mover.transport_to(peer).connect(peer, host, welcome.card)
         except TransportError as error:
             logger.warning("no way to read from %s: %s", host, error)
-            mover.drop(peer, str(error))
+            mover.fall(peer, str(error), now)
             return
         number = next(self._numbers)
         until = Millis(now + millis(mover.config.kv_connect_seconds))
@@ -118,7 +122,10 @@ class Prober:
             if now > probing.until:
                 waits = probing.nbytes is not None and probing.slot is None
                 self.end(peer)
-                self._mover.drop(peer, NO_SLOT if waits else "the pattern did not come in time")
+                if waits:
+                    self._mover.drop(peer, NO_SLOT)
+                else:
+                    self._mover.fall(peer, "the pattern did not come in time", now)
             elif probing.nbytes is not None and probing.slot is None:
                 self._read(peer, probing, now)
         return []
@@ -142,10 +149,10 @@ class Prober:
         if right:
             seconds = max(time.perf_counter() - probing.started, 1e-6)
             mover.metrics.probe_rate.observe(read.nbytes / seconds)
-            mover.usable(read.peer)
+            mover.usable(read.peer, read.nbytes / seconds)
         else:
             fault = "the pattern is wrong" if done else "the pattern could not be read"
-            mover.drop(read.peer, fault)
+            mover.fall(read.peer, fault, now)
         return actions
 
     def end(self, peer: Incarnation) -> None:

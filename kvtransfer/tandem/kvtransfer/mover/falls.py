@@ -1,0 +1,70 @@
+"""Links that go a worse way than they once did, and when to try the better one again. Pure.
+
+A link that fails on its first choice is made again without it (``control/client``). One on which
+the better way had worked comes back to it at a moment without hand-offs, with doubling pauses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.protocol.ids import Incarnation
+
+MAX_REMEMBERED = 256
+"""Peers; the longest known are forgotten first, and then come back when they are linked anew."""
+MAX_DOUBLINGS = 5
+SLACK_MS = 250
+"""The control thread, which counts the same pause, begins a little later."""
+
+
+@dataclass(slots=True)
+class _Fall:
+    connector: str
+    """What had worked."""
+    failures: int = 0
+    due: Millis | None = None
+    """When to try again; None while it is in use."""
+
+
+class Falls:
+    """What worked and failed, by peer."""
+
+    def __init__(self, pause_ms: int) -> None:
+        self._pause_ms = pause_ms
+        self._peers: dict[Incarnation, _Fall] = {}
+
+    def worked(self, peer: Incarnation, connector: str) -> None:
+        """The first choice between these ends has passed its probe."""
+        self._peers.pop(peer, None)
+        while len(self._peers) >= MAX_REMEMBERED:
+            del self._peers[next(iter(self._peers))]
+        self._peers[peer] = _Fall(connector)
+
+    def failed(self, peer: Incarnation, connector: str, now: Millis) -> int:
+        """It failed: milliseconds for which it is not to be offered."""
+        known = self._peers.get(peer)
+        if known is None or known.connector != connector:
+            return self._pause_ms
+        pause = self._pause_ms << min(known.failures, MAX_DOUBLINGS)
+        known.failures += 1
+        known.due = Millis(now + pause + SLACK_MS)
+        return pause
+
+    def due(self, now: Millis) -> list[tuple[Incarnation, str]]:
+        """Peers whose pause is over, and what to try again; asked until ``tried``."""
+        found = self._peers.items()
+        return [
+            (peer, each.connector)
+            for peer, each in found
+            if each.due is not None and each.due <= now
+        ]
+
+    def tried(self, peer: Incarnation) -> None:
+        """The better way is being tried: it works or fails anew."""
+        self._peers[peer].due = None
+
+    def rest(self, now: Millis) -> float | None:
+        """Seconds until something is due, at least a tenth: a busy link is asked again then."""
+        due = min((each.due for each in self._peers.values() if each.due is not None), default=None)
+        return None if due is None else max(0.1, (due - now) / 1000)

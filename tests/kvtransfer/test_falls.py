@@ -1,0 +1,174 @@
+"""Links that choose: shm where both ends meet, the next where they do not, and back again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+
+from tandem.kernels.memory.shared import shared_tensor
+from tandem.kvtransfer import events
+from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, SLACK_MS, Falls
+from tandem.kvtransfer.transports.choose import make_transports
+from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation, new_incarnation
+
+PEER = Incarnation(b"p" * 16)
+
+
+@pytest.fixture
+def folder():
+    """A short name: that of a socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        yield Path(name)
+
+
+def choosing(folder: Path, **more):
+    """What ``auto`` makes of a folder, without nixl."""
+    config = make_config(kv_connector="auto", kv_node_folder=str(folder), **more)
+    found = make_transports(config, new_incarnation(), "consumer")
+    for each in found.values():
+        each.stop()
+    return config, tuple(found)
+
+
+def made(workers, kind, folder: Path, **more):
+    """A worker that meets its peers there."""
+    config = make_config(kv_connector="auto", kv_node_folder=str(folder), **more)
+    return workers(kind, config)
+
+
+class Pair:
+    """A producer and a consumer that each offer shm and tcp."""
+
+    def __init__(self, workers, there: Path, here: Path, **more) -> None:
+        self.producer = made(workers, Producer, there, **more)
+        self.consumer = made(workers, Consumer, here, **more)
+        self.consumer.meet(self.producer)
+
+    @property
+    def transport(self) -> str:
+        """By which the one link goes."""
+        (health,) = self.consumer.service.peer_health()
+        return health.transport if health.up else ""
+
+    def hand_over(self, name: str) -> None:
+        """One request, whose bytes must be right."""
+        key, consumer = make_key(name), self.consumer
+        consumer.open(key, self.producer.incarnation)
+        self.producer.hand_over(key, 8, [0, 1], consumer.incarnation)
+        consumer.load(key, [4, 5])
+        consumer.wait_for(events.Loaded, key)
+        assert consumer.holds(name, 8, [4, 5])
+        self.producer.wait_for(events.Released, key)
+
+
+def test_auto_offers_shm_where_a_folder_to_meet_is_named(folder):
+    """And not otherwise: most workers have no peer on their machine."""
+    _, offered = choosing(folder)
+    assert offered[0] == "shm"
+    assert offered[-1] == "tcp"
+    plain = make_transports(make_config(kv_connector="auto"), new_incarnation(), "consumer")
+    assert "shm" not in plain
+    for each in plain.values():
+        each.stop()
+
+
+def test_a_slab_can_be_mapped_where_auto_may_choose_shm(folder):
+    """Not on a GPU, whose memory the engine gives; nor where nobody meets."""
+    config = make_config(kv_connector="auto", kv_node_folder=str(folder))
+    assert slab_allocator(config) is shared_tensor
+    assert slab_allocator(config, on_gpu=True) is None
+    assert slab_allocator(make_config(kv_connector="auto")) is None
+
+
+def test_a_link_of_one_machine_goes_by_shm(workers, folder):
+    """Both ends see the same socket."""
+    pair = Pair(workers, folder, folder)
+    assert pair.transport == "shm"
+    pair.hand_over("near")
+
+
+def test_ends_that_do_not_meet_go_by_the_next(workers, folder):
+    """The same machine, but each has a folder of its own, as pods without a shared volume have: the
+    socket is not there, and no name can say otherwise."""
+    one, two = folder / "one", folder / "two"
+    one.mkdir()
+    two.mkdir()
+    pair = Pair(workers, one, two)
+    assert pair.transport in ("nixl", "tcp")
+    pair.hand_over("apart")
+
+
+def test_a_socket_of_another_is_no_way_to_a_peer(workers, folder):
+    """A file of the right name at which nobody listens."""
+    one, two = folder / "one", folder / "two"
+    one.mkdir()
+    two.mkdir()
+    producer = made(workers, Producer, one)
+    for each in one.iterdir():
+        (two / each.name).write_bytes(b"not a socket")
+    consumer = made(workers, Consumer, two)
+    consumer.meet(producer)
+    (health,) = consumer.service.peer_health()
+    assert health.transport in ("nixl", "tcp")
+
+
+@pytest.mark.parametrize("card", [b"", b"\xc1", b"\x93\xa1x", b"garbage" * 99])
+def test_a_card_that_is_garbage_is_no_way_to_a_peer(workers, folder, card):
+    """The offer of shm is not believed, and the link stands by another."""
+    producer = made(workers, Producer, folder)
+    producer.service._mover._cards["shm"] = card
+    consumer = made(workers, Consumer, folder)
+    consumer.meet(producer)
+    (health,) = consumer.service.peer_health()
+    assert health.transport in ("nixl", "tcp")
+
+
+def test_a_link_that_breaks_falls_to_the_next_and_comes_back(workers, folder):
+    """The request under way fails; those after it go by the next, and then by shm again."""
+    pair = Pair(workers, folder, folder, kv_quarantine_seconds=1.0)
+    shm = pair.consumer.service._mover.parts.transports["shm"]
+    key = make_key("broken")
+    pair.consumer.open(key, pair.producer.incarnation)
+    pair.producer.hand_over(key, 4, [0], pair.consumer.incarnation)
+    pair.consumer.wait_for(events.Ready, key)
+    shm._peers[pair.producer.incarnation].closed = True
+    pair.consumer.load(key, [1])
+    assert pair.consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
+    pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
+    pair.hand_over("meanwhile")
+    pair.consumer.until(lambda: pair.transport == "shm")
+    pair.hand_over("again")
+
+
+def test_pauses_double_and_only_what_worked_is_tried_again():
+    """A peer that was never reached by it is left alone."""
+    falls = Falls(1000)
+    assert falls.failed(PEER, "shm", Millis(0)) == 1000
+    assert falls.due(Millis(10**9)) == []
+    assert falls.rest(Millis(0)) is None
+    falls.worked(PEER, "shm")
+    now, pauses = Millis(0), []
+    for _ in range(MAX_DOUBLINGS + 2):
+        pauses.append(falls.failed(PEER, "shm", now))
+        now = Millis(now + pauses[-1] + SLACK_MS)
+        assert falls.due(Millis(now - 1)) == []
+        assert falls.due(now) == [(PEER, "shm")]
+        assert falls.rest(now) == 0.1  # of a busy link: not at once again
+        falls.tried(PEER)
+        assert falls.due(now) == []
+    assert pauses[:3] == [1000, 2000, 4000]
+    assert pauses[-1] == pauses[-2] == 1000 << MAX_DOUBLINGS
+
+
+def test_peers_that_are_remembered_are_bounded():
+    """Incarnations come and go."""
+    falls = Falls(1000)
+    for _ in range(MAX_REMEMBERED + 5):
+        falls.worked(new_incarnation(), "shm")
+    assert len(falls._peers) == MAX_REMEMBERED

@@ -241,3 +241,14 @@ def test_unknown_parsers_end_the_start() -> None:
     for name in ("tool_call_parser", "reasoning_parser"):
         with pytest.raises(InvalidParameter, match=f"{name}.*auto, none"):
             RouterConfig(**cast("Any", {name: "hermess"}))
+
+
+def test_a_template_without_tools_refuses_them(well: Served) -> None:
+    """SmolLM2's reads none and thinks not: its chats have no members of either."""
+    body = {"model": "fake", "messages": CHAT}
+    refused = well.post("/v1/chat/completions", json={**body, "tools": TOOLS})
+    message = well.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools"
+    assert set(message) == {"role", "content", "refusal"}

@@ -1,10 +1,14 @@
 """Which formats are chosen: by the template's own words, or by name."""
 
 import pytest
+import tokenizers
+from tests.text.conftest import SPECIALS, byte_level_backend, word_piece_backend
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.parsers.choose import check_name, reasoning_format, tool_format
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.model import ModelParsers
+from tandem.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,27 @@ def test_unknown_names_are_refused_with_the_list() -> None:
     check_name("reasoning_parser", "qwen3", REASONING_FORMATS)
     with pytest.raises(InvalidParameter, match=r"hermes.*qwen3_xml"):
         check_name("tool_call_parser", "hermess", TOOL_FORMATS)
+
+
+@pytest.mark.parametrize("backend", [byte_level_backend(), word_piece_backend()])
+def test_marks_are_seen_and_other_special_tokens_are_not(backend: tokenizers.Tokenizer) -> None:
+    """Of the special tokens only those that a format is told by stand in its text."""
+    backend.add_special_tokens(["<tool_call>", "</think>"])
+    tokenizer = Tokenizer(backend)
+    parsers = ModelParsers.of(tokenizer, tools="hermes", reasoning="qwen3")
+    names = ("<tool_call>", SPECIALS[1], "</think>")
+    ids = [int(backend.token_to_id(each) or 0) for each in names]
+    seeing = tokenizer.detokenizer(seen=parsers.seen)
+    text = "".join(map(seeing.feed, ids)) + seeing.end()
+
+    assert parsers.seen == {ids[0], ids[2]}
+    assert text.replace(" ", "") == "<tool_call></think>"
+
+
+@pytest.mark.parametrize(("tools", "reasoning"), [("openai", "qwen3"), ("hermes", "openai_gptoss")])
+def test_formats_that_cannot_stand_in_one_text_are_refused(
+    byte_level: Tokenizer, tools: str, reasoning: str
+) -> None:
+    """Channels leave no room for marks of other formats."""
+    with pytest.raises(InvalidParameter, match="reasoning_parser"):
+        ModelParsers.of(byte_level, tools=tools, reasoning=reasoning)

@@ -48,8 +48,9 @@ What holds:
    copies that D itself runs or fences may do so. P sets a block's tag after its last write, and
    clears it before the block is anybody's again; D compares the tag that it read after the copy.
    D's blocks are free only after the last copy into them is terminal, wanted or not.
-   The tag of another fails the hand-off, and speaks against the link only if P answers that its
-   lease stood till then: a lease may end, and its blocks be the next request's, while D copies.
+   The tag of another, like a slot's wrong header or digest, fails the hand-off, and speaks against
+   the link only if P answers that its lease stood till then: a lease may end, or P count D as lost,
+   and the blocks or the slot be the next request's, while D reads.
 7. What a hand-off carries is the manifest of its layout: an item a group. D is done when every item
    is complete by its own rule; no item stands in for another.
 """

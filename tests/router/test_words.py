@@ -20,7 +20,7 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
     ("path", "extra", "message"),
     [
         ("chat", {"tools": [TOOL]}, 'tools: [{"type": "function", "function": {"name": "f"}}] is'),
-        ("chat", {"tools": [TOOL]}, "this server does not generate tool calls"),
+        ("chat", {"tools": [TOOL]}, "this model's format of calls is not known"),
         ("chat", {"tools": [{"type": "x"}], "tool_choice": "none"}, 'tools[0].type: "x" is not'),
         ("chat", {"tools": [TOOL], "tool_choice": "none"}, "chat template does not read tools"),
         ("chat", {"tool_choice": {"type": "function"}}, 'tool_choice: {"type": "function"} is'),

@@ -10,7 +10,8 @@ from typing import Any
 from tests.engine_plan.builders import VOCAB, Harness, params_of
 
 from tandem.engine.structured import GrammarError, StructuredOutputManager
-from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
+from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.structured import StructuredOutputsParams
 
 SECONDS = 20.0
 

@@ -6,13 +6,8 @@ from typing import Any
 import pytest
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import (
-    MAX_CHOICES,
-    SamplingParams,
-    StructuredOutputsParams,
-    from_mapping,
-    seeded,
-)
+from tandem.protocol.sampling import SamplingParams, from_mapping, seeded
+from tandem.protocol.structured import MAX_CHOICES, StructuredOutputsParams
 
 
 def test_defaults_are_valid_and_pinned() -> None:
@@ -121,6 +116,23 @@ def test_plain_values_are_checked_for_name_and_type() -> None:
         ({"choice": ["x" * 70_000]}, "structured_outputs.choice"),
         ({"regex": "x" * 20_000}, "structured_outputs.regex"),
         ({"regex": "\ud800"}, "structured_outputs.regex"),
+        ({"json": "{"}, "structured_outputs.json"),
+        ({"json": "5"}, "structured_outputs.json"),
+        ({"json": '{"a":' * 65 + "1" + "}" * 65}, "structured_outputs.json"),
+        ({"json": "[" * 100_000}, "structured_outputs.json"),
+        ({"json": '"' + "x" * 140_000 + '"'}, "structured_outputs.json"),
+        ({"json_object": False}, "structured_outputs.json_object"),
+        ({"grammar": ""}, "structured_outputs.grammar"),
+        (
+            {"regex": "a", "disable_any_whitespace": True},
+            "structured_outputs.disable_any_whitespace",
+        ),
+        ({"grammar": "a", "whitespace_pattern": " "}, "structured_outputs.whitespace_pattern"),
+        ({"json": "{}", "whitespace_pattern": "x" * 300}, "structured_outputs.whitespace_pattern"),
+        (
+            {"json": "{}", "whitespace_pattern": " ", "disable_any_whitespace": True},
+            "structured_outputs.whitespace_pattern",
+        ),
     ],
 )
 def test_structured_outputs_are_one_thing_within_bounds(fields: dict[str, Any], param: str) -> None:
@@ -134,5 +146,5 @@ def test_structured_outputs_come_from_a_mapping_whole() -> None:
     """An unknown kind is an error, never an answer without a grammar."""
     params = from_mapping({"structured_outputs": {"choice": ["a", "b"]}})
     assert params.structured_outputs == StructuredOutputsParams(choice=["a", "b"])
-    with pytest.raises(InvalidParameter, match="json"):
-        from_mapping({"structured_outputs": {"choice": ["a"], "json": {}}})
+    with pytest.raises(InvalidParameter, match="xml"):
+        from_mapping({"structured_outputs": {"choice": ["a"], "xml": {}}})

@@ -11,6 +11,7 @@ from tests.router.http_server import Served
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 TEXT = {"model": "fake", "prompt": "Hi"}
+DEEP = '{"items":' * 65 + "{}" + "}" * 65
 
 
 def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -101,7 +102,27 @@ def test_bad_logit_bias(well: Served, bias: object, param: str) -> None:
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "grammar"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {"schema": {}}}},
+            "response_format.json_schema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "y": 1}}},
+            "response_format.json_schema.y",
+        ),
+        (
+            {
+                "response_format": {"type": "json_object"},
+                "structured_outputs": {"choice": ["a"]},
+            },
+            "response_format.type",
+        ),
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
@@ -118,8 +139,15 @@ def test_bad_logit_bias(well: Served, bias: object, param: str) -> None:
         ({"structured_outputs": {"choice": ["é" * 33_000]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a" * 16_385}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"json": {"type": "object"}}}, "structured_outputs.json"),
-        ({"structured_outputs": {"grammar": "start: a"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": 5}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json": DEEP}}, "structured_outputs.json"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+            "structured_outputs.disable_any_whitespace",
+        ),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
         (

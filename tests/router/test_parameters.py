@@ -17,6 +17,7 @@ from tests.router.http_server import Served
 from tests.router.known_parameters import OF_CHATS, OF_COMPLETIONS
 
 from tandem.router.openai import schemas
+from tandem.router.openai.body import Body
 from tandem.router.openai.parameters import Refused
 
 Make = Callable[..., FakeWorker]
@@ -25,7 +26,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT: dict[str, Any] = {"prompt": "Hi there", "max_tokens": 2}
 PATHS = {"chat": ("/v1/chat/completions", CHAT), "completions": ("/v1/completions", TEXT)}
-BODIES: dict[str, type[schemas.Body]] = {
+BODIES: dict[str, type[Body]] = {
     "chat": schemas.ChatBody,
     "completions": schemas.CompletionBody,
 }
@@ -124,7 +125,10 @@ BOTH: dict[str, tuple[Mapping[str, Any], See]] = {
         {"structured_outputs": {"choice": ["yes", "no"]}},
         lambda seen: seen.params.structured_outputs.choice == ["yes", "no"],
     ),
-    "response_format": ({"response_format": {"type": "text"}}, lambda seen: seen.answer),
+    "response_format": (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "null"}}}},
+        lambda seen: seen.params.structured_outputs.json == '{"type":"null"}',
+    ),
     "add_special_tokens": ({"add_special_tokens": True}, lambda seen: prompt_of(seen) > 1),
 }
 CHATS: dict[str, tuple[Mapping[str, Any], See]] = {

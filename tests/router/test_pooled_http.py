@@ -17,12 +17,13 @@ from tests.router.http_server import Served
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.pooling import ModelPooling, PoolingTask
-from tandem.router.openai import pooling_schemas, schemas
+from tandem.router.openai import pooling_schemas
+from tandem.router.openai.body import Body
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
-BODIES: dict[str, tuple[type[schemas.Body], str, dict[str, Any]]] = {
+BODIES: dict[str, tuple[type[Body], str, dict[str, Any]]] = {
     "embeddings": (pooling_schemas.EmbeddingBody, "/v1/embeddings", {"input": "Hi there"}),
     "pooling": (pooling_schemas.PoolingBody, "/pooling", {"input": "Hi there"}),
     "classify": (pooling_schemas.ClassifyBody, "/classify", {"input": "Hi there"}),

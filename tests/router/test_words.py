@@ -36,7 +36,6 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
         ("chat", {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens: 1 is not allowed;"),
         ("chat", {"service_tier": 17}, 'service_tier: 17 is not allowed; "auto" or "default": '),
         ("chat", {"store": True}, "store: true is not allowed; false: answers are not stored"),
-        ("chat", {"response_format": {"type": "json_object"}}, 'response_format.type: "json_obj'),
         ("chat", {"response_format": {"type": "structural_tag"}}, 'response_format.type: "struct'),
         ("chat", {"temperature": None, "n": True}, "n: true is not allowed;"),
         ("completions", {"prompt": ""}, 'prompt: "" is not allowed; a prompt of at least one'),

@@ -12,7 +12,8 @@ from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.sampling import OutputKind, SamplingParams, StructuredOutputsParams
+from tandem.protocol.sampling import OutputKind, SamplingParams
+from tandem.protocol.structured import StructuredOutputsParams
 from tandem.text.input_processor import ProcessedInput
 from tandem.text.output_processor import CompletionOutput, OutputProcessor, RequestState
 from tandem.text.stop_strings import StopMatcher

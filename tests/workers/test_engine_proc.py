@@ -26,7 +26,7 @@ from tandem.protocol.messages import (
 )
 from tandem.protocol.outputs import PooledOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
-from tandem.protocol.sampling import StructuredOutputsParams
+from tandem.protocol.structured import StructuredOutputsParams
 
 
 def test_a_request_is_accepted_and_answered(worker: Worker, router: Router) -> None:

@@ -13,7 +13,8 @@ from tests.workers.pair import ROUTER, Pair
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.requests import EngineCoreRequest, Produce
-from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
+from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.structured import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow

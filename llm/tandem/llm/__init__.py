@@ -20,7 +20,8 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from tandem.protocol.pooling import PoolingParams
-    from tandem.protocol.sampling import SamplingParams, StructuredOutputsParams
+    from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.structured import StructuredOutputsParams
 
 __all__ = [
     "LLM",
@@ -43,7 +44,7 @@ _HOMES = {
     "RequestOutput": "tandem.llm.outputs",
     "SamplingParams": "tandem.protocol.sampling",
     "ScoringRequestOutput": "tandem.llm.outputs",
-    "StructuredOutputsParams": "tandem.protocol.sampling",
+    "StructuredOutputsParams": "tandem.protocol.structured",
 }
 
 

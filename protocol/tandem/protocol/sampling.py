@@ -12,6 +12,7 @@ from enum import StrEnum
 import msgspec
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.structured import StructuredOutputsParams
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16
@@ -22,10 +23,6 @@ MAX_BAD_WORDS = 4_096
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORD_IDS = 64
 """Ids of one bad word."""
-MAX_CHOICES = 1_000
-MAX_CHOICE_BYTES = 65_536
-"""Of all choices together."""
-MAX_REGEX_BYTES = 16_384
 DEFAULT_MAX_LOGPROBS = 20
 ALL_LOGPROBS = -1
 """What clients write in ``logprobs`` for every token of the vocabulary."""
@@ -44,38 +41,6 @@ class OutputKind(StrEnum):
     CUMULATIVE = "cumulative"
     DELTA = "delta"
     FINAL_ONLY = "final_only"
-
-
-class StructuredOutputsParams(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
-):
-    """What an answer is to match, wholly: one of these."""
-
-    choice: list[str] | None = None
-    """One of these texts."""
-    regex: str | None = None
-    """A regular expression that the whole text matches."""
-
-    def verify(self) -> None:
-        """Raise InvalidParameter, named as a field of ``structured_outputs``, for what is not
-        allowed. Whether an expression is one is the worker's to say."""
-        given = [name for name in self.__struct_fields__ if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise InvalidParameter("structured_outputs", given, "exactly one of choice and regex")
-        if self.choice is not None:
-            param = "structured_outputs.choice"
-            texts = isinstance(self.choice, list | tuple) and "" not in self.choice
-            if not (texts and 1 <= len(self.choice) <= MAX_CHOICES):
-                allowed = f"1 to {MAX_CHOICES:,} texts of at least one character"
-                raise InvalidParameter(param, self.choice, allowed)
-            if sum(_utf8(param, each) for each in self.choice) > MAX_CHOICE_BYTES:
-                allowed = f"at most {MAX_CHOICE_BYTES:,} bytes in all"
-                raise InvalidParameter(param, self.choice, allowed)
-        if self.regex is not None:
-            param = "structured_outputs.regex"
-            if not 1 <= _utf8(param, self.regex) <= MAX_REGEX_BYTES:
-                allowed = f"1 to {MAX_REGEX_BYTES:,} bytes"
-                raise InvalidParameter(param, self.regex, allowed)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -273,14 +238,6 @@ def _texts(param: str, texts: Sequence[str], most: int) -> None:
     for each in texts:
         if len(each) > most:
             raise InvalidParameter(param, each, f"strings of at most {most} characters")
-
-
-def _utf8(param: str, text: str) -> int:
-    """Bytes of a text."""
-    try:
-        return len(text.encode())
-    except UnicodeEncodeError:
-        raise InvalidParameter(param, text, "text without lone surrogates") from None
 
 
 def _ids(param: str, ids: Sequence[int], vocab_size: int) -> None:

@@ -64,6 +64,6 @@ class Compiler(Protocol):
 
         Args:
             kind: a field of ``StructuredOutputsParams``.
-            text: its value; a list as JSON.
+            text: its value; a list as JSON, and of ``JSON_KINDS`` the whole of them as JSON.
         """
         ...

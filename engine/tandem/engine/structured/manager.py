@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
+import msgspec
+
 from tandem.engine.config import EngineConfig
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
@@ -25,6 +27,7 @@ from tandem.engine.structured.constraint import Constraint, make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.structured import JSON_KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -244,10 +247,11 @@ def text_of(source: EngineCoreRequest) -> _Text:
     """What is compiled of a request that asks for structured output."""
     wanted = source.params.structured_outputs
     assert wanted is not None, "a request without structured outputs"
-    if wanted.choice is not None:
-        return "choice", json.dumps(wanted.choice)
-    assert wanted.regex is not None, "verified: one of its fields is there"
-    return "regex", wanted.regex
+    kind = wanted.kind
+    if kind in JSON_KINDS:
+        return kind, msgspec.json.encode(wanted).decode()
+    value = getattr(wanted, kind)
+    return kind, value if isinstance(value, str) else json.dumps(value)
 
 
 def _masking_threads() -> int:

@@ -16,8 +16,8 @@ from tandem.llm.beside import IN_LOOP
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
 from tandem.router.config import RouterConfig
+from tandem.router.openai.body import Body
 from tandem.router.openai.parse import parse
-from tandem.router.openai.schemas import Body
 from tandem.router.openai.shape import check_shape
 from tandem.router.openai.unknown_fields import UnknownFields
 

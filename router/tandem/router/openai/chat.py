@@ -63,9 +63,9 @@ async def _outputs(
             options=options,
             chat=chat_options(body, service),
         )
-    async with aclosing(run(service, [prepared], context_of(request))) as outputs:
-        async for output in outputs:
-            yield output
+        async with aclosing(run(service, [prepared], context_of(request))) as outputs:
+            async for output in outputs:
+                yield output
 
 
 def _echoed(body: ChatBody) -> str:

@@ -15,12 +15,13 @@ from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.choices import Choices, choices_of
 from tandem.router.openai.chunks import DONE, ChunkWriter, completion_writer, usage
-from tandem.router.openai.generate import Answer, Totals, begin, prepare_all, run
+from tandem.router.openai.generate import Answer, Outputs, Totals, begin, prepare_all, run
 from tandem.router.openai.logprobs import prompt_logprobs
 from tandem.router.openai.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
+    blaming,
     context_of,
     input_options,
     read,
@@ -52,9 +53,20 @@ async def _prepare(
 ) -> list[PreparedRequest]:
     prompts = await service.llm.beside.run(weight(body.prompt), parse_prompts, body.prompt)
     kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
-    params = {**body.sampling(), "output_kind": kind}
     options = input_options(body, request)
-    return await prepare_all(service.llm, prompts, params, options)
+    with blaming(body.client_names()):
+        params = {**body.sampling(), "output_kind": kind}
+        return await prepare_all(service.llm, prompts, params, options)
+
+
+async def _outputs(
+    service: Service, body: CompletionBody, request: Request, prepared: list[PreparedRequest]
+) -> Outputs:
+    """What the model says of all prompts. Closing it aborts them."""
+    with blaming(body.client_names()):
+        async with aclosing(run(service, prepared, context_of(request))) as outputs:
+            async for output in outputs:
+                yield output
 
 
 async def _whole(
@@ -63,7 +75,7 @@ async def _whole(
     """One JSON object."""
     prepared = await _prepare(service, body, request)
     choices = await choices_of(service.llm, body, prepared)
-    async with aclosing(run(service, prepared, context_of(request))) as outputs:
+    async with aclosing(_outputs(service, body, request, prepared)) as outputs:
         last = {prompt: output async for prompt, output in outputs}
     assert len(last) == len(prepared), "a stream that ends without an error has said something"
     rendered = [
@@ -126,7 +138,7 @@ async def _events(
     )
     extra = body.echo or body.logprobs is not None or body.return_token_ids or running
     last: dict[int, RequestOutput] = {}
-    async with aclosing(run(service, prepared, context_of(request))) as outputs:
+    async with aclosing(_outputs(service, body, request, prepared)) as outputs:
         async for prompt, output in outputs:
             last[prompt] = output
             for choice in output.outputs:

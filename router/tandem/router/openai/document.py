@@ -15,8 +15,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas
-from tandem.router.openai.schemas import Body
+from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas, structured
+from tandem.router.openai.body import Body
 
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
@@ -39,7 +39,12 @@ _TAKING = (400, 404, 408, 413, 500)
 _GENERATING = (*_TAKING, 429, 503, 504)
 _BODIES: tuple[type[Body], ...] = (
     *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
-    *(schemas.StreamOptions, schemas.ResponseFormat, schemas.StructuredOutputs),
+    *(
+        schemas.StreamOptions,
+        structured.ResponseFormat,
+        structured.StructuredOutputs,
+        structured.JsonSchema,
+    ),
     *pooling_schemas.bodies(),
 )
 

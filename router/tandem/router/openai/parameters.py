@@ -41,7 +41,7 @@ def _same(value: object, other: object) -> bool:
     return isinstance(value, bool) is isinstance(other, bool) and value == other
 
 
-_STRUCTURED = "structured output is by choice or regex"
+_STRUCTURED = "ask for structured_outputs or response_format"
 _TOOLS = "ask for tools and tool_choice"
 _TEXT = "this server takes and gives text alone"
 _BEAMS = "beam search is not available"
@@ -52,17 +52,12 @@ STREAM_OPTIONS: Mapping[str, Refused] = {
 
 RESPONSE_FORMAT: Mapping[str, Refused] = {
     name: Refused(_STRUCTURED)
-    for name in ("json_schema", "schema", "grammar", "format", "structures", "triggers", "tags")
+    for name in ("schema", "grammar", "format", "structures", "triggers", "tags")
 }
 
 STRUCTURED_OUTPUTS: Mapping[str, Refused] = {
-    "json": Refused(_STRUCTURED),
-    "json_object": Refused(_STRUCTURED, (False,)),
-    "grammar": Refused(_STRUCTURED),
-    "structural_tag": Refused(_STRUCTURED),
-    "disable_any_whitespace": Refused("there is no whitespace but what is asked for", (False,)),
-    "disable_additional_properties": Refused(_STRUCTURED, (False,)),
-    "whitespace_pattern": Refused(_STRUCTURED),
+    "structural_tag": Refused("a grammar holds from the first token to the last"),
+    "disable_additional_properties": Refused("say it in the schema", (False,)),
 }
 
 GENERATION: Mapping[str, Refused] = {
@@ -83,14 +78,14 @@ GENERATION: Mapping[str, Refused] = {
     "repetition_detection": Refused("repetition does not end an answer"),
     "prompt_embeds": Refused("prompts are text or token ids", ([],)),
     "thinking_token_budget": Refused("thinking is not limited apart", (-1,)),
-    "structural_tag": Refused(_STRUCTURED),
-    "guided_json": Refused(_STRUCTURED),
+    "structural_tag": Refused("a grammar holds from the first token to the last"),
+    "guided_json": Refused("ask for structured_outputs.json"),
     "guided_regex": Refused("ask for structured_outputs.regex"),
     "guided_choice": Refused("ask for structured_outputs.choice"),
-    "guided_grammar": Refused(_STRUCTURED),
-    "guided_json_object": Refused(_STRUCTURED, (False,)),
+    "guided_grammar": Refused("ask for structured_outputs.grammar"),
+    "guided_json_object": Refused("ask for structured_outputs.json_object", (False,)),
     "guided_decoding_backend": Refused(_STRUCTURED),
-    "guided_whitespace_pattern": Refused(_STRUCTURED),
+    "guided_whitespace_pattern": Refused("ask for structured_outputs.whitespace_pattern"),
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),
 }

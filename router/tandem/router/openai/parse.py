@@ -7,8 +7,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
+from tandem.router.openai.body import Body
 from tandem.router.openai.errors import HttpProblem, bad_request
-from tandem.router.openai.schemas import Body
 from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.openai.written import MAX_NAME, shortened, written
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.body import Body
 from tandem.router.openai.parameters import Refused
-from tandem.router.openai.schemas import Body, Information, Salt
+from tandem.router.openai.schemas import Information, Salt
 from tandem.router.openai.unknown_fields import UnknownFields
 
 _CHATS = "inputs are texts or token ids"

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS
 from tandem.router.openai import parameters
+from tandem.router.openai.body import Body
 from tandem.router.openai.parameters import Refused
+from tandem.router.openai.structured import ResponseFormat, StructuredOutputs, wanted_of
 from tandem.router.openai.unknown_fields import UnknownFields
 
 Information = Annotated[str, Field(max_length=512)]
@@ -29,28 +31,6 @@ Salt = Annotated[str, Field(min_length=1, max_length=1024)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-class Body(BaseModel):
-    """A JSON object. Strict: a number in quotes is not a number, true is not 1."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    REFUSED: ClassVar[Mapping[str, Refused]] = {}
-    """What is known by name and not done."""
-
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
-        """Raise InvalidParameter for what is not done, here and in the objects below."""
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, Body):
-                value.check(unknown, f"{prefix}{name}.")
-        for name, value in (self.model_extra or {}).items():
-            refused = self.REFUSED.get(name)
-            if refused is None:
-                unknown.meet(prefix, name, value, (*type(self).model_fields, *self.REFUSED))
-            else:
-                refused.check(f"{prefix}{name}", value)
-
-
 class StreamOptions(Body):
     """What a stream carries beside the text."""
 
@@ -58,42 +38,6 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-
-
-class StructuredOutputs(Body):
-    """What the text is to match, wholly: one of these."""
-
-    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.STRUCTURED_OUTPUTS
-
-    choice: list[str] | None = Field(default=None, fail_fast=True)
-    regex: str | None = None
-
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
-        """See Body."""
-        super().check(unknown, prefix)
-        given = self.model_dump(include={"choice", "regex"}, exclude_none=True)
-        if len(given) != 1:
-            raise InvalidParameter(
-                prefix.rstrip("."), sorted(given), "exactly one of choice and regex"
-            )
-
-
-class ResponseFormat(Body):
-    """What form the text is to have: any."""
-
-    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_FORMAT
-
-    type: str
-
-    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
-        """See Body."""
-        if self.type != "text":
-            raise InvalidParameter(
-                f"{prefix}type",
-                self.type,
-                '"text": ask for structured_outputs with choice or regex',
-            )
-        super().check(unknown, prefix)
 
 
 class GenerationBody(Body):
@@ -171,15 +115,14 @@ class GenerationBody(Body):
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
             fields["logit_bias"] = _by_token(self.logit_bias)
-        wanted = self.structured_outputs
+        wanted = wanted_of(self.structured_outputs, self.response_format)
         if wanted is not None:
-            given = {"choice": wanted.choice, "regex": wanted.regex}
-            fields["structured_outputs"] = {k: v for k, v in given.items() if v is not None}
+            fields["structured_outputs"] = wanted
         return fields
 
     def client_names(self) -> dict[str, str]:
         """Sampling parameters that the client gave under another name, to that name."""
-        return {}
+        return {} if self.response_format is None else self.response_format.client_names()
 
 
 class ChatBody(GenerationBody):
@@ -240,7 +183,7 @@ class ChatBody(GenerationBody):
 
     def client_names(self) -> dict[str, str]:
         """See ``GenerationBody.client_names``."""
-        names = {"logprobs": "top_logprobs"}
+        names = {**super().client_names(), "logprobs": "top_logprobs"}
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         return names

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import Request
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
@@ -16,12 +17,13 @@ from starlette.routing import request_response
 
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.context import RequestContext
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import InvalidParameter, RequestRefused
 from tandem.router.metrics import RouterMetrics
+from tandem.router.openai.body import Body
 from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
 from tandem.router.openai.pooling_schemas import PooledBody
-from tandem.router.openai.schemas import Body, GenerationBody
+from tandem.router.openai.schemas import GenerationBody
 from tandem.router.openai.sse import ClientGone
 from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.text.input_processor import InputOptions, TruncationSide
@@ -179,3 +181,11 @@ def blaming(names: Mapping[str, str]) -> Iterator[None]:
         for ours, theirs in names.items():
             error.allowed = re.sub(rf"(?<![-\w]){ours}\b", theirs, error.allowed)
         raise
+    except RequestRefused as error:
+        refusal = error.refusal
+        if refusal.param is None or refusal.param not in names:
+            raise
+        param = names[refusal.param]
+        message = refusal.message.replace(f"{refusal.param}:", f"{param}:", 1)
+        blamed = msgspec.structs.replace(refusal, message=message, param=param)
+        raise RequestRefused(blamed) from error

@@ -1,0 +1,35 @@
+"""Where a keyword stands in a JSON schema, so that an error can say it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+"""Keywords whose values are JSON, not schemas."""
+_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords whose values are objects of schemas by name."""
+
+
+def place_of(keyword: str, schema: Any) -> str | None:
+    """JSON pointer of the first schema within ``schema`` that has ``keyword``, / for the whole, or
+    None where none has."""
+    places: list[tuple[str, Any]] = [("", schema)]
+    while places:
+        place, each = places.pop(0)
+        if isinstance(each, list):
+            places += [(f"{place}/{at}", inner) for at, inner in enumerate(each)]
+            continue
+        if not isinstance(each, dict):
+            continue
+        if keyword in each:
+            return place or "/"
+        for name, inner in each.items():
+            if name in _NAMED and isinstance(inner, dict):
+                places += [(f"{place}/{name}/{_escaped(key)}", s) for key, s in inner.items()]
+            elif name not in _VALUES:
+                places.append((f"{place}/{_escaped(name)}", inner))
+    return None
+
+
+def _escaped(key: str) -> str:
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,129 @@
+"""What an answer is to match (``structured_outputs``), in vLLM's names, and what is allowed of it.
+
+Pure data and its bounds. Whether an expression, a schema or a grammar is one is for the worker that
+compiles it to say.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from tandem.protocol.errors import InvalidParameter
+
+MAX_CHOICES = 1_000
+MAX_CHOICE_BYTES = 65_536
+"""Of all choices together."""
+MAX_REGEX_BYTES = 16_384
+MAX_SCHEMA_BYTES = 131_072
+MAX_SCHEMA_DEPTH = 64
+"""Objects and lists in one another, of a schema."""
+MAX_GRAMMAR_BYTES = 65_536
+MAX_PATTERN_BYTES = 256
+KINDS = ("choice", "regex", "json", "json_object", "grammar")
+JSON_KINDS = ("json", "json_object")
+
+
+class StructuredOutputsParams(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
+    """What an answer is to match, wholly: one of ``KINDS``."""
+
+    choice: list[str] | None = None
+    """One of these texts."""
+    regex: str | None = None
+    """A regular expression that the whole text matches."""
+    json: str | None = None
+    """A JSON schema, as text: the answer is one JSON value that is valid under it."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's syntax, whose ``start`` the whole text matches."""
+    disable_any_whitespace: bool = False
+    """Of JSON: no whitespace outside of strings."""
+    whitespace_pattern: str | None = None
+    """Of JSON: a regular expression of what may stand between tokens of JSON."""
+
+    @property
+    def kind(self) -> str:
+        """Which of ``KINDS`` it is; verified."""
+        return next(name for name in KINDS if getattr(self, name) is not None)
+
+    def verify(self) -> None:
+        """Raise InvalidParameter, named as a field of ``structured_outputs``, for what is not
+        allowed."""
+        given = [name for name in KINDS if getattr(self, name) is not None]
+        if len(given) != 1:
+            allowed = f"exactly one of {', '.join(KINDS[:-1])} and {KINDS[-1]}"
+            raise InvalidParameter("structured_outputs", given, allowed)
+        if self.choice is not None:
+            self._verify_choice(self.choice)
+        _bounded("regex", self.regex, MAX_REGEX_BYTES)
+        _bounded("grammar", self.grammar, MAX_GRAMMAR_BYTES)
+        if self.json is not None:
+            _bounded("json", self.json, MAX_SCHEMA_BYTES)
+            _verify_schema(self.json)
+        if self.json_object is not None and self.json_object is not True:
+            raise InvalidParameter("structured_outputs.json_object", self.json_object, "true")
+        if self.whitespace_pattern is not None:
+            _bounded("whitespace_pattern", self.whitespace_pattern, MAX_PATTERN_BYTES)
+            if self.disable_any_whitespace:
+                param, allowed = "whitespace_pattern", "none with disable_any_whitespace"
+                raise _error(param, self.whitespace_pattern, allowed)
+        if given[0] not in JSON_KINDS:
+            for name in ("disable_any_whitespace", "whitespace_pattern"):
+                if value := getattr(self, name):
+                    raise _error(name, value, "only with json or json_object")
+
+    def _verify_choice(self, choice: list[str]) -> None:
+        texts = isinstance(choice, list | tuple) and "" not in choice
+        if not (texts and 1 <= len(choice) <= MAX_CHOICES):
+            allowed = f"1 to {MAX_CHOICES:,} texts of at least one character"
+            raise _error("choice", choice, allowed)
+        if sum(_utf8("choice", each) for each in choice) > MAX_CHOICE_BYTES:
+            raise _error("choice", choice, f"at most {MAX_CHOICE_BYTES:,} bytes in all")
+
+
+def _verify_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _error("json", text, f"a JSON schema: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise _error("json", schema, "a JSON schema: an object, true or false")
+    if _depth(schema) > MAX_SCHEMA_DEPTH:
+        raise _error("json", text, f"at most {MAX_SCHEMA_DEPTH} objects and lists in one another")
+
+
+def _depth(value: Any) -> int:
+    """Objects and lists in one another, at most; those beyond the bound are not looked at."""
+    level, depth = [value], 0
+    while level and depth <= MAX_SCHEMA_DEPTH:
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += each.values()
+            elif isinstance(each, list):
+                inner += each
+        nests = any(isinstance(each, dict | list) for each in level)
+        level, depth = inner, depth + nests
+    return depth
+
+
+def _bounded(name: str, text: str | None, most: int) -> None:
+    if text is not None and not 1 <= _utf8(name, text) <= most:
+        raise _error(name, text, f"1 to {most:,} bytes")
+
+
+def _utf8(name: str, text: str) -> int:
+    """Bytes of a text."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise _error(name, text, "text without lone surrogates") from None
+
+
+def _error(name: str, value: object, allowed: str) -> InvalidParameter:
+    return InvalidParameter(f"structured_outputs.{name}", value, allowed)

@@ -22,7 +22,7 @@ from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152
 MOST_TOKENS = 400
-PERSON = {
+PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 12},

@@ -133,30 +133,6 @@ def test_a_refusal_after_the_request_was_taken(serve: Serve, decode: Make, strea
     assert sum(len(each.submitted) for each in workers) == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_refused_schema_is_blamed_where_the_client_wrote_it(
-    serve: Serve, decode: Make, path: str, stream: bool
-) -> None:
-    """A worker speaks of ``structured_outputs``; who wrote ``response_format`` hears of that."""
-
-    def look_closer(turn: Turn) -> Iterator[float]:
-        turn.accept()
-        yield 0.05
-        param = "structured_outputs.json"
-        message = f"{param}: {{}} is not allowed; a schema without not at /"
-        turn.refuse(Refusal(code=RefusalCode.INVALID, message=message, param=param))
-
-    served = serve(decode(behaviour=look_closer))
-    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
-    body = {"prompt": "Hi", "max_tokens": 3, **BODY, "stream": stream, "response_format": asked}
-    body.pop("messages" if path == "/v1/completions" else "prompt")
-    error = served.post(path, json=body).json()["error"]
-
-    assert error["param"] == "response_format.json_schema.schema"
-    assert error["message"].startswith("response_format.json_schema.schema: {} is not allowed;")
-
-
 def test_failure_after_headers_is_an_event(serve: Serve, decode: Make) -> None:
     """Tokens were sent, nobody can go on: the stream says so, with the reasons, and ends."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,56 @@ def test_an_answer_is_parsed_into_a_class(client: openai.OpenAI, pair: Stack) ->
         **{**settings, "max_tokens": 60}, seed=1, response_format={"type": "json_object"}
     )
     assert (any_object.choices[0].message.content or "").lstrip().startswith("{")
+    assert held_after(pair, FREE_SECONDS) == {}
+
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Paris", "Lyon"]}, "days": {"$ref": "#/$defs/few"}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+            "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 3}},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_loop_of_tool_calls_runs_to_its_end(
+    client: openai.OpenAI, pair: Stack, stream: bool
+) -> None:
+    """A model that was taught no calls is made to call, hears the result, and answers in words."""
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    settings: Any = {"model": "smol", "tools": [WEATHER], "temperature": 1.0, "seed": 5}
+    asked: Any = [{"role": "user", "content": "How is the weather in Paris?"}]
+    for choice, finish in (("required", "tool_calls"), (named, "stop")):
+        forced: Any = {**settings, "messages": asked, "tool_choice": choice, "max_tokens": 200}
+        if stream:
+            with client.chat.completions.stream(**forced) as chunks:
+                said = chunks.get_final_completion().choices[0]
+        else:
+            said = client.chat.completions.create(**forced, parallel_tool_calls=False).choices[0]
+        assert said.finish_reason == finish
+        assert not said.message.content
+        calls = said.message.tool_calls or []
+        assert calls
+        for call in calls:
+            assert call.function.name == "weather"
+            arguments = json.loads(call.function.arguments)
+            assert arguments["city"] in ("Paris", "Lyon")
+            assert 1 <= arguments["days"] <= 3
+        history: Any = [
+            *asked,
+            {"role": "assistant", "tool_calls": [call.model_dump() for call in calls]},
+            *({"role": "tool", "tool_call_id": call.id, "content": "Sunny."} for call in calls),
+        ]
+        last = client.chat.completions.create(model="smol", messages=history, max_tokens=12)
+        assert last.choices[0].message.content
+        assert last.choices[0].message.tool_calls is None
     assert held_after(pair, FREE_SECONDS) == {}
 
 

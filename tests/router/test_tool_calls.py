@@ -202,8 +202,6 @@ def test_choices_are_told_apart_each_for_itself(ask: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": TOOLS * 1_025}, "tools"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.forced_calls import is_forced
 from tandem.router.openai.schemas import ChatBody, TokenizeBody
 from tandem.router.openai.service import Service
 from tandem.text.chat_calls import check_tools
@@ -25,17 +26,28 @@ def chat_options(body: ChatBody | TokenizeBody, service: Service) -> ChatOptions
             "chat_template", body.chat_template, "leave it out: this server allows only the model's"
         )
     check_tools(body.tools or ())
+    tools = body.tools or None
+    forced = isinstance(body, ChatBody) and is_forced(body.tool_choice)
+    if forced and not _reads_tools(body, service):
+        tools = None  # a grammar holds the model to them, told of or not
     opens_turn = body.add_generation_prompt
     options = ChatOptions(
         add_generation_prompt=not body.continue_final_message if opens_turn is None else opens_turn,
         continue_final_message=bool(body.continue_final_message),
         chat_template=body.chat_template,
         template_kwargs={**_effort(body), **(body.chat_template_kwargs or {})},
-        tools=body.tools or None,
+        tools=tools,
         documents=body.documents if isinstance(body, ChatBody) else None,
     )
     _check_read(body, options, service)
     return options
+
+
+def _reads_tools(body: ChatBody | TokenizeBody, service: Service) -> bool:
+    if body.chat_template is not None:
+        return True
+    options = ChatOptions(tools=body.tools)
+    return "tools" in service.llm.tokenizer.chat_templates.names_of(options)
 
 
 def _effort(body: ChatBody | TokenizeBody) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from tandem.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
+from tandem.router.openai.forced_calls import is_forced, is_named
 from tandem.router.openai.schemas import ChatBody
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import (
@@ -22,7 +23,7 @@ from tandem.text.parsers.events import (
     Event,
     ReasoningDelta,
 )
-from tandem.text.parsers.model import ModelParsers
+from tandem.text.parsers.model import ModelParsers, forced_calls
 
 MAX_CALLS = 128
 """Calls of one choice that are told; a model that goes round in circles makes no more."""
@@ -38,6 +39,8 @@ class ReadChoice:
     calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
     """Id, name, arguments."""
     num_calls: int = 0
+    is_named: bool = False
+    """The one call was asked for by name: its end is no news (OpenAI says stop)."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[PositionLogprobs] | None = None
     last: CompletionOutput | None = None
@@ -46,7 +49,8 @@ class ReadChoice:
     def finish(self) -> str | None:
         """Why it ended, in OpenAI's words."""
         reason = None if self.last is None else self.last.finish_reason
-        return "tool_calls" if reason is FinishReason.STOP and self.num_calls else reason
+        called = self.num_calls > 0 and not self.is_named
+        return "tool_calls" if reason is FinishReason.STOP and called else reason
 
 
 class ChatReader:
@@ -55,6 +59,7 @@ class ChatReader:
     def __init__(self, body: ChatBody, parsers: ModelParsers) -> None:
         self._parsers = parsers
         self._tools = tools_of(body)
+        self._is_forced, self._is_named = is_forced(body.tool_choice), is_named(body.tool_choice)
         self._says_reasoning = parsers.reasoning is not None and body.include_reasoning is not False
         self._most_calls = 1 if body.parallel_tool_calls is False else MAX_CALLS
         self._keeps = not body.stream
@@ -70,8 +75,11 @@ class ChatReader:
         """The next delta of a choice, as a chunk's ``delta`` has it."""
         read = self.choices.get(choice.index)
         if read is None:
-            parser = self._parsers.begin(self._tools, output.prompt or "")
-            read = self.choices[choice.index] = ReadChoice(parser)
+            if self._is_forced:
+                parser = forced_calls(self._tools)
+            else:
+                parser = self._parsers.begin(self._tools, output.prompt or "")
+            read = self.choices[choice.index] = ReadChoice(parser, is_named=self._is_named)
         if read.parser.thinks:
             self._num_reasoning += len(choice.token_ids)
         events = read.parser.feed(choice.text)
@@ -148,12 +156,14 @@ def reader_of(body: ChatBody, parsers: ModelParsers) -> ChatReader | None:
     Raises InvalidParameter for tools whose calls nobody would find, or that are to be strict.
     """
     tools = tools_of(body)
+    if is_forced(body.tool_choice):
+        return ChatReader(body, parsers)
     if tools and parsers.tools is None:
         allowed = '[], or any with tool_choice "none": this model\'s format of calls is not known; '
         raise InvalidParameter("tools", body.tools, allowed + "see --tool-call-parser")
     for index, tool in enumerate(tools):
         function = tool.get("function")
         if isinstance(function, dict) and function.get("strict"):
-            where = f"tools[{index}].function.strict"
-            raise InvalidParameter(where, function["strict"], "false: calls are not forced")
+            where, allowed = f"tools[{index}].function.strict", "false unless calls are forced"
+            raise InvalidParameter(where, function["strict"], allowed)
     return ChatReader(body, parsers) if tools or parsers.reasoning is not None else None

@@ -17,6 +17,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS
 from tandem.router.openai import parameters
 from tandem.router.openai.body import Body
+from tandem.router.openai.forced_calls import check_choice, is_forced, schema_of
 from tandem.router.openai.parameters import Refused
 from tandem.router.openai.structured import ResponseFormat, StructuredOutputs, wanted_of
 from tandem.router.openai.unknown_fields import UnknownFields
@@ -148,12 +149,8 @@ class ChatBody(GenerationBody):
 
     def check(self, unknown: UnknownFields, prefix: str = "") -> None:
         """See ``GenerationBody.check``."""
-        if self.tool_choice not in (None, "none", "auto"):
-            raise InvalidParameter(
-                "tool_choice",
-                self.tool_choice,
-                '"none" or "auto": this server forces no calls',
-            )
+        form = wanted_of(self.structured_outputs, self.response_format)
+        check_choice(self.tool_choice, self.tools or (), has_form=form is not None)
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs", self.top_logprobs, "only together with logprobs=true"
@@ -179,11 +176,17 @@ class ChatBody(GenerationBody):
                     "top_logprobs", self.top_logprobs, "0 or more, or -1 for all"
                 )
             fields["logprobs"] = self.top_logprobs or 0
+        if is_forced(self.tool_choice):
+            parallel = self.parallel_tool_calls is not False
+            schema = schema_of(self.tool_choice, self.tools or (), parallel=parallel)
+            fields["structured_outputs"] = {"json": schema, "disable_any_whitespace": True}
         return fields
 
     def client_names(self) -> dict[str, str]:
         """See ``GenerationBody.client_names``."""
         names = {**super().client_names(), "logprobs": "top_logprobs"}
+        if is_forced(self.tool_choice):
+            names["structured_outputs.json"] = "tools"
         if self.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         return names

@@ -94,6 +94,9 @@ _FUNCTION_GEMMA = ToolFormat(
 )
 _NEMOTRON = ToolFormat(opens=("<TOOLCALL>",), body=JsonCall(), listed=True, closes=("</TOOLCALL>",))
 
+FORCED = ToolFormat(opens=(), at_start=("[",), body=JsonCall(), listed=True, needs_list=True)
+"""What an answer is that a grammar holds to be calls: a list of them."""
+
 TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     "deepseek_v3": _DEEPSEEK_V3,
     "deepseek_v31": _DEEPSEEK_V31,

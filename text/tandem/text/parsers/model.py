@@ -10,7 +10,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.choose import reasoning_format, tool_format
 from tandem.text.parsers.engine import StreamParser
-from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.formats import FORCED, REASONING_FORMATS, TOOL_FORMATS
 from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
 from tandem.text.tokenizer import Tokenizer
 
@@ -57,3 +57,8 @@ class ModelParsers:
             schemas=ToolSchemas.of(tools),
             prompt=prompt,
         )
+
+
+def forced_calls(tools: Sequence[Mapping[str, Any]]) -> StreamParser:
+    """The parser of an answer that a grammar holds to be a list of calls of ``tools``."""
+    return StreamParser(tools=FORCED, schemas=ToolSchemas.of(tools))

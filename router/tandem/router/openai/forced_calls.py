@@ -1,0 +1,105 @@
+"""Calls of tools that a request forces (``tool_choice`` required, or one by name).
+
+The answer is a JSON list of calls under a schema that the tools make, whatever format of calls the
+model knows, so a model that was never taught any calls tools, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.text.chat_calls import check_tools
+
+Tools = Sequence[Mapping[str, Any]]
+Choice = str | Mapping[str, Any] | None
+MOST_CALLS = 16
+"""Calls of one answer that ``required`` lets a model make: some would go on for ever."""
+_ALLOWED = '"none", "auto", "required", or {"type": "function", "function": {"name": one of tools}}'
+
+
+def check_choice(choice: Choice, tools: Tools, *, has_form: bool) -> None:
+    """Raise InvalidParameter for a ``tool_choice`` that means nothing; ``has_form``: the request
+    says by itself what form the answer is to have."""
+    if not is_forced(choice):
+        return
+    if not tools:
+        raise InvalidParameter("tool_choice", choice, '"none" or "auto" without tools')
+    check_tools(tools)
+    if choice != "required" and _name_of(choice) not in [_name(tool) for tool in tools]:
+        raise InvalidParameter("tool_choice", choice, _ALLOWED)
+    if has_form:
+        allowed = '"none" or "auto" together with response_format or structured_outputs'
+        raise InvalidParameter("tool_choice", choice, allowed)
+
+
+def is_forced(choice: Choice) -> bool:
+    """Whether the answer is to be calls and nothing else."""
+    return choice not in (None, "none", "auto")
+
+
+def is_named(choice: Choice) -> bool:
+    """Whether the answer is to be a call of one tool that the request names."""
+    return isinstance(choice, Mapping)
+
+
+def schema_of(choice: Choice, tools: Tools, *, parallel: bool) -> str:
+    """The JSON schema of an answer that is forced calls, a call alone unless ``parallel``;
+    ``check_choice`` has passed."""
+    named = _name_of(choice)
+    tools = [tool for tool in tools if named in (None, _name(tool))]
+    one = named is not None or not parallel
+    schema = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": 1 if one else MOST_CALLS,
+        "items": {"anyOf": [_call_of(at, tool) for at, tool in enumerate(tools)]},
+    }
+    return msgspec.json.encode(schema).decode()
+
+
+def _call_of(at: int, tool: Mapping[str, Any]) -> dict[str, Any]:
+    wanted = tool["function"].get("parameters")
+    if wanted is None:
+        wanted = {"type": "object"}
+    if not isinstance(wanted, dict):
+        raise InvalidParameter(f"tools[{at}].function.parameters", wanted, "a JSON schema")
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": _name(tool)},
+            "parameters": _moved(wanted, f"#/items/anyOf/{at}/properties/parameters"),
+        },
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """The schema with its references into itself as they are from within another, at ``to``."""
+    if isinstance(schema, Mapping):
+        moved = {key: _moved(value, to) for key, value in schema.items()}
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#"):
+            moved["$ref"] = to + reference[1:]
+        return moved
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_moved(value, to) for value in schema]
+    return schema
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return str(tool["function"]["name"])
+
+
+def _name_of(choice: object) -> str | None:
+    """Of the tool that a choice names; "" where it names none, None where it is a word."""
+    if not isinstance(choice, Mapping):
+        return None if choice == "required" else ""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    wrong = choice.get("type", "function") != "function" or not isinstance(name, str)
+    return "" if wrong else name

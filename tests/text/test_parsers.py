@@ -242,6 +242,38 @@ def test_what_waits_is_bounded() -> None:
     assert said.calls == []
 
 
+LONG_WORDS = 'He said "no", and\nwent <home> ' * 900
+LONG_LIST = json.dumps(list(range(6_000)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "meant"),
+    [
+        ({"type": "string"}, LONG_WORDS, LONG_WORDS),
+        ({"type": ["string", "null"]}, LONG_WORDS, LONG_WORDS),
+        ({}, LONG_WORDS, LONG_WORDS),
+        ({"type": "integer"}, LONG_WORDS, LONG_WORDS),
+        ({"type": "array"}, LONG_LIST, list(range(6_000))),
+    ],
+)
+def test_a_value_of_any_length_is_whole(schema: Any, written: str, meant: Any) -> None:
+    """Beyond what is held until its type is known: nothing is cut off or left over as content."""
+    assert len(written) > MAX_HELD
+    function = {"name": "f", "parameters": {"properties": {"x": schema}}}
+    text = f"<function=f>\n<parameter=x>\n{written}\n</parameter>\n</function></tool_call>"
+    stream = StreamParser(
+        tools=TOOL_FORMATS["qwen3_xml"],
+        schemas=ToolSchemas.of([{"type": "function", "function": function}]),
+    )
+    said = Said()
+    for at in range(0, len(text), 700):
+        said.take(stream.feed(text[at : at + 700]))
+    said.take(stream.end())
+
+    assert said.meant == [("f", {"x": meant})]
+    assert said.content == ""
+
+
 PIECES = [mark for f in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in f.marks]
 
 

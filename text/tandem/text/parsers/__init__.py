@@ -1,4 +1,4 @@
 """What a model's text says: content, reasoning and calls of tools, told apart as it comes.
 
-One engine reads every format; a format is a table in ``tool_formats`` or ``reasoning_formats``.
+One engine reads every format; a format is a table in ``formats``.
 """

@@ -283,12 +283,31 @@ class TaggedParameters:
             found = yield from text_until(cursor, closes, partial(_escaped, calls))
             calls.arguments('"')
         else:
-            value: list[str] = []
-            found = yield from text_until(cursor, closes, value.append, MAX_HELD)
-            calls.arguments(as_json("".join(value), types))
+            held: list[str] = []
+            found = yield from text_until(cursor, closes, held.append, MAX_HELD)
+            value = "".join(held)
+            if found is None and len(value) >= MAX_HELD:
+                found = yield from _long(value, types, closes, cursor, calls)
+            else:
+                calls.arguments(as_json(value, types))
         if found is None:
             calls.arguments("}")
         return found is not None
+
+
+def _long(
+    begun: str, types: frozenset[str], closes: tuple[str, ...], cursor: Cursor, calls: Calls
+) -> Generator[None, None, str | None]:
+    """The rest of a value that is too long to be held until its type is known: JSON as the model
+    writes it where only that will do, else a string. What ended it, or None."""
+    if types and types <= {"object", "array"}:
+        calls.arguments(begun)
+        return (yield from text_until(cursor, closes, calls.arguments))
+    calls.arguments('"')
+    _escaped(calls, begun)
+    found = yield from text_until(cursor, closes, partial(_escaped, calls))
+    calls.arguments('"')
+    return found
 
 
 def _escaped(calls: Calls, text: str) -> None:

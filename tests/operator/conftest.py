@@ -161,5 +161,6 @@ def harness(
     yield Harness(plane, cluster, namespace)
     node.rules.clear()
     router.shape, router.wrong, router.keys = "disaggregated", False, None
+    router.spared = None
     router.refused = []
     plane.kubectl("-n", namespace, "delete", "llm", "--all", "--wait=false")

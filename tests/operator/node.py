@@ -150,6 +150,8 @@ class FakeRouter:
     def __init__(self) -> None:
         self.shape: str | None = "disaggregated"
         self.wrong = False
+        self.spared: str | None = None
+        """Revision of decode workers whose KV path is right all the same."""
         self.keys: list[str] | None = None
         """Public keys that routers and workers say they have; None says nothing."""
         self.refused: list[str] = []
@@ -185,7 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = {key.lower(): value for key, value in self.headers.items()}
         self.router.asked.append({**asked, "model": body["model"], "at": time_text(time.time())})
         shape = asked[names.HEADER_SHAPE.lower()]
-        broken = self.router.wrong and shape == "disaggregated"
+        spared = asked[names.HEADER_DECODE_REVISION.lower()] == self.router.spared
+        broken = self.router.wrong and shape == "disaggregated" and not spared
         answered = shape if shape == "aggregated" else self.router.shape
         headers = {} if answered is None else {names.HEADER_SHAPE: answered}
         self._json({"choices": [{"text": " 99" if broken else " 25, 26"}]}, headers)

@@ -88,7 +88,7 @@ def test_clients_stay_with_routers_that_answered(harness: Harness, router: FakeR
     old = revisions(harness)["router"]
     path = "jsonpath={.spec.selector.tandem\\.dev/revision}"
     assert harness.kubectl("get", "svc", "demo", "-o", path) == ""
-    router.wrong = True
+    router.spared, router.wrong = revisions(harness)["decode"], True
     source = {"persistentVolumeClaim": {"claimName": "models", "path": "other"}}
     harness.change({"spec": {"model": {"source": source}}})
     harness.wait(lambda: harness.kubectl("get", "svc", "demo", "-o", path) == old)

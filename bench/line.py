@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "tests" / "e2e"), str(HERE.parent / "tests" / "reference")]
+TESTS = HERE.parent / "tests"
+sys.path[:0] = [str(HERE.parent), str(TESTS / "e2e"), str(TESTS / "reference")]
 
 import httpx  # noqa: E402
 import psutil  # noqa: E402

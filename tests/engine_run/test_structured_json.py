@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
 import pytest
+from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 
-from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.grammar import GrammarError
-from tandem.engine.structured.llguidance import LLGuidanceCompiler, LLGuidanceGrammar
+from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.engine.structured.schema import place_of
 from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
-from tandem.protocol.structured import JSON_KINDS
 from tandem.text.tokenizer import Tokenizer
 
-VOCAB = 49152
-MOST_TOKENS = 400
 PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -67,45 +62,27 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
+def drawer(tokenizer: Tokenizer) -> Drawer:
+    """Of the model's tokens."""
+    return Drawer(tokenizer)
+
+
+@pytest.fixture(scope="module")
 def compiler(smollm2: Path) -> LLGuidanceCompiler:
     """Over the model's tokenizer."""
     return LLGuidanceCompiler(smollm2, VOCAB)
 
 
-def compiled(compiler: LLGuidanceCompiler, **fields: Any) -> LLGuidanceGrammar:
-    """The grammar of a ``structured_outputs`` that is verified."""
-    wanted = StructuredOutputsParams(**fields)
-    wanted.verify()
-    kind = wanted.kind
-    whole = msgspec.json.encode(wanted).decode()
-    return compiler.compile(kind, whole if kind in JSON_KINDS else getattr(wanted, kind))
-
-
-def drawn(grammar: LLGuidanceGrammar, tokenizer: Tokenizer, seed: int) -> str | None:
-    """An answer of random allowed tokens; None if it did not end in time."""
-    rng, ids = random.Random(seed), list[int]()
-    while len(ids) < MOST_TOKENS and not grammar.is_terminated:
-        words = int.from_bytes(make_mask(grammar, VOCAB, ()), "little")
-        allowed = [token for token in range(VOCAB) if words >> token & 1]
-        if not allowed or (grammar.is_accepting and rng.random() < 0.5):
-            break
-        token = rng.choice(allowed)
-        grammar.accept([token])
-        ids.append(token)
-    ended = grammar.is_terminated or grammar.is_accepting
-    return tokenizer.decode(ids, skip_special_tokens=False) if ended else None
-
-
 @pytest.mark.parametrize("blanks", [{}, {"disable_any_whitespace": True}])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_is_drawn_is_valid(
-    compiler: LLGuidanceCompiler, tokenizer: Tokenizer, name: str, blanks: dict[str, Any]
+    compiler: LLGuidanceCompiler, drawer: Drawer, name: str, blanks: dict[str, Any]
 ):
     """By the schema's own judge, with any whitespace and with none."""
     ended = 0
     grammar = compiled(compiler, json=json.dumps(SCHEMAS[name]), **blanks)
     for seed in range(6):
-        text = drawn(grammar.copy(), tokenizer, seed)
+        text = drawer.drawn(grammar.copy(), seed)
         if text is None:
             continue
         ended += 1
@@ -144,11 +121,13 @@ def test_any_object(compiler: LLGuidanceCompiler, tokenizer: Tokenizer):
     compiled(compiler, json="true").accept(tokenizer.encode("[1]", add_special_tokens=False))
 
 
-def test_a_grammar_in_larks_syntax(compiler: LLGuidanceCompiler, tokenizer: Tokenizer):
+def test_a_grammar_in_larks_syntax(
+    compiler: LLGuidanceCompiler, drawer: Drawer, tokenizer: Tokenizer
+):
     """Rules, terminals and recursion."""
     grammar = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{2}/'
     for seed in range(4):
-        text = drawn(compiled(compiler, grammar=grammar), tokenizer, seed)
+        text = drawer.drawn(compiled(compiler, grammar=grammar), seed)
         assert text is None or re.fullmatch(r"\(*[0-9]{2}\)*", text)
     compiled(compiler, grammar=grammar).accept(tokenizer.encode("((42))", add_special_tokens=False))
 

@@ -15,6 +15,7 @@ import llguidance
 import msgspec
 
 from tandem.engine.structured.grammar import GrammarError, NoCompiler
+from tandem.engine.structured.rewrite import followed
 from tandem.engine.structured.schema import place_of
 from tandem.protocol.structured import JSON_KINDS, StructuredOutputsParams
 
@@ -125,6 +126,7 @@ def _of_json(text: str) -> str:
         schema = "{}"
     elif OPTIONS in whole:
         raise GrammarError(f"without {OPTIONS} at /, which is the backend's own")
+    schema = json.dumps(followed(json.loads(schema)))
     if wanted.disable_any_whitespace:
         return _from_schema(schema, overrides={"whitespace_flexible": False})
     return _from_schema(

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-"""Keywords whose values are JSON, not schemas."""
-_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-"""Keywords whose values are objects of schemas by name."""
+from tandem.engine.structured.rewrite import NAMED, VALUES
 
 
 def place_of(keyword: str, schema: Any) -> str | None:
@@ -24,9 +21,9 @@ def place_of(keyword: str, schema: Any) -> str | None:
         if keyword in each:
             return place or "/"
         for name, inner in each.items():
-            if name in _NAMED and isinstance(inner, dict):
+            if name in NAMED and isinstance(inner, dict):
                 places += [(f"{place}/{name}/{_escaped(key)}", s) for key, s in inner.items()]
-            elif name not in _VALUES:
+            elif name not in VALUES:
                 places.append((f"{place}/{_escaped(name)}", inner))
     return None
 

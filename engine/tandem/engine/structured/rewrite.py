@@ -1,0 +1,146 @@
+"""A schema in the words that backends follow, and whose answers are valid for everybody.
+
+Backends take some formats more widely than their standards (2021-02-29 for a date), and do not
+know others; a schema is rewritten so that what it then allows is valid under the one that was
+given. Never the other way: answers may be narrower than the schema, not wider. Subschemas stay
+where they are, since references name their places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+"""Keywords whose values are objects of schemas by name."""
+VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+"""Keywords whose values are JSON, not schemas."""
+
+_COUNTS = frozenset(
+    f"{bound}{what}" for bound in ("min", "max") for what in ("Items", "Length", "Properties")
+)
+_NO_LEAP_SECOND = "[0-9]{2}:[0-9]{2}:[0-5]"
+_YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DATE = f"(?:{_YEAR}-(?:0[13-9]|1[0-2]|02-[01]|02-2[0-8])|{_LEAP_YEAR}-02-29)"
+_POINTER = "(?:/(?:[^~/]|~[01])*)*"
+
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    "date": (f"^{_DATE}",),
+    "date-time": (f"^{_DATE}", f"^.{{11}}{_NO_LEAP_SECOND}"),
+    "time": (f"^{_NO_LEAP_SECOND}",),
+    # Labels in Punycode are as good as what they decode to.
+    "hostname": ("^(?:[^-]|-[^-])*$", "^.{0,253}$"),
+}
+"""What a format asks for beyond what backends take for it: years that have a 29th of February and
+exist, seconds under 60 (which of them leap is in no grammar)."""
+_NARROWER = {
+    "idn-email": "email",
+    "idn-hostname": "hostname",
+    "iri": "uri",
+    "iri-reference": "uri",
+    "uri-reference": "uri",
+    "uri-template": "uri",
+}
+"""Formats that backends do not know, and one all of whose texts are of it."""
+_INSTEAD = {
+    "json-pointer": f"^{_POINTER}$",
+    "relative-json-pointer": f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",
+    "regex": "^[A-Za-z0-9 _]*$",
+}
+"""Formats that backends do not know, as expressions of texts of it."""
+
+
+def followed(schema: Any) -> Any:
+    """``schema``, a JSON schema of bounded depth, in words that backends follow. What they do not
+    is left as it is, for them to refuse."""
+    has_dynamic_references = _mentions(schema, "$dynamicRef")
+
+    def of(each: Any) -> Any:
+        if isinstance(each, list):
+            return [of(inner) for inner in each]
+        if not isinstance(each, dict):
+            return each
+        made: dict[str, Any] = {}
+        for key, value in each.items():
+            if key in NAMED and isinstance(value, dict):
+                made[key] = {name: of(inner) for name, inner in value.items()}
+            else:
+                made[key] = value if key in VALUES else of(value)
+        if not has_dynamic_references:
+            made.pop("$dynamicAnchor", None)
+        _drop_what_says_nothing(made)
+        _count_in_integers(made)
+        _narrow_format(made)
+        _names_as_patterns(made)
+        return made
+
+    return of(schema)
+
+
+def _mentions(schema: Any, keyword: str) -> bool:
+    if isinstance(schema, list):
+        return any(_mentions(each, keyword) for each in schema)
+    if not isinstance(schema, dict):
+        return False
+    return keyword in schema or any(_mentions(each, keyword) for each in schema.values())
+
+
+def _drop_what_says_nothing(schema: dict[str, Any]) -> None:
+    """Keywords that mean something beside another one only."""
+    if "contains" not in schema:
+        schema.pop("minContains", None)
+        schema.pop("maxContains", None)
+    if "then" not in schema and "else" not in schema:
+        schema.pop("if", None)
+    if "if" not in schema:
+        schema.pop("then", None)
+        schema.pop("else", None)
+    if schema.get("uniqueItems") is False:
+        del schema["uniqueItems"]
+
+
+def _count_in_integers(schema: dict[str, Any]) -> None:
+    """2.0 is a count like 2."""
+    for key in _COUNTS & schema.keys():
+        value = schema[key]
+        if isinstance(value, float) and value.is_integer():
+            schema[key] = int(value)
+
+
+def _narrow_format(schema: dict[str, Any]) -> None:
+    name = schema.get("format")
+    if not isinstance(name, str):
+        return
+    name = _NARROWER.get(name, name)
+    patterns = _PATTERNS.get(name, ())
+    if name in _INSTEAD:
+        patterns = (_INSTEAD[name],)
+        del schema["format"]
+    else:
+        schema["format"] = name
+    everything = schema.get("allOf", [])
+    if patterns and isinstance(everything, list):
+        schema["allOf"] = [*everything, *({"pattern": pattern} for pattern in patterns)]
+
+
+def _names_as_patterns(schema: dict[str, Any]) -> None:
+    """``propertyNames`` of a map: by a list of names or an expression, as in a dictionary whose
+    keys are an enumeration or constrained texts."""
+    names = schema.get("propertyNames")
+    if names is True or names == {} or names == {"type": "string"}:
+        del schema["propertyNames"]
+        return
+    if not isinstance(names, dict) or {"properties", "patternProperties"} & schema.keys():
+        return
+    value = schema.get("additionalProperties", True)
+    said = names.keys() - {"type", "title", "description"}
+    if said == {"enum"} and all(isinstance(each, str) for each in names["enum"]):
+        schema["properties"] = dict.fromkeys(names["enum"], value)
+    elif said == {"const"} and isinstance(names["const"], str):
+        schema["properties"] = {names["const"]: value}
+    elif said == {"pattern"} and isinstance(names["pattern"], str):
+        schema["patternProperties"] = {names["pattern"]: value}
+    else:
+        return
+    del schema["propertyNames"]
+    schema["additionalProperties"] = False

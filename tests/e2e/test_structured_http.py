@@ -170,3 +170,29 @@ def test_what_does_not_compile_is_a_bad_request(
         chat(client, {"json": {"properties": {"a": {"not": {}}}}}, stream=stream)
     assert bad.value.param == "structured_outputs.json"
     assert held_after(pair, FREE_SECONDS) == {}
+
+
+def test_free_text_with_a_part_that_has_a_form(client: openai.OpenAI, pair: Stack) -> None:
+    """A structural tag over prefill and decode worker, by vLLM's and by OpenAI's spelling."""
+    city = {"type": "json_schema", "json_schema": WEATHER["function"]["parameters"]}
+    tag = {"begin": "<city>", "content": city, "end": "</city>"}
+    form: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<city>"], "tags": [tag]}
+    form |= {"at_least_one": True, "stop_after_first": True}
+    wanted = {"type": "structural_tag", "format": form}
+    said = [
+        chat(client, {"structural_tag": wanted}, seed=3),
+        chat(client, {"structural_tag": json.dumps(wanted)}, seed=3),
+        client.chat.completions.create(
+            model="smol",
+            messages=CHAT,
+            max_tokens=40,
+            seed=3,
+            extra_body={"response_format": wanted},
+        ),
+    ]
+    texts = {each.choices[0].message.content for each in said}
+    assert len(texts) == 1
+    found = re.fullmatch(r"<city>(.*)</city>", texts.pop(), re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1])["city"] in ("Paris", "Lyon")
+    assert held_after(pair, FREE_SECONDS) == {}

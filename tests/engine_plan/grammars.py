@@ -86,8 +86,9 @@ class HandCompiler:
         self.may.set()
         self.masks.set()
 
-    def compile(self, kind: str, text: str) -> Paths:
+    def compile(self, wanted: StructuredOutputsParams) -> Paths:
         """See Compiler."""
+        text = wanted.regex or ""
         assert self.may.wait(SECONDS)
         self.compiled.append(text)
         if not text[0].isdigit():

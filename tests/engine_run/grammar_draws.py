@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.llguidance import LLGuidanceCompiler, LLGuidanceGrammar
 from tandem.llm import StructuredOutputsParams
-from tandem.protocol.structured import JSON_KINDS
 from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152
@@ -25,9 +23,7 @@ def compiled(compiler: LLGuidanceCompiler, **fields: Any) -> LLGuidanceGrammar:
     """The grammar of a ``structured_outputs`` that is verified."""
     wanted = StructuredOutputsParams(**fields)
     wanted.verify()
-    kind = wanted.kind
-    whole = msgspec.json.encode(wanted).decode()
-    return compiler.compile(kind, whole if kind in JSON_KINDS else getattr(wanted, kind))
+    return compiler.compile(wanted)
 
 
 @dataclass

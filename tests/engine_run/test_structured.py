@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def test_a_grammar_follows_tokens_and_takes_them_back(
     compiler: LLGuidanceCompiler, tokenizer: Tokenizer
 ):
     """Masks are of whole tokens; a copy goes its own way; what was taken back may come again."""
-    grammar = compiler.compile("choice", '["yes", "no", "yes, sir"]')
+    grammar = compiler.compile(StructuredOutputsParams(choice=["yes", "no", "yes, sir"]))
     first = tokens_of(grammar, ends=(0,))
     assert {tokenizer.decode([each]) for each in first} == {"y", "ye", "yes", "n", "no"}
     yes = tokenizer.encode("yes", add_special_tokens=False)
@@ -81,7 +80,7 @@ def test_a_grammar_follows_tokens_and_takes_them_back(
 def test_texts_of_choices_are_taken_as_they_are(compiler: LLGuidanceCompiler, tokenizer: Tokenizer):
     """Signs of expressions, quotes, line ends and other alphabets mean themselves."""
     texts = ["a.c", "(x|y)*", 'say "hi"\n', "\\d+", "日本", "🙂", " é", "^$", "a/b"]
-    grammar = compiler.compile("choice", json.dumps(texts))
+    grammar = compiler.compile(StructuredOutputsParams(choice=texts))
     for text in texts:
         one = grammar.copy()
         one.accept(tokenizer.encode(text, add_special_tokens=False))
@@ -104,7 +103,7 @@ def test_what_cannot_be_compiled_is_said_in_a_line(
 ):
     """The backend's words, without its line art."""
     with pytest.raises(GrammarError, match=words) as caught:
-        compiler.compile("regex", regex)
+        compiler.compile(StructuredOutputsParams(regex=regex))
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) <= 300
 

@@ -15,6 +15,9 @@ from tandem.protocol.errors import Refusal, RefusalCode
 BODY: Any = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": ["é", None]}}}
 
+TAG = {"format": {"type": "const_string", "value": "a"}}
+OLDER = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<"]}
+
 
 @pytest.mark.parametrize(
     ("asked", "wanted"),
@@ -29,6 +32,10 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": ["é", None]}}}
         ({"structured_outputs": {"json": True}}, {"json": True}),
         ({"structured_outputs": {"json_object": True, "regex": None}}, {"json_object": True}),
         ({"structured_outputs": {"grammar": "start: /a/"}}, {"grammar": "start: /a/"}),
+        ({"structured_outputs": {"structural_tag": TAG}}, {"structural_tag": TAG}),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, {"structural_tag": TAG}),
+        ({"response_format": {"type": "structural_tag", **TAG}}, {"structural_tag": TAG}),
+        ({"response_format": {"type": "structural_tag", **OLDER}}, {"structural_tag": OLDER}),
         (
             {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
             {"json": SCHEMA, "disable_any_whitespace": True},
@@ -50,8 +57,8 @@ def test_workers_get_what_is_wanted(
     params = well.workers[-1].submitted[-1].params.structured_outputs
     assert params is not None
     found = {name: value for name in params.__struct_fields__ if (value := getattr(params, name))}
-    if "json" in found:
-        found["json"] = json.loads(found["json"])
+    for name in {"json", "structural_tag"} & found.keys():
+        found[name] = json.loads(found[name])
     assert found == wanted
 
 

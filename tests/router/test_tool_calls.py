@@ -202,7 +202,6 @@ def test_choices_are_told_apart_each_for_itself(ask: Callable[..., Any]) -> None
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tools": TOOLS * 1_025}, "tools"),
         ({"parallel_tool_calls": "yes"}, "parallel_tool_calls"),

@@ -23,7 +23,8 @@ from tandem.text.parsers.events import (
     Event,
     ReasoningDelta,
 )
-from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.formats import HARMONY, REASONING_FORMATS, TOOL_FORMATS
+from tandem.text.parsers.tables import ToolFormat
 
 SCHEMAS = ToolSchemas.of(TOOLS)
 PAIRS = {
@@ -311,3 +312,20 @@ def test_no_text_raises_or_is_read_differently_in_pieces(name: str) -> None:
 
         assert read(pieces, name, reasoning) == whole, pieces
         assert read(list("".join(pieces)), name, reasoning) == whole, pieces
+
+
+@pytest.mark.parametrize("name", [name for name, f in TOOL_FORMATS.items() if f is not HARMONY])
+def test_calls_that_a_grammar_writes_are_read(name: str) -> None:
+    """What a model is held to where its tools are strict is what its own parser reads."""
+    table = TOOL_FORMATS[name]
+    assert isinstance(table, ToolFormat)
+    if table.text is None:
+        return
+    text, arguments = table.text, '{"a":"} x","b":[1]}'
+    call = text.begin.replace("{name}", "get_weather") + arguments + text.end
+    assert text.begin.startswith(text.trigger)
+    assert text.trigger in table.opens
+    said = check_cuts(f"Well. {call}{call}", name)
+
+    assert said.content == "Well. "
+    assert said.meant == [("get_weather", json.loads(arguments))] * 2

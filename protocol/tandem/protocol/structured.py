@@ -22,8 +22,17 @@ MAX_SCHEMA_DEPTH = 64
 """Objects and lists in one another, of a schema."""
 MAX_GRAMMAR_BYTES = 65_536
 MAX_PATTERN_BYTES = 256
-KINDS = ("choice", "regex", "json", "json_object", "grammar")
+KINDS = ("choice", "regex", "json", "json_object", "grammar", "structural_tag")
 JSON_KINDS = ("json", "json_object")
+
+
+class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model writes what it thinks before its answer: the form begins behind it."""
+
+    opens: tuple[str, ...] = ()
+    """Texts that may begin it; none where the prompt has begun it."""
+    close: str
+    """Text that ends it."""
 
 
 class StructuredOutputsParams(
@@ -41,6 +50,11 @@ class StructuredOutputsParams(
     """True: any JSON object."""
     grammar: str | None = None
     """A context-free grammar in Lark's syntax, whose ``start`` the whole text matches."""
+    structural_tag: str | None = None
+    """Free text with parts that have a form: a structural tag of XGrammar's, as JSON text."""
+    reasoning: ReasoningSpan | None = None
+    """What may stand, or where the prompt has begun it stands, before all of this. Not a client's:
+    the model and its prompt say it."""
     disable_any_whitespace: bool = False
     """Of JSON: no whitespace outside of strings."""
     whitespace_pattern: str | None = None
@@ -64,7 +78,10 @@ class StructuredOutputsParams(
         _bounded("grammar", self.grammar, MAX_GRAMMAR_BYTES)
         if self.json is not None:
             _bounded("json", self.json, MAX_SCHEMA_BYTES)
-            _verify_schema(self.json)
+            _verify_json("json", self.json, "a JSON schema: an object, true or false")
+        if self.structural_tag is not None:
+            _bounded("structural_tag", self.structural_tag, MAX_SCHEMA_BYTES)
+            _verify_json("structural_tag", self.structural_tag, "a structural tag: an object")
         if self.json_object is not None and self.json_object is not True:
             raise InvalidParameter("structured_outputs.json_object", self.json_object, "true")
         if self.whitespace_pattern is not None:
@@ -72,10 +89,10 @@ class StructuredOutputsParams(
             if self.disable_any_whitespace:
                 param, allowed = "whitespace_pattern", "none with disable_any_whitespace"
                 raise _error(param, self.whitespace_pattern, allowed)
-        if given[0] not in JSON_KINDS:
+        if given[0] not in (*JSON_KINDS, "structural_tag"):
             for name in ("disable_any_whitespace", "whitespace_pattern"):
                 if value := getattr(self, name):
-                    raise _error(name, value, "only with json or json_object")
+                    raise _error(name, value, "only with json, json_object or structural_tag")
 
     def _verify_choice(self, choice: list[str]) -> None:
         texts = isinstance(choice, list | tuple) and "" not in choice
@@ -86,15 +103,15 @@ class StructuredOutputsParams(
             raise _error("choice", choice, f"at most {MAX_CHOICE_BYTES:,} bytes in all")
 
 
-def _verify_schema(text: str) -> None:
+def _verify_json(name: str, text: str, allowed: str) -> None:
     try:
-        schema = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _error("json", text, f"a JSON schema: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise _error("json", schema, "a JSON schema: an object, true or false")
-    if _depth(schema) > MAX_SCHEMA_DEPTH:
-        raise _error("json", text, f"at most {MAX_SCHEMA_DEPTH} objects and lists in one another")
+        raise _error(name, text, f"{allowed.partition(':')[0]}: {error}") from None
+    if not isinstance(value, dict) and not (name == "json" and isinstance(value, bool)):
+        raise _error(name, value, allowed)
+    if _depth(value) > MAX_SCHEMA_DEPTH:
+        raise _error(name, text, f"at most {MAX_SCHEMA_DEPTH} objects and lists in one another")
 
 
 def _depth(value: Any) -> int:

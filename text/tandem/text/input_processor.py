@@ -22,6 +22,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, SamplingParams, seeded
+from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.prompts import Prompt, PromptLike, TextPrompt, parse_prompt
@@ -57,6 +58,8 @@ class InputOptions:
     """Deadline of the whole request, from now on; None is none."""
     seen_special_ids: frozenset[int] = frozenset()
     """Special tokens that stand in the answer's text though others are skipped."""
+    reasoning: Callable[[str], ReasoningSpan | None] | None = None
+    """What may stand before an answer that is to have a form, by the prompt's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +151,7 @@ class InputProcessor:
         params.verify()
         _check_stopping(params)
         self._check_spaces(params)
+        params = _behind_reasoning(params, prompt, options)
         ids = self._truncate(self._ids(prompt, params, options, param), params, options)
         params = self._fit(params, len(ids), param)
         params = seeded(self._with_bad_words(params), self._draw_seed())
@@ -266,6 +270,18 @@ class InputProcessor:
 def _value(prompt: Prompt) -> str | list[int]:
     """A prompt without tokens as its client wrote it."""
     return prompt.text if isinstance(prompt, TextPrompt) else []
+
+
+def _behind_reasoning(
+    params: SamplingParams, prompt: Prompt, options: InputOptions
+) -> SamplingParams:
+    """The form that is wanted begins where the model has thought."""
+    wanted = params.structured_outputs
+    if wanted is None or options.reasoning is None or prompt.text is None:
+        return params
+    span = options.reasoning(prompt.text)
+    wanted = msgspec.structs.replace(wanted, reasoning=span)
+    return msgspec.structs.replace(params, structured_outputs=wanted)
 
 
 def _check_stopping(params: SamplingParams) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from tandem.protocol.errors import TandemError
+from tandem.protocol.structured import StructuredOutputsParams
 
 
 class GrammarError(TandemError):
@@ -59,11 +60,6 @@ class Grammar(Protocol):
 class Compiler(Protocol):
     """Makes grammars for one tokenizer. Any number of threads."""
 
-    def compile(self, kind: str, text: str) -> Grammar:
-        """The grammar of an empty answer. Raises GrammarError in words for whoever wrote it.
-
-        Args:
-            kind: a field of ``StructuredOutputsParams``.
-            text: its value; a list as JSON, and of ``JSON_KINDS`` the whole of them as JSON.
-        """
+    def compile(self, wanted: StructuredOutputsParams) -> Grammar:
+        """The grammar of an empty answer. Raises GrammarError in words for whoever wrote it."""
         ...

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import llguidance
-import msgspec
 
+from tandem.engine.structured.forms import grammar_text
 from tandem.engine.structured.grammar import GrammarError, NoCompiler
-from tandem.engine.structured.rewrite import followed
 from tandem.engine.structured.schema import place_of
 from tandem.protocol.structured import JSON_KINDS, StructuredOutputsParams
 
 LEXER_STATES = 20_000
 """Of one text, at most; 1 to 2 kB each."""
-WHITESPACE = r"[ \n\r\t]{0,48}"
-"""Between tokens of JSON unless the client says what: some models would write it for ever."""
-OPTIONS = "x-guidance"
-"""Key of a schema by which the backend would be told to be lenient."""
-_from_schema: Callable[..., str] = llguidance.LLMatcher.grammar_from_json_schema
-_ANY_OBJECT = '{"type":"object"}'
 
 
 class LLGuidanceGrammar:
@@ -96,68 +89,36 @@ class LLGuidanceCompiler:
         except Exception as error:  # a Rust library: anything may come
             raise NoCompiler(f"tokenizer.json: {error}") from error
         self._tokenizer = tokenizer
+        self._special_ids = _special_ids(path)
         self._limits = llguidance.LLParserLimits(
             max_lexer_states=LEXER_STATES, verbose_errors=False
         )
 
-    def compile(self, kind: str, text: str) -> LLGuidanceGrammar:
+    def compile(self, wanted: StructuredOutputsParams) -> LLGuidanceGrammar:
         """See Compiler."""
-        grammar = _FORMS[kind](text)
+        grammar = grammar_text(wanted, self._special_ids)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():
             error = matcher.get_error()
             raise GrammarError(
-                _words_of_schema(error, text) if kind in JSON_KINDS else _words(error)
+                _words_of_schema(error, wanted) if wanted.kind in JSON_KINDS else _words(error)
             )
         return LLGuidanceGrammar(matcher, self._tokenizer.eos_tokens)
 
 
-def _of_choice(text: str) -> str:
-    return llguidance.LLMatcher.grammar_from_regex("|".join(map(re.escape, json.loads(text))))
+def _special_ids(path: Path) -> dict[str, int]:
+    """Special tokens of a tokenizer.json by their texts."""
+    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or ()
+    return {each["content"]: each["id"] for each in added if each.get("special")}
 
 
-def _of_json(text: str) -> str:
-    wanted = msgspec.json.decode(text, type=StructuredOutputsParams)
-    schema = wanted.json if wanted.json is not None else _ANY_OBJECT
-    whole = json.loads(schema)
-    if whole is False:
-        raise GrammarError("a schema that some value matches")
-    if whole is True:
-        schema = "{}"
-    elif OPTIONS in whole:
-        raise GrammarError(f"without {OPTIONS} at /, which is the backend's own")
-    schema = json.dumps(followed(json.loads(schema)))
-    if wanted.disable_any_whitespace:
-        return _from_schema(schema, overrides={"whitespace_flexible": False})
-    return _from_schema(
-        schema, overrides={"whitespace_pattern": wanted.whitespace_pattern or WHITESPACE}
-    )
-
-
-def _of_lark(text: str) -> str:
-    if "::=" in text:
-        raise GrammarError("in Lark's syntax, `rule: ...`; GBNF and EBNF with `::=` are not read")
-    if OPTIONS in text:
-        raise GrammarError(f"without {OPTIONS}, which is the backend's own")
-    return llguidance.LLMatcher.grammar_from_lark(text)
-
-
-_FORMS: dict[str, Callable[[str], str]] = {
-    "choice": _of_choice,
-    "regex": llguidance.LLMatcher.grammar_from_regex,
-    "json": _of_json,
-    "json_object": _of_json,
-    "grammar": _of_lark,
-}
-
-
-def _words_of_schema(error: str, text: str) -> str:
+def _words_of_schema(error: str, wanted: StructuredOutputsParams) -> str:
     """The backend's words, and where in the schema the keyword stands that it does not know."""
     unknown = re.match(r"Unimplemented keys: \[(.*)\]", error)
     if unknown is None:
         return f"a schema that can be followed: {_words(error)}"
     keys = json.loads(f"[{unknown[1]}]")
-    schema = json.loads(msgspec.json.decode(text, type=StructuredOutputsParams).json or "{}")
+    schema = json.loads(wanted.json or "{}")
     places = [f"{key} at {place}" for key in keys if (place := place_of(key, schema)) is not None]
     return f"a schema without {', '.join(places or keys)}, which no backend here follows"
 

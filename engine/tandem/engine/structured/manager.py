@@ -8,7 +8,6 @@ and no tokenizer here.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-import msgspec
-
 from tandem.engine.config import EngineConfig
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
@@ -27,7 +24,7 @@ from tandem.engine.structured.constraint import Constraint, make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.structured import JSON_KINDS
+from tandem.protocol.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +36,12 @@ COMPILING_THREADS = 2
 
 _CLOSED = "the engine is closed"
 
-_Text = tuple[str, str]
-"""(kind, text) of a grammar: a field of ``StructuredOutputsParams`` and its value."""
-
 
 @dataclass(slots=True)
 class _Begun:
     """A request's way through the gate."""
 
-    text: _Text
+    wanted: StructuredOutputsParams
     constraint: Future[Constraint]
 
 
@@ -73,7 +67,7 @@ class StructuredOutputManager:
         self._reading = Lock()
         """Held while the compiler is made."""
         self._begun: dict[SeqId, _Begun] = {}
-        self._kept: list[tuple[_Text, Grammar]] = []
+        self._kept: list[tuple[StructuredOutputsParams, Grammar]] = []
         """Grammars that nobody uses, the one used last at the end."""
         self._compiling: ThreadPoolExecutor | None = None
         self._masking: ThreadPoolExecutor | None = None
@@ -84,11 +78,11 @@ class StructuredOutputManager:
 
     def admit(self, request: Request) -> Refusal | None:
         """Begin to compile, or to wait for the request that has the same text."""
-        text = text_of(request.source)
+        wanted = wanted_of(request.source)
         assert request.seq not in self._begun, f"{request} is admitted twice"
-        grammar = self._grammar_of(text)
+        grammar = self._grammar_of(wanted)
         constraint: Future[Constraint] = Future()
-        self._begun[request.seq] = _Begun(text, constraint)
+        self._begun[request.seq] = _Begun(wanted, constraint)
         forced = tuple(request.token_ids[request.num_prompt :])
         grammar.add_done_callback(lambda done: self._follow(request, done, forced, constraint))
         return None
@@ -111,9 +105,9 @@ class StructuredOutputManager:
 
     def refusal(self, request: Request, words: str) -> Refusal:
         """A request whose grammar cannot be followed, by the field that the client wrote."""
-        kind, _ = text_of(request.source)
-        wanted = request.params.structured_outputs
-        error = InvalidParameter(f"structured_outputs.{kind}", getattr(wanted, kind), words)
+        wanted = wanted_of(request.source)
+        param, value = f"structured_outputs.{wanted.kind}", getattr(wanted, wanted.kind)
+        error = InvalidParameter(param, value, words)
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
 
     def overdue(self, request: Request) -> Refusal:
@@ -137,7 +131,7 @@ class StructuredOutputManager:
             return
         grammar = constraint.drop()
         if begun is not None and isinstance(grammar, Grammar):
-            self._kept.append((begun.text, grammar))
+            self._kept.append((begun.wanted, grammar))
             del self._kept[:-MAX_GRAMMARS]
 
     def close(self) -> None:
@@ -146,25 +140,25 @@ class StructuredOutputManager:
             if pool is not None:
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _grammar_of(self, text: _Text) -> Future[Grammar]:
+    def _grammar_of(self, wanted: StructuredOutputsParams) -> Future[Grammar]:
         """A grammar that nobody uses, begun now where none is kept."""
         if self._compiling is None:
             self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "grammar")
             self._masking = ThreadPoolExecutor(_masking_threads(), "grammar-mask")
         for at, (kept, grammar) in enumerate(self._kept):
-            if kept == text:
+            if kept == wanted:
                 del self._kept[at]
                 made: Future[Grammar] = Future()
                 made.set_result(grammar)
                 return made
-        return self._compiling.submit(self._compile, text)
+        return self._compiling.submit(self._compile, wanted)
 
-    def _compile(self, text: _Text) -> Grammar:
+    def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """In a thread."""
         with self._reading:
             if self._compiler is None:
                 self._compiler = self._make_compiler()
-        return self._compiler.compile(*text)
+        return self._compiler.compile(wanted)
 
     def _follow(
         self,
@@ -210,7 +204,7 @@ class StructuredOutputManager:
         try:
             grammar.reset()
         except GrammarError:  # its last request ended with an error
-            grammar = self._compile(text_of(source))
+            grammar = self._compile(wanted_of(source))
         if forced:
             grammar.accept(forced)
         mask = bytes(4 * -(-self._vocab_size // 32))
@@ -243,15 +237,11 @@ def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> Struct
     return StructuredOutputManager(make_compiler, vocab_size=vocab_size, wake=wake)
 
 
-def text_of(source: EngineCoreRequest) -> _Text:
+def wanted_of(source: EngineCoreRequest) -> StructuredOutputsParams:
     """What is compiled of a request that asks for structured output."""
     wanted = source.params.structured_outputs
     assert wanted is not None, "a request without structured outputs"
-    kind = wanted.kind
-    if kind in JSON_KINDS:
-        return kind, msgspec.json.encode(wanted).decode()
-    value = getattr(wanted, kind)
-    return kind, value if isinstance(value, str) else json.dumps(value)
+    return wanted
 
 
 def _masking_threads() -> int:

@@ -55,11 +55,12 @@ async def _outputs(
     kind = OutputKind.DELTA if body.stream or reader is not None else OutputKind.FINAL_ONLY
     options = input_options(body, request)
     if reader is not None:
-        options = replace(options, seen_special_ids=service.parsers.seen)
+        parsers = service.parsers
+        options = replace(options, seen_special_ids=parsers.seen, reasoning=parsers.span)
     with blaming(body.client_names()):
         prepared = await service.llm.prepare_chat(
             body.messages,
-            {**body.sampling(), "output_kind": kind},
+            {**body.sampling(), **({} if reader is None else reader.form), "output_kind": kind},
             options=options,
             chat=chat_options(body, service),
         )

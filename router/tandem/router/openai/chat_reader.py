@@ -15,6 +15,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
 from tandem.router.openai.forced_calls import is_forced, is_named
 from tandem.router.openai.schemas import ChatBody
+from tandem.router.openai.strict_calls import check_strict, strict_form
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import (
     ArgumentsDelta,
@@ -23,7 +24,7 @@ from tandem.text.parsers.events import (
     Event,
     ReasoningDelta,
 )
-from tandem.text.parsers.model import ModelParsers, forced_calls
+from tandem.text.parsers.model import ModelParsers
 
 MAX_CALLS = 128
 """Calls of one choice that are told; a model that goes round in circles makes no more."""
@@ -65,6 +66,8 @@ class ChatReader:
         self._keeps = not body.stream
         self.choices: dict[int, ReadChoice] = {}
         self._num_reasoning = 0
+        self.form = {} if self._is_forced else strict_form(body, parsers.tools)
+        """Sampling parameters by which a grammar holds the answer to what is to be strict."""
 
     @property
     def num_reasoning(self) -> int | None:
@@ -75,10 +78,8 @@ class ChatReader:
         """The next delta of a choice, as a chunk's ``delta`` has it."""
         read = self.choices.get(choice.index)
         if read is None:
-            if self._is_forced:
-                parser = forced_calls(self._tools)
-            else:
-                parser = self._parsers.begin(self._tools, output.prompt or "")
+            begin = self._parsers.begin_forced if self._is_forced else self._parsers.begin
+            parser = begin(self._tools, output.prompt or "")
             read = self.choices[choice.index] = ReadChoice(parser, is_named=self._is_named)
         if read.parser.thinks:
             self._num_reasoning += len(choice.token_ids)
@@ -153,7 +154,8 @@ def tools_of(body: ChatBody) -> Sequence[dict[str, Any]]:
 def reader_of(body: ChatBody, parsers: ModelParsers) -> ChatReader | None:
     """What reads the answer; None where all of it is content.
 
-    Raises InvalidParameter for tools whose calls nobody would find, or that are to be strict.
+    Raises InvalidParameter for tools whose calls nobody would find, or that nothing could hold to
+    be strict.
     """
     tools = tools_of(body)
     if is_forced(body.tool_choice):
@@ -161,9 +163,5 @@ def reader_of(body: ChatBody, parsers: ModelParsers) -> ChatReader | None:
     if tools and parsers.tools is None:
         allowed = '[], or any with tool_choice "none": this model\'s format of calls is not known; '
         raise InvalidParameter("tools", body.tools, allowed + "see --tool-call-parser")
-    for index, tool in enumerate(tools):
-        function = tool.get("function")
-        if isinstance(function, dict) and function.get("strict"):
-            where, allowed = f"tools[{index}].function.strict", "false unless calls are forced"
-            raise InvalidParameter(where, function["strict"], allowed)
+    check_strict(body, parsers.tools)
     return ChatReader(body, parsers) if tools or parsers.reasoning is not None else None

@@ -51,12 +51,10 @@ STREAM_OPTIONS: Mapping[str, Refused] = {
 }
 
 RESPONSE_FORMAT: Mapping[str, Refused] = {
-    name: Refused(_STRUCTURED)
-    for name in ("schema", "grammar", "format", "structures", "triggers", "tags")
+    name: Refused(_STRUCTURED) for name in ("schema", "grammar", "tags")
 }
 
 STRUCTURED_OUTPUTS: Mapping[str, Refused] = {
-    "structural_tag": Refused("a grammar holds from the first token to the last"),
     "disable_additional_properties": Refused("say it in the schema", (False,)),
 }
 
@@ -78,7 +76,7 @@ GENERATION: Mapping[str, Refused] = {
     "repetition_detection": Refused("repetition does not end an answer"),
     "prompt_embeds": Refused("prompts are text or token ids", ([],)),
     "thinking_token_budget": Refused("thinking is not limited apart", (-1,)),
-    "structural_tag": Refused("a grammar holds from the first token to the last"),
+    "structural_tag": Refused("ask for structured_outputs.structural_tag"),
     "guided_json": Refused("ask for structured_outputs.json"),
     "guided_regex": Refused("ask for structured_outputs.regex"),
     "guided_choice": Refused("ask for structured_outputs.choice"),

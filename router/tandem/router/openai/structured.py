@@ -30,6 +30,7 @@ class StructuredOutputs(Body):
     schema_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
     json_object: bool | None = None
     grammar: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
 
@@ -49,8 +50,9 @@ class StructuredOutputs(Body):
         fields = {
             name: value for name, value in fields.items() if value is not False or name == "json"
         }
-        if not isinstance(fields.get("json", ""), str):
-            fields["json"] = _text(fields["json"])
+        for name in ("json", "structural_tag"):
+            if not isinstance(fields.get(name, ""), str):
+                fields[name] = _text(fields[name])
         return fields
 
 
@@ -70,8 +72,11 @@ class ResponseFormat(Body):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSE_FORMAT
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
 
     def check(self, unknown: UnknownFields, prefix: str = "") -> None:
         """See Body."""
@@ -79,10 +84,27 @@ class ResponseFormat(Body):
             allowed = 'an object with a schema together with the type "json_schema", else nothing'
             value = None if self.json_schema is None else self.json_schema.model_dump(by_alias=True)
             raise InvalidParameter(f"{prefix}json_schema", value, allowed)
+        self._check_tag(prefix)
         super().check(unknown, prefix)
+
+    def _check_tag(self, prefix: str) -> None:
+        given = self._tag_fields()
+        if self.type != "structural_tag":
+            for name, value in given.items():
+                allowed = 'only with the type "structural_tag"'
+                raise InvalidParameter(f"{prefix}{name}", value, allowed)
+        elif [*given] not in (["format"], ["structures", "triggers"]):
+            allowed = "an object, or structures and triggers in its place"
+            raise InvalidParameter(f"{prefix}format", self.format, allowed)
+
+    def _tag_fields(self) -> dict[str, Any]:
+        tag = {"format": self.format, "structures": self.structures, "triggers": self.triggers}
+        return {name: value for name, value in tag.items() if value is not None}
 
     def given(self) -> dict[str, Any]:
         """Fields of ``StructuredOutputsParams``; none where any text will do."""
+        if self.type == "structural_tag":
+            return {"structural_tag": _text(self._tag_fields())}
         if self.json_schema is not None:
             return {"json": _text(self.json_schema.schema_)}
         return {"json_object": True} if self.type == "json_object" else {}
@@ -91,6 +113,8 @@ class ResponseFormat(Body):
         """What errors call by a field of ``structured_outputs`` that the client did not write."""
         if self.json_schema is not None:
             return {"structured_outputs.json": _SCHEMA}
+        if self.type == "structural_tag":
+            return {"structured_outputs.structural_tag": "response_format"}
         return {"structured_outputs.json_object": "response_format.type"}
 
 

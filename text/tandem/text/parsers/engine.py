@@ -44,7 +44,7 @@ class StreamParser:
             assert not isinstance(tools, ChannelFormat)
             assert not isinstance(reasoning, ChannelFormat)
             self._tools, self._reasoning = tools, reasoning
-            self.thinks = reasoning is not None and _is_open(reasoning, prompt)
+            self.thinks = reasoning is not None and is_open(reasoning, prompt)
             self._run = self._read()
         next(self._run)
 
@@ -237,7 +237,7 @@ class StreamParser:
             give_back(held)
 
 
-def _is_open(reasoning: ReasoningFormat, prompt: str) -> bool:
+def is_open(reasoning: ReasoningFormat, prompt: str) -> bool:
     """Whether an answer to ``prompt`` begins within reasoning."""
     end = prompt.rstrip()
     if any(end.endswith(each.rstrip()) for each in reasoning.opens):

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from tandem.text.parsers.bodies import JsonCall, NamedJson, TaggedParameters
 from tandem.text.parsers.literals import BareKeys, PythonCall
-from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
+from tandem.text.parsers.tables import CallText, ChannelFormat, ReasoningFormat, ToolFormat
 
 HARMONY = ChannelFormat()
 
-_HERMES = ToolFormat(opens=("<tool_call>",), body=JsonCall(), closes=("</tool_call>",))
+_HERMES = ToolFormat(
+    opens=("<tool_call>",),
+    body=JsonCall(),
+    closes=("</tool_call>",),
+    text=CallText(
+        trigger="<tool_call>",
+        begin='<tool_call>\n{"name": "{name}", "arguments": ',
+        end="}\n</tool_call>",
+    ),
+)
 _QWEN = ToolFormat(
     opens=("<tool_call>", "<function="),
     call_opens=("<function=",),
@@ -36,10 +45,21 @@ _PYTHONIC = ToolFormat(
     needs_list=True,
     closes=("<|python_end|>", "</function_calls>"),
 )
-_MISTRAL_JSON = ToolFormat(opens=("[TOOL_CALLS]",), body=JsonCall(), listed=True, needs_list=True)
+_MISTRAL_JSON = ToolFormat(
+    opens=("[TOOL_CALLS]",),
+    body=JsonCall(),
+    listed=True,
+    needs_list=True,
+    text=CallText(
+        trigger="[TOOL_CALLS]",
+        begin='[TOOL_CALLS][{"name": "{name}", "arguments": ',
+        end="}]",
+    ),
+)
 _MISTRAL = ToolFormat(
     opens=("[TOOL_CALLS]",),
     body=NamedJson(separators=("[ARGS]",), id_mark="[CALL_ID]", bare=True),
+    text=CallText(trigger="[TOOL_CALLS]", begin="[TOOL_CALLS]{name}[ARGS]", end=""),
 )
 _DEEPSEEK_V3 = ToolFormat(
     opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
@@ -47,6 +67,11 @@ _DEEPSEEK_V3 = ToolFormat(
     call_close="<｜tool▁call▁end｜>",
     body=NamedJson(before="function<｜tool▁sep｜>", separators=("\n```json\n",), after="```"),
     closes=("<｜tool▁calls▁end｜>",),
+    text=CallText(
+        trigger="<｜tool▁calls▁begin｜>",
+        begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+        end="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
 )
 _DEEPSEEK_V31 = ToolFormat(
     opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
@@ -54,6 +79,11 @@ _DEEPSEEK_V31 = ToolFormat(
     call_close="<｜tool▁call▁end｜>",
     body=NamedJson(separators=("<｜tool▁sep｜>",)),
     closes=("<｜tool▁calls▁end｜>",),
+    text=CallText(
+        trigger="<｜tool▁calls▁begin｜>",
+        begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+        end="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    ),
 )
 _KIMI = ToolFormat(
     opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
@@ -92,7 +122,17 @@ _GEMMA4 = ToolFormat(opens=("<|tool_call>",), body=BareKeys('<|"|>'), closes=("<
 _FUNCTION_GEMMA = ToolFormat(
     opens=("<start_function_call>",), body=BareKeys("<escape>"), closes=("<end_function_call>",)
 )
-_NEMOTRON = ToolFormat(opens=("<TOOLCALL>",), body=JsonCall(), listed=True, closes=("</TOOLCALL>",))
+_NEMOTRON = ToolFormat(
+    opens=("<TOOLCALL>",),
+    body=JsonCall(),
+    listed=True,
+    closes=("</TOOLCALL>",),
+    text=CallText(
+        trigger="<TOOLCALL>",
+        begin='<TOOLCALL>[{"name": "{name}", "arguments": ',
+        end="}]</TOOLCALL>",
+    ),
+)
 
 FORCED = ToolFormat(opens=(), at_start=("[",), body=JsonCall(), listed=True, needs_list=True)
 """What an answer is that a grammar holds to be calls: a list of them."""

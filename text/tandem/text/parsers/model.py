@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.structured import ReasoningSpan
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.choose import reasoning_format, tool_format
-from tandem.text.parsers.engine import StreamParser
+from tandem.text.parsers.engine import StreamParser, is_open
 from tandem.text.parsers.formats import FORCED, REASONING_FORMATS, TOOL_FORMATS
 from tandem.text.parsers.tables import ChannelFormat, ReasoningFormat, ToolFormat
 from tandem.text.tokenizer import Tokenizer
@@ -58,7 +59,24 @@ class ModelParsers:
             prompt=prompt,
         )
 
+    def begin_forced(self, tools: Sequence[Mapping[str, Any]], prompt: str) -> StreamParser:
+        """As ``begin``, of an answer that a grammar holds to be a list of calls, behind what the
+        model thinks."""
+        reasoning = None if isinstance(self.reasoning, ChannelFormat) else self.reasoning
+        return StreamParser(
+            tools=FORCED, reasoning=reasoning, schemas=ToolSchemas.of(tools), prompt=prompt
+        )
 
-def forced_calls(tools: Sequence[Mapping[str, Any]]) -> StreamParser:
-    """The parser of an answer that a grammar holds to be a list of calls of ``tools``."""
-    return StreamParser(tools=FORCED, schemas=ToolSchemas.of(tools))
+    def span(self, prompt: str) -> ReasoningSpan | None:
+        """What may stand before a form that an answer to ``prompt`` is to have: None for nothing.
+
+        Models that write channels answer in the form at once.
+        """
+        reasoning = self.reasoning
+        if reasoning is None or isinstance(reasoning, ChannelFormat):
+            return None
+        if is_open(reasoning, prompt):
+            return ReasoningSpan(close=reasoning.close)
+        if prompt.rstrip().endswith(reasoning.close):
+            return None
+        return ReasoningSpan(opens=reasoning.opens, close=reasoning.close)

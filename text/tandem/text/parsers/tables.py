@@ -8,6 +8,19 @@ from tandem.text.parsers.bodies import Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallText:
+    """How a call stands in a text, its arguments as JSON in the middle: what a grammar may hold a
+    model to."""
+
+    trigger: str
+    """Begins a region of calls, and nothing else does."""
+    begin: str
+    """From the trigger to the arguments, with ``{name}`` for the tool's name."""
+    end: str
+    """From the arguments to the end of the region."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
     """How a model writes calls: regions, each with one call or several."""
 
@@ -30,6 +43,9 @@ class ToolFormat:
     at_start: tuple[str, ...] = ()
     """Texts that begin a region only where the model has said nothing yet; they are read again as
     the region's own."""
+
+    text: CallText | None = None
+    """None where calls may begin without a mark, or arguments are no JSON."""
 
     @property
     def marks(self) -> tuple[str, ...]:

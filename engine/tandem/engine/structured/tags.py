@@ -1,0 +1,236 @@
+"""Structural tags: free text with parts that are held to a form, as one grammar in Lark's syntax.
+
+Formats are those of XGrammar's structural tags, which vLLM takes: ``const_string``,
+``json_schema``, ``regex``, ``grammar``, ``any_text``, ``sequence``, ``or``, ``tag``,
+``triggered_tags``, ``tags_with_separator``; and the older ``structures`` with ``triggers``. A text
+that is a special token of the model's may be written by that token or letter by letter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tandem.engine.structured.grammar import GrammarError
+
+MAX_ELEMENTS = 1_024
+"""Of a form, of all its lists together."""
+_TEXT = "TEXT"
+
+
+class TagGrammar:
+    """Writes one grammar. Methods return expressions that stand in a rule."""
+
+    def __init__(
+        self,
+        special_ids: Mapping[str, int],
+        *,
+        of_schema: Callable[[Any], str],
+        of_regex: Callable[[str], str],
+        of_lark: Callable[[str], str],
+    ) -> None:
+        """``special_ids``: special tokens by their texts. The others give a schema as JSON for
+        the backend, an expression between slashes, and a checked grammar."""
+        self._special_ids = special_ids
+        self._of_schema = of_schema
+        self._of_regex = of_regex
+        self._of_lark = of_lark
+        self._rules = [f"{_TEXT}: /(.|\\n)*/"]
+        self._inner: list[str] = []
+        self._left = MAX_ELEMENTS
+        self._makers: dict[str, Callable[[Mapping[str, Any], str], str]] = {
+            "const_string": lambda form, at: self.literal(_text(form, "value", at)),
+            "json_schema": lambda form, at: self.schema(_given(form, "json_schema", at)),
+            "regex": lambda form, at: self.regex(_text(form, "pattern", at)),
+            "grammar": lambda form, at: self.grammar(_text(form, "grammar", at)),
+            "any_text": lambda form, at: self.any_text(),
+            "sequence": self._sequence,
+            "or": self._or,
+            "tag": self._tag,
+            "triggered_tags": self._triggered_tags,
+            "tags_with_separator": self._tags_with_separator,
+        }
+
+    def whole(self, expression: str) -> str:
+        """The grammar whose answers ``expression`` describes, as the backend takes it."""
+        lark = "\n".join([f"start: {expression}", *self._rules])
+        if not self._inner:
+            return lark
+        grammars = [{"name": "tags", "lark_grammar": lark}]
+        grammars += [
+            {"name": f"g{at}", "lark_grammar": text} for at, text in enumerate(self._inner)
+        ]
+        return json.dumps({"grammars": grammars})
+
+    def literal(self, text: str) -> str:
+        """``text``, special tokens in it by the token or by letters."""
+        parts: list[str] = []
+        while text:
+            places = [(text.find(each), -len(each), each) for each in self._special_ids]
+            found = min((each for each in places if each[0] >= 0), default=None)
+            if found is None:
+                parts.append(_quoted(text))
+                break
+            at, _, special = found
+            if at:
+                parts.append(_quoted(text[:at]))
+            parts.append(f"(<[{self._special_ids[special]}]> | {_quoted(special)})")
+            text = text[at + len(special) :]
+        return " ".join(parts) or '""'
+
+    def until(self, text: str) -> str:
+        """Any text up to the first ``text``, and that."""
+        lazy = self._rule(f"{_TEXT} {_quoted(text)}", "[lazy]")
+        special = next((each for each in self._special_ids if text.startswith(each)), None)
+        if special is None:
+            return lazy
+        rest = self.literal(text[len(special) :]) if text != special else ""
+        return f"({_TEXT} <[{self._special_ids[special]}]> {rest} | {lazy})"
+
+    def any_text(self) -> str:
+        """Any text to the end of the answer, without special tokens."""
+        return _TEXT
+
+    def schema(self, schema: Any) -> str:
+        """JSON that is valid under a schema."""
+        if not isinstance(schema, Mapping | bool):
+            raise GrammarError(f"a JSON schema in the place of {_shown(schema)}")
+        return f"%json {self._of_schema(schema)}"
+
+    def regex(self, pattern: str) -> str:
+        """Text that matches a regular expression."""
+        return f"/{self._of_regex(pattern)}/"
+
+    def grammar(self, lark: str) -> str:
+        """Text under a grammar of its own."""
+        self._inner.append(self._of_lark(lark))
+        return f"@g{len(self._inner) - 1}"
+
+    def of(self, form: Any, at: str) -> str:
+        """Any format; ``at`` is its place, for errors. Raises GrammarError."""
+        self._left -= 1
+        if self._left < 0:
+            raise GrammarError(
+                f"at most {MAX_ELEMENTS:,} formats in one another and beside another"
+            )
+        if not isinstance(form, Mapping):
+            raise GrammarError(f"an object at {at}, not {_shown(form)}")
+        make = self._makers.get(str(form.get("type")))
+        if make is None:
+            allowed = ", ".join(self._makers)
+            raise GrammarError(f"a type at {at} of {allowed}, not {_shown(form.get('type'))}")
+        return make(form, at)
+
+    def structural_tag(self, tag: Any) -> str:
+        """A whole structural tag, of either form. Raises GrammarError."""
+        if not isinstance(tag, Mapping):
+            raise GrammarError(f"an object, not {_shown(tag)}")
+        if tag.get("type", "structural_tag") != "structural_tag":
+            raise GrammarError(f'"structural_tag" for its type, not {_shown(tag["type"])}')
+        if "format" in tag:
+            return self.of(tag["format"], "/format")
+        tags = [
+            {
+                "begin": _text(each, "begin", f"/structures/{at}"),
+                "content": {"type": "json_schema", "json_schema": each.get("schema", True)},
+                "end": _text(each, "end", f"/structures/{at}"),
+            }
+            for at, each in enumerate(_list(tag, "structures", ""))
+        ]
+        return self._triggered_tags({"triggers": _list(tag, "triggers", ""), "tags": tags}, "")
+
+    def optional(self, expression: str) -> str:
+        """``expression`` or nothing."""
+        return f"({expression})?"
+
+    def _rule(self, expression: str, attributes: str = "") -> str:
+        name = f"r{len(self._rules)}"
+        self._rules.append(f"{name}{attributes}: {expression}")
+        return name
+
+    def _sequence(self, form: Mapping[str, Any], at: str) -> str:
+        elements = _list(form, "elements", at)
+        for index, each in enumerate(elements[:-1]):
+            if isinstance(each, Mapping) and each.get("type") in ("any_text", "triggered_tags"):
+                where = f"{at}/elements/{index}"
+                raise GrammarError(f"{each['type']} at {where} last in its sequence, or in a tag")
+        made = [self.of(each, f"{at}/elements/{i}") for i, each in enumerate(elements)]
+        return self._rule(" ".join(made))
+
+    def _or(self, form: Mapping[str, Any], at: str) -> str:
+        elements = _list(form, "elements", at)
+        made = [self.of(each, f"{at}/elements/{i}") for i, each in enumerate(elements)]
+        return self._rule(" | ".join(made))
+
+    def _tag(self, form: Mapping[str, Any], at: str) -> str:
+        return self._rule(f"{self.literal(_text(form, 'begin', at))} {self._rest(form, at)}")
+
+    def _rest(self, tag: Mapping[str, Any], at: str) -> str:
+        """A tag behind its beginning."""
+        content, end = _given(tag, "content", at), _text(tag, "end", at)
+        if end and isinstance(content, Mapping) and content.get("type") == "any_text":
+            return self.until(end)
+        return f"{self.of(content, f'{at}/content')} {self.literal(end) if end else ''}"
+
+    def _triggered_tags(self, form: Mapping[str, Any], at: str) -> str:
+        triggers = [str(each) for each in _list(form, "triggers", at)]
+        tags: dict[str, list[str]] = {}
+        whole: list[str] = []
+        for index, tag in enumerate(_list(form, "tags", at)):
+            where = f"{at}/tags/{index}"
+            begin = _text(tag, "begin", where)
+            trigger = next((each for each in triggers if each and begin.startswith(each)), None)
+            if trigger is None:
+                raise GrammarError(f"a begin at {where} that starts with one of triggers")
+            rest = self._rule(self._rest(tag, where))
+            after = begin[len(trigger) :]
+            tags.setdefault(trigger, []).append(f"{self.literal(after) if after else ''} {rest}")
+            whole.append(f"{self.literal(begin)} {rest}")
+        found = [
+            self._rule(f"{self.until(trigger)} ({' | '.join(rests)})")
+            for trigger, rests in tags.items()
+        ]
+        one, first = self._rule(" | ".join(found)), self._rule(" | ".join(whole))
+        if form.get("stop_after_first"):
+            return first if form.get("at_least_one") else self._rule(f"{one} | {_TEXT}")
+        return self._rule(f"{first if form.get('at_least_one') else ''} {one}* {_TEXT}")
+
+    def _tags_with_separator(self, form: Mapping[str, Any], at: str) -> str:
+        tags = _list(form, "tags", at)
+        made = [self._tag(each, f"{at}/tags/{index}") for index, each in enumerate(tags)]
+        one = self._rule(" | ".join(made))
+        separator = self.literal(_text(form, "separator", at))
+        several = one if form.get("stop_after_first") else f"{one} ({separator} {one})*"
+        return self._rule(several if form.get("at_least_one") else f"({several})?")
+
+
+def _given(form: Mapping[str, Any], name: str, at: str) -> Any:
+    if name not in form:
+        raise GrammarError(f"{name} at {at or '/'}")
+    return form[name]
+
+
+def _text(form: Any, name: str, at: str) -> str:
+    if not isinstance(form, Mapping):
+        raise GrammarError(f"an object at {at or '/'}, not {_shown(form)}")
+    value = _given(form, name, at)
+    if not isinstance(value, str):
+        raise GrammarError(f"a text for {name} at {at or '/'}, not {_shown(value)}")
+    return value
+
+
+def _list(form: Mapping[str, Any], name: str, at: str) -> Sequence[Any]:
+    value = _given(form, name, at)
+    if not isinstance(value, list) or not value:
+        raise GrammarError(f"a list that is not empty for {name} at {at or '/'}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from tandem.router.openai.parameters import Refused
 from tandem.router.openai.unknown_fields import UnknownFields
+
+_TEXT = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _one_or_several(*kinds: dict[str, Any]) -> WithJsonSchema:
+    several = {"type": "array", "items": {"anyOf": [*kinds]}, "minItems": 1}
+    return WithJsonSchema({"anyOf": [*kinds, several]})
+
+
+Prompts = Annotated[Any, _one_or_several(_TEXT, _TOKENS)]
+"""A text or token ids, or a list of them; what reads it checks it."""
+Texts = Annotated[Any, _one_or_several(_TEXT)]
+"""A text or a list of texts; what reads it checks it."""
+_DOCUMENT = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
+Documents = Annotated[
+    Any,
+    WithJsonSchema({"type": "array", "items": {"anyOf": [_TEXT, _DOCUMENT]}, "minItems": 1}),
+]
+"""A list of texts, each bare or in an object; what reads it checks it."""
 
 
 class Body(BaseModel):
@@ -18,6 +38,8 @@ class Body(BaseModel):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {}
     """What is known by name and not done."""
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {}
+    """One that is answered with 200, without ``model``."""
 
     def check(self, unknown: UnknownFields, prefix: str = "") -> None:
         """Raise InvalidParameter for what is not done, here and in the objects below."""

@@ -128,8 +128,10 @@ def document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
 def _describe(described: dict[str, Any], operation: Operation, *, has_keys: bool) -> None:
     guarded = has_keys and not operation.is_open
     if operation.takes is not None:
-        schema = {"schema": _ref(operation.takes)}
-        described["requestBody"] = {"required": True, "content": {"application/json": schema}}
+        content: dict[str, Any] = {"schema": _ref(operation.takes)}
+        if operation.takes.EXAMPLE:
+            content["example"] = operation.takes.EXAMPLE
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
     if guarded:
         described["security"] = [{"ApiKey": []}]
     statuses = sorted({*operation.errors, *((401,) if guarded else ())})

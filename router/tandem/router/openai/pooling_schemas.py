@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.body import Body
+from tandem.router.openai.body import Body, Documents, Prompts, Texts
 from tandem.router.openai.parameters import Refused
 from tandem.router.openai.schemas import Information, Salt
 from tandem.router.openai.unknown_fields import UnknownFields
@@ -61,8 +61,9 @@ class EmbeddingBody(PooledBody):
     """``POST /v1/embeddings``."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = {**_REFUSED, **_FORMS}
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"input": ["Paris is in France.", "Rome is in Italy."]}
 
-    input: Any
+    input: Prompts
     encoding_format: EncodingFormat | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -78,15 +79,22 @@ class PoolingBody(EmbeddingBody):
 class ClassifyBody(PooledBody):
     """``POST /classify``."""
 
-    input: Any
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"input": "I liked it."}
+
+    input: Prompts
     activation: bool | None = None
 
 
 class ScoreBody(PooledBody):
     """``POST /v1/score``."""
 
-    text_1: Any
-    text_2: Any
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "text_1": "Where is Paris?",
+        "text_2": ["Paris is in France.", "Rome is in Italy."],
+    }
+
+    text_1: Texts
+    text_2: Texts
     activation: bool | None = None
 
 
@@ -99,8 +107,14 @@ class RerankBody(PooledBody):
         "rank_fields": Refused("documents are texts", ([],)),
     }
 
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "query": "Where is Paris?",
+        "documents": ["Paris is in France.", "Rome is in Italy."],
+        "top_n": 1,
+    }
+
     query: str
-    documents: Any
+    documents: Documents
     top_n: int | None = None
     return_documents: bool | None = None
     activation: bool | None = None

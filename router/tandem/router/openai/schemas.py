@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS
 from tandem.router.openai import parameters
-from tandem.router.openai.body import Body
+from tandem.router.openai.body import Body, Prompts
 from tandem.router.openai.forced_calls import check_choice, is_forced, schema_of
 from tandem.router.openai.parameters import Refused
 from tandem.router.openai.structured import ResponseFormat, StructuredOutputs, wanted_of
@@ -30,6 +30,23 @@ Metadata = dict[
 ]
 Salt = Annotated[str, Field(min_length=1, max_length=1024)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+Messages = Annotated[
+    list[dict[str, Any]],
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {"role": {"type": "string", "minLength": 1}},
+                "required": ["role"],
+            },
+            "minItems": 1,
+        }
+    ),
+]
+"""A chat; text/ checks each message."""
 
 
 class StreamOptions(Body):
@@ -131,7 +148,13 @@ class ChatBody(GenerationBody):
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.CHAT
 
-    messages: list[dict[str, Any]]
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
+
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -198,8 +221,13 @@ class CompletionBody(GenerationBody):
     """``POST /v1/completions``; text/ checks each prompt."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.COMPLETION
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "prompt": "The capital of France is",
+        "max_tokens": 8,
+        "temperature": 0,
+    }
 
-    prompt: Any
+    prompt: Prompts
     logprobs: int | None = None
     best_of: int | None = None
 
@@ -236,6 +264,7 @@ class TokenizeBody(Body):
     """``POST /tokenize``: a prompt or messages."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.TOKENIZE
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"prompt": "Hello", "return_token_strs": True}
 
     model: str | None = None
     prompt: str | None = None
@@ -266,6 +295,8 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     """``POST /detokenize``."""
+
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"tokens": [19, 20]}
 
     model: str | None = None
     tokens: list[int] = Field(fail_fast=True)

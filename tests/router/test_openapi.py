@@ -93,6 +93,8 @@ def conforms(document: dict[str, Any], answer: httpx.Response) -> int:
     path = answer.request.url.path
     if path.startswith("/v1/models/"):
         path = "/v1/models/{model_id}"
+    if path.startswith("/debug/requests/"):
+        path = "/debug/requests/{request_id}"
     operation = document["paths"][path][answer.request.method.lower()]
     described = operation["responses"].get(str(answer.status_code))
     assert described, f"{answer.request.method} {path} answers {answer.status_code}: {answer.text}"

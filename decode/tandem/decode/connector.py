@@ -115,7 +115,7 @@ class DecodeConnector:
             if pull is not None and pull.let_go:
                 yield Released(event.key)
                 return
-            yield Loaded(event.key, event.first)
+            yield Loaded(event.key, event.first, notes=event.notes)
             return
         if pull is not None and pull.let_go:
             if event.blocks_free:

@@ -23,6 +23,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.timeline import NoteBook
 
 if TYPE_CHECKING:
     from tandem.engine.scheduler.gates import Gate, TokenConstraint
@@ -77,6 +78,8 @@ class RequestGroup:
     """Tokens found in the prefix cache at the first start, for the first choice."""
     num_computed_prompt: int = 0
     """Prompt tokens planned to be computed here, again after a preemption not counted."""
+    notes: NoteBook | None = None
+    """Where its time goes, when that is asked for."""
 
     @property
     def key(self) -> RequestKey:

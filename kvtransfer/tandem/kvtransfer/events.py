@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.protocol.timeline import Note
 
 __all__ = [
     "BlocksFree",
@@ -56,6 +57,8 @@ class Loaded:
     key: RequestKey
     first: tuple[FirstToken, ...]
     """Token 1 of each choice, as P drew it."""
+    notes: tuple[Note, ...] = ()
+    """Where the time went, on this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ client's disconnect or a cancelled task, aborts the request wherever it is.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
@@ -35,6 +35,7 @@ from tandem.protocol.errors import (
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.pooling import PoolingParams
+from tandem.protocol.recording import marked
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
@@ -98,7 +99,7 @@ class AsyncLLM:
         inputs, key = _generating(await self._input_processor()), self._next_key()
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
-            processed=await self.beside.run(
+            processed=await self._tokenized(
                 _prompt_weight(prompt) + _params_weight(params),
                 lambda: inputs.process(prompt, self._params(params), key, options),
             ),
@@ -117,7 +118,7 @@ class AsyncLLM:
         inputs, key = _generating(await self._input_processor()), self._next_key()
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
-            processed=await self.beside.run(
+            processed=await self._tokenized(
                 _chat_weight(messages, chat) + _params_weight(params),
                 lambda: inputs.process_chat(messages, self._params(params), key, options, chat),
             ),
@@ -203,7 +204,7 @@ class AsyncLLM:
         wanted = inputs.card.pooling.check_task(params or PoolingParams())
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
-            processed=await self.beside.run(
+            processed=await self._tokenized(
                 _prompt_weight(prompt),
                 lambda: inputs.process_pooling(prompt, wanted, key, options, param=param),
             ),
@@ -309,6 +310,10 @@ class AsyncLLM:
         """Abort what runs and close the client. May be called twice."""
         self.beside.close()
         await self._client.close()
+
+    async def _tokenized(self, size: int, work: Callable[[], ProcessedInput]) -> ProcessedInput:
+        with marked("tokenize"):
+            return await self.beside.run(size, work)
 
     def _take_id(self, prepared: PreparedRequest) -> None:
         if prepared.request_id in self._running:

@@ -15,6 +15,7 @@ from tandem.protocol.commands import Command, Reply
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import Accepted, BlockEvents, EngineOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.timeline import LegTimes
 
 Card = TypeVar("Card")
 Count = Annotated[int, Meta(ge=0, le=1 << 40)]
@@ -114,6 +115,8 @@ class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
     refused: tuple[Refused, ...] = ()
     failed: tuple[Failed, ...] = ()
     blocks: BlockEvents | None = None
+    times: tuple[LegTimes, ...] = ()
+    """Of attempts that ended here and are watched."""
 
 
 class ReplyTo(msgspec.Struct, frozen=True, tag="reply"):

@@ -5,6 +5,7 @@ import msgspec
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.timeline import Watch
 
 
 class Produce(msgspec.Struct, frozen=True, tag="produce"):
@@ -52,6 +53,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """None: this worker does both halves."""
     pooling: PoolingParams | None = None
     """A vector of the prompt is wanted and no token; ``params`` are then ``NO_SAMPLING``."""
+    watch: Watch | None = None
+    """Its times are kept and told with its end."""
 
     def emitted_of(self, choice: int) -> tuple[int, ...]:
         """Tokens of ``choice`` that earlier attempts emitted."""

@@ -49,6 +49,7 @@ from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 from tandem.router.server import make_server
+from tandem.router.timeline.recorder import Recorder
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
@@ -220,7 +221,10 @@ def create_app(config: RouterConfig) -> FastAPI:
         app.add_middleware(CORSMiddleware, **cors_options(config))
     app.state.ending = Ending()
     app.add_middleware(Stopping, ending=app.state.ending)
-    app.add_middleware(Trace, metrics=router.metrics, log=config.access_log)
+    app.state.recorder = Recorder(config.timeline_requests, config.timeline_mib << 20)
+    app.add_middleware(
+        Trace, metrics=router.metrics, log=config.access_log, recorder=app.state.recorder
+    )
     return app
 
 

@@ -33,6 +33,8 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "max_header_bytes": (1_024, 1 << 20),
     "max_headers": (8, 10_000),
     "prefix_index_mib": (1, None),
+    "timeline_requests": (0, 1 << 20),
+    "timeline_mib": (1, None),
     "ready_prefill": (0, None),
     "ready_decode": (1, None),
     "max_prompts": (1, 65_536),
@@ -193,6 +195,10 @@ class RouterConfig:
     )
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
     access_log: bool = setting(False, "Log a line per request.")
+    timeline_requests: int = setting(
+        1000, "Last calls whose timelines are kept for /debug/requests; 0 keeps and makes none."
+    )
+    timeline_mib: int = setting(16, "Memory for these timelines, at most.")
 
     def __post_init__(self) -> None:
         for name, (low, high) in _BOUNDS.items():

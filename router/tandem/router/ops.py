@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 
 from tandem.protocol.child import child_headers
 from tandem.protocol.commands import CommandName
 from tandem.protocol.messages import LoadReport
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.openai.service import service_of
+from tandem.router.timeline.recorder import Recorder
+from tandem.router.timeline.view import full
 from tandem.router.workers.pool import Worker
 
 routes = APIRouter(tags=["operation"])
@@ -107,6 +111,17 @@ async def debug_fleet(request: Request) -> Response:
             "indexed_blocks": len(fleet.index),
         }
     )
+
+
+@routes.get("/debug/requests/{request_id:path}")
+async def debug_request(request: Request, request_id: str) -> Response:
+    """Where the time of one of the last calls went, in full; 404 for one that is not kept."""
+    recorder: Recorder = request.app.state.recorder
+    recording = recorder.ring.find(request_id)
+    if recording is None:
+        message = f"no call {request_id[:80]!r} is kept; {len(recorder.ring)} are"
+        raise HTTPException(404, message)
+    return _json(full(recording, time.monotonic()))
 
 
 @routes.post("/reset_prefix_cache")

@@ -35,12 +35,14 @@ from tandem.protocol.messages import (
     WorkerBeat,
 )
 from tandem.protocol.outputs import Accepted, Failed, Refused
+from tandem.protocol.timeline import LegTimes
 from tandem.worker.drain import Drain, grace_before
 from tandem.worker.handoff import HandoffService, PeerSets
 from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.worker.io import IOThread
 from tandem.worker.link_metrics import LinkMetrics
 from tandem.worker.server_config import ServerConfig
+from tandem.worker.stillness import Stillness
 from tandem.worker.worker_probes import WorkerProbes
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,9 @@ class EngineCoreProc:
         """Whether something is to be sent behind the next step's launch."""
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
         self._drain = Drain()
+        self._stillness = Stillness()
+        self._watched = 0
+        """Requests here whose times are kept."""
         self._signals = 0
         self._peers = PeerSets()
         self._io = IOThread(
@@ -107,6 +112,7 @@ class EngineCoreProc:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._on_signal)
         self._io.start()
+        self._stillness.start()
         nap_precisely()
         try:
             self._loop()
@@ -116,6 +122,7 @@ class EngineCoreProc:
             self._tell(self._core.keys(), "the worker's engine failed")
             return 1
         finally:
+            self._stillness.stop()
             self._io.stop()
             self._handoff.close()
             self._core.close()
@@ -177,6 +184,9 @@ class EngineCoreProc:
             return
         refusal = self._core.add(message.request)
         if refusal is None:
+            if message.request.watch is not None:
+                self._watched += 1
+                self._stillness.watch()
             # Said behind the step's launch, or with the next beat: it need not hold that up.
             accepted = (Accepted(key.request, key.attempt),)
             self._io.send(router, Frame(step=self._steps, accepted=accepted))
@@ -189,8 +199,11 @@ class EngineCoreProc:
     def _send(self, outputs: StepOutputs) -> None:
         """What a step gave, and what was left to be sent behind its launch."""
         sent, self._unflushed = self._unflushed, False
+        times = self._times(outputs) if outputs.ended else {}
         for router, tokens, failed in outputs.by_router():
-            self._io.send(router, Frame(step=self._steps, outputs=tokens, failed=failed))
+            told = tuple(times.get(router, ()))
+            frame = Frame(step=self._steps, outputs=tokens, failed=failed, times=told)
+            self._io.send(router, frame)
             sent = True
         for of, refused in outputs.refused.items():
             self._io.send(Incarnation(of), Frame(step=self._steps, refused=tuple(refused)))
@@ -201,9 +214,20 @@ class EngineCoreProc:
         if sent:
             self._io.flush()
 
+    def _times(self, outputs: StepOutputs) -> dict[Incarnation, list[LegTimes]]:
+        """Of watched requests that ended in this step."""
+        told: dict[Incarnation, list[LegTimes]] = {}
+        now, stops = time.monotonic(), self._stillness.stops()
+        self._watched -= len(outputs.ended)
+        for book in outputs.ended:
+            told.setdefault(Incarnation(book.key.router), []).append(book.times(now, stops))
+        return told
+
     def _refresh_load(self) -> None:
         now = time.monotonic()
         if now - self._load_at >= LOAD_SECONDS:
+            if self._watched:
+                self._stillness.watch()
             self._load_at = now
             self._load = self._core.load_report()
             self._handoff.note_progress(self._steps, self._core.has_work)

@@ -35,6 +35,7 @@ from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents, EngineOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.timeline import NoteBook
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class StepOutputs:
     """For every router."""
     refused: dict[bytes, list[Refused]] = field(default_factory=dict)
     """What was taken and cannot be, by router incarnation."""
+    ended: Sequence[NoteBook] = ()
+    """Notes of watched requests that ended."""
 
     def by_router(
         self,
@@ -222,7 +225,8 @@ class EngineCore:
         progressed = plan is not None or updates or bool(outputs or failed or refused)
         if not progressed:
             self._executor.check_health()
-        return StepOutputs(progressed, outputs, failed, blocks, refused)
+        ended = self.scheduler.outbox.take_ended()
+        return StepOutputs(progressed, outputs, failed, blocks, refused, ended)
 
     def observe(self) -> None:
         """What can wait until the outputs of ``advance`` are on their way: metrics, and a look at

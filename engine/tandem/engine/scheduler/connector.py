@@ -16,6 +16,7 @@ from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.protocol.timeline import Note
 
 
 class Lookup(Enum):
@@ -52,6 +53,8 @@ class Loaded:
     """False: token 1 ended every choice, so no KV was brought; the blocks are freed, not cached."""
     blocks_free: bool = True
     """False (only with ``usable=False``): writes may still land; a ``Released`` follows."""
+    notes: tuple[Note, ...] = ()
+    """Where the time of the load went, on this process's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held
+from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.updater import Chunk
@@ -68,9 +69,11 @@ class Planner:
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
+        self._now = 0.0
 
     def draft(self, now: float) -> Draft:
         """The rows of the next step."""
+        self._now = now
         draft = Draft(self._budget)
         held = self._hold_drafted(draft) if self._roster.drafts else ()
         prompts, preempted = self._draft_decodes(draft)
@@ -177,6 +180,7 @@ class Planner:
         request = running[index]
         while True:
             victim = choose_victim(running, index)
+            note_preemption(running[victim], self._now)
             self._roster.preempt(running.pop(victim))
             if victim == index:
                 return None

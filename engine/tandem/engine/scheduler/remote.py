@@ -200,6 +200,8 @@ class RemoteKV:
         """The KV is committed: cache it, emit the first tokens again, run."""
         manager = self._manager
         request.remote_done = True
+        if request.group.notes is not None:
+            request.group.notes.add_all(event.notes)
         self._roster.loading.pop(request.seq)
         if request.group.scheduled is None:
             request.group.scheduled = now

@@ -17,12 +17,14 @@ from tandem.engine.scheduler.connector import Hold, KVConnector
 from tandem.engine.scheduler.constrained import Constrained
 from tandem.engine.scheduler.drafts import Drafts
 from tandem.engine.scheduler.gates import Gates
+from tandem.engine.scheduler.noted import closed
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats
 from tandem.engine.scheduler.waiting import WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineOutput, Failed, Refused
+from tandem.protocol.timeline import NoteBook
 
 ABORT = "abort"
 FAILED = "error"
@@ -38,6 +40,8 @@ class Outbox:
         self.outputs: dict[bytes, list[EngineOutput]] = {}
         self.failed: dict[bytes, list[Failed]] = {}
         self.refused: dict[bytes, list[Refused]] = {}
+        self.ended: list[NoteBook] = []
+        """Notes of watched requests that have ended."""
 
     def emit(self, router: bytes, output: EngineOutput) -> None:
         """Tokens of one choice, or a vector."""
@@ -64,6 +68,13 @@ class Outbox:
         taken = self.refused
         if taken:
             self.refused = {}
+        return taken
+
+    def take_ended(self) -> list[NoteBook]:
+        """Notes since the last call."""
+        taken = self.ended
+        if taken:
+            self.ended = []
         return taken
 
     def take(self) -> tuple[dict[bytes, list[EngineOutput]], dict[bytes, list[Failed]]]:
@@ -249,6 +260,8 @@ class Roster:
         """The last choice ended; whether the connector keeps its blocks."""
         group = request.group
         del self.groups[group.key]
+        if group.notes is not None:
+            self.outbox.ended.append(closed(group, why, now))
         self.stats.finished.append(record_of(group, request.num_prompt, why, now))
         return self.connector is not None and self.connector.finished(request, why) is Hold.KEPT
 

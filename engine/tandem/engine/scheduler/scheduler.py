@@ -41,6 +41,7 @@ from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.timeline import NoteBook
 
 
 class Scheduler:
@@ -296,6 +297,7 @@ class Scheduler:
             adapter=source.adapter,
             salt=source.cache_salt,
         )
+        watch = source.watch
         return RequestGroup(
             source=source,
             root=root,
@@ -304,6 +306,7 @@ class Scheduler:
             number=self._arrivals,
             deadline=None if budget is None else now + budget / 1000,
             max_model_len=end_of(source, self.limits.max_model_len),
+            notes=None if watch is None else NoteBook(source.key, watch, now),
         )
 
     def _hashes_of(self, source: EngineCoreRequest) -> list[BlockHash]:

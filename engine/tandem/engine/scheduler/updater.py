@@ -13,6 +13,7 @@ from operator import eq, sub
 
 from tandem.engine.request import Request, RequestState
 from tandem.engine.scheduler.drafts import release
+from tandem.engine.scheduler.noted import note_chunk
 from tandem.engine.scheduler.roster import HANDED_OVER, Roster
 from tandem.engine.step import DraftSampled, ModelRunnerOutput, Sampled, SeqId
 from tandem.protocol.errors import FailCause, TandemError
@@ -40,6 +41,7 @@ class Updater:
         """Apply one step's result. ``chunks`` are its rows over prompt tokens."""
         for request, start, end, preemptions in chunks:
             self._note_chunk(request, start, end, preemptions, output)
+            note_chunk(request, start, end, now)
         for seq, values in output.pooled.items():
             self._pooled(seq, values, now)
         roster = self._roster

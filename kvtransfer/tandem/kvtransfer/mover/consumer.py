@@ -201,12 +201,12 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.phases.sent(action.message)
             self.say(action.to, action.message)
         elif isinstance(action, Tell):
-            self.phases.told(action.event)
+            event = self.phases.told(action.event)
             if not isinstance(action.event, Ready):
                 self.pace.end(action.event.key)
                 if getattr(action.event, "blocks_free", True):  # else copies are still checked
                     self._hashes.pop(action.event.key, None)
-            self.tell(action.event)  # type: ignore[arg-type]
+            self.tell(event)  # type: ignore[arg-type]
         elif isinstance(action, Read):
             return self._read(action, now)
         elif isinstance(action, Unpack):
@@ -309,7 +309,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if done:
             self.parts.board.transfers += 1
             seconds = time.perf_counter() - started
-            self.metrics.phase.labels("read").observe(seconds)
+            self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
             self.metrics.bytes.labels("consumer").inc(read.nbytes)
             self.metrics.parts.labels("consumer").inc()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready
 from tandem.kvtransfer.handoff.messages import Done, Want
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import LoadFailed
+from tandem.protocol.timeline import Note
+
+MAX_PARTS = 48
+"""Parts of one hand-off that are noted; the time of further ones is in that of the whole."""
 
 _OUTCOMES = {
     Loaded: "loaded",
@@ -16,6 +21,13 @@ _OUTCOMES = {
     LoadFailed: "failed",
     Cancelled: "cancelled",
 }
+_STRETCHES = (
+    ("wait", "open", "ready"),
+    ("reserve", "ready", "want"),
+    ("load", "want", "loaded"),
+    ("commit", "done", "loaded"),
+)
+"""Notes of a whole hand-off: name, from, to."""
 
 
 class Phases:
@@ -24,10 +36,20 @@ class Phases:
     def __init__(self, metrics: HandoffMetrics) -> None:
         self._metrics = metrics
         self._at: dict[RequestKey, dict[str, float]] = {}
+        self._parts: dict[RequestKey, list[Note]] = {}
 
     def begin(self, key: RequestKey) -> None:
         """OPEN."""
-        self._at[key] = {"open": time.perf_counter()}
+        self._at[key] = {"open": time.monotonic()}
+        self._parts[key] = []
+
+    def read(self, key: RequestKey, nbytes: int, seconds: float) -> None:
+        """A part was read just now."""
+        self._metrics.phase.labels("read").observe(seconds)
+        parts = self._parts.get(key)
+        if parts is not None and len(parts) < MAX_PARTS:
+            now = time.monotonic()
+            parts.append(Note("part", now - seconds, now, nbytes))
 
     def sent(self, message: object) -> None:
         """A message of D passes."""
@@ -40,25 +62,40 @@ class Phases:
         """P said FINAL: the prompt is done."""
         self._step(key, "final")
 
-    def told(self, event: object) -> None:
-        """An event for the engine passes."""
+    def told(self, event: object) -> object:
+        """An event for the engine passes; what it is told, with its times where it has come."""
         if isinstance(event, Ready):
             self._step(event.key, "ready", "wait", since="open")
         elif isinstance(event, Loaded):
             self._step(event.key, "loaded", "commit", since="done")
             self._step(event.key, "loaded", "load", since="want")
             self._step(event.key, "loaded", "tail", since="final")
+            event = replace(event, notes=self._notes(event.key))
         if isinstance(event, Loaded | FirstTokenEnded | LoadFailed | Cancelled):
             self._at.pop(event.key, None)
+            self._parts.pop(event.key, None)
             self._metrics.endings.labels("consumer", _OUTCOMES[type(event)]).inc()
         if isinstance(event, LoadFailed):
             self._metrics.failures.labels("consumer", event.cause).inc()
         assert not isinstance(event, BlocksFree) or event.key not in self._at
+        return event
+
+    def _notes(self, key: RequestKey) -> tuple[Note, ...]:
+        at, parts = self._at.get(key, {}), self._parts.get(key, [])
+        total = sum(each.amount for each in parts)
+        return (
+            *(
+                Note(name, at[begin], at[end], total if name == "load" else 0)
+                for name, begin, end in _STRETCHES
+                if begin in at and end in at
+            ),
+            *parts,
+        )
 
     def _step(self, key: RequestKey, name: str, phase: str = "", since: str = "") -> None:
         at = self._at.get(key)
         if at is None:
             return
-        at[name] = time.perf_counter()
+        at[name] = time.monotonic()
         if since in at:
             self._metrics.phase.labels(phase).observe(at[name] - at[since])

@@ -7,6 +7,7 @@ dispatcher's and the ladder's. Lives in the loop's thread.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -20,7 +21,9 @@ from tandem.protocol.outputs import (
     PooledOutput,
     Refused,
 )
+from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.timeline import LegTimes
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.inbox import Backlog, Inbox
 from tandem.router.placement.base import Placement
@@ -49,6 +52,7 @@ class Leg:
         "is_prefill",
         "loads",
         "num_tokens",
+        "record",
         "spoke",
         "state",
         "worker",
@@ -68,10 +72,24 @@ class Leg:
         """An output came."""
         self.num_tokens = 0
         """Prompt tokens counted on the worker until its first output."""
+        self.record: LegRecord | None = None
+        """Where its times are kept, if they are."""
 
     def receive(self, event: LegEvent) -> None:
         """Called by the connection."""
+        record = self.record
+        if record is not None and record.first is None:
+            now = time.monotonic()
+            if type(event) is Accepted:
+                record.accepted = now
+            else:
+                record.first = now
         self.attempt.receive(self, event)
+
+    def timed(self, times: LegTimes) -> None:
+        """Called by the connection."""
+        if self.record is not None:
+            self.record.times, self.record.heard = times, time.monotonic()
 
     def let_go(self) -> None:
         """The attempt no longer counts on its worker. May be called twice."""
@@ -124,6 +142,8 @@ class Attempt:
         self.given_up: AttemptFailure | None = None
         """Set from outside when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None
+        self.record: AttemptRecord | None = None
+        """Where its times are kept, if they are."""
 
     def start(self, legs: list[tuple[Worker, EngineCoreRequest]]) -> AttemptFailure | None:
         """Send all legs at once; the failure when a worker's link is down."""
@@ -176,14 +196,17 @@ class Attempt:
         """The next event, or None when all were read."""
         return self._inbox.pop()
 
-    async def wait(self) -> None:
+    async def wait(self, recording: Recording | None = None) -> None:
         """Return when there may be events, or ``wake`` was called."""
         if not self._inbox:
+            since = 0.0 if recording is None else time.monotonic()
             self._waiter = self._loop.create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+                if recording is not None:
+                    recording.waited(since, time.monotonic())
 
     def judge(self, leg: Leg, event: Accepted | Refused | Failed) -> AttemptFailure | None:
         """What an event without tokens means: the attempt's failure, or None when it goes on."""

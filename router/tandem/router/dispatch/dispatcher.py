@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -17,10 +18,11 @@ import msgspec
 
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
-from tandem.protocol.context import ORDINARY, RequestContext, Route, Shape
+from tandem.protocol.context import ORDINARY, RequestContext, Route
 from tandem.protocol.errors import FailCause, RequestFailed
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
+from tandem.protocol.recording import current, marked
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
@@ -32,6 +34,7 @@ from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
 from tandem.router.dispatch.pooled import take_pooled
+from tandem.router.dispatch.recorder import Scene, note_end, note_sent, note_way
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import (
     no_place,
@@ -148,7 +151,8 @@ class Dispatcher:
         job = self._open(request, context.route, loop)
         timer = loop.call_at(job.deadline, job.expire)
         came = loop.time() if context.arrived is None else context.arrived
-        watch = Stopwatch(job.metrics, request, came)
+        recording = job.recording
+        watch = Stopwatch(job.metrics, request, came, recording)
         try:
             await self._enter(job, loop)
             while not job.ledger.done:
@@ -159,7 +163,7 @@ class Dispatcher:
                     if item is None:
                         failure = self._check_deadlines(job, attempt)
                         if failure is None:
-                            await attempt.wait()
+                            await attempt.wait(recording)
                     elif isinstance(item[1], EngineCoreOutput):
                         output, failure = self._write(job, attempt, item[0], item[1])
                         if output is not None:
@@ -169,7 +173,7 @@ class Dispatcher:
                         failure = take_pooled(job, attempt, item[0], item[1])
                         if failure is None:
                             watch.pooled(item[1], loop.time())
-                            _note_way(job.route, attempt)
+                            note_way(job.route, attempt)
                             yield item[1]
                     else:
                         failure = attempt.judge(item[0], item[1])
@@ -195,13 +199,16 @@ class Dispatcher:
         params = seeded(request.params, secrets.randbits(SEED_BITS))
         name = f"{self._next_name:x}"
         self._next_name += 1
+        recording = current()
+        watch = None if recording is None else recording.watch
         job = Job(
-            msgspec.structs.replace(request, params=params),
+            msgspec.structs.replace(request, params=params, watch=watch),
             name=name,
             deadline=loop.time() + seconds,
             max_attempts=self._limits.max_attempts,
             metrics=self._metrics if route is None else self.canary_metrics,
             route=route,
+            recording=recording,
         )
         self._jobs[name] = job
         return job
@@ -210,7 +217,8 @@ class Dispatcher:
         """Wait for a turn, within the deadline."""
         try:
             async with asyncio.timeout_at(job.deadline):
-                await self.admission.enter(job.num_prompt, priority=job.request.priority)
+                with marked("admission"):
+                    await self.admission.enter(job.num_prompt, priority=job.request.priority)
         except TimeoutError as error:
             raise too_late(job) from error
         job.admitted = True
@@ -233,7 +241,8 @@ class Dispatcher:
         waited_until = min(job.deadline, loop.time() + self._limits.worker_wait)
         while True:
             raise_if_non_retryable(job)
-            placement = self._place(job, loop.time())
+            with marked("place"):
+                placement = self._place(job, loop.time())
             if placement is not None:
                 attempt = self._attempt(job, placement, loop)
                 failure = self._send(job, attempt, loop)
@@ -247,7 +256,8 @@ class Dispatcher:
             )
             if left <= 0 or not worth_waiting(job, anyone_up=anyone):
                 raise no_place(job)
-            await self.pool.wait_change(left)
+            with marked("no worker"):
+                await self.pool.wait_change(left)
 
     def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
         attempt = Attempt(
@@ -269,6 +279,8 @@ class Dispatcher:
         facts = job.facts(self.fleet.hits(hashes))
         fleet = self.fleet.snapshot(now)
         exclusions = job.ladder.exclusions
+        if job.recording is not None:
+            job.scene = Scene(facts, fleet)
         placement = self._policy.place(facts, fleet, now, exclusions)
         if placement is None and (back := self._back(job)):
             placement = self._policy.place(facts, fleet, now, exclusions.but_for(back))
@@ -291,7 +303,13 @@ class Dispatcher:
         if job.num_dispatched:
             logger.info("request %s: %s, %s", job.name, rung, placement.rule)
         job.placement, job.attempt = placement, attempt
-        return attempt.start(job.legs(self.pool.me, workers, job.remaining_ms(loop)))
+        begin = time.monotonic()
+        failure = attempt.start(job.legs(self.pool.me, workers, job.remaining_ms(loop)))
+        if job.recording is not None:
+            note_sent(
+                job.recording, attempt, rung, begin, num_prompt=job.num_prompt, scene=job.scene
+            )
+        return failure
 
     def _write(
         self, job: Job, attempt: Attempt, leg: Leg, output: EngineCoreOutput
@@ -324,7 +342,7 @@ class Dispatcher:
         if leg.spoke:
             return output
         job.fingerprint = leg.worker.fingerprint
-        _note_way(job.route, attempt)
+        note_way(job.route, attempt)
         pair = attempt.placement.pair
         if not any(each.spoke for each in attempt.legs):
             job.metrics.first_token_from(str(leg.worker.role))
@@ -339,6 +357,7 @@ class Dispatcher:
         assert job.attempt is not None
         workers = [leg.worker for leg in job.attempt.legs]
         job.attempt.end(job.name, finished=failure is None)
+        note_end(job.attempt, failure)
         job.attempt = None
         if failure is not None:
             kind = "failed" if failure.refusal is None else "refused"
@@ -372,14 +391,3 @@ class Dispatcher:
                     )
                     if failure is not None:
                         attempt.give_up(failure)
-
-
-def _note_way(route: Route | None, attempt: Attempt) -> None:
-    """For a canary: which workers speak."""
-    if route is None:
-        return
-    revisions = {leg.is_prefill: leg.worker.note.revision for leg in attempt.legs}
-    paired = attempt.placement.prefill is not None
-    route.served_shape = Shape.DISAGGREGATED if paired else Shape.AGGREGATED
-    route.served_prefill = revisions.get(True, "")
-    route.served_decode = revisions.get(False, "")

@@ -12,11 +12,13 @@ from tandem.protocol.context import Route
 from tandem.protocol.errors import FailCause
 from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.recording import Recording
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
+from tandem.router.dispatch.recorder import Scene
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import PromptFacts
@@ -35,10 +37,14 @@ class Job:
         max_attempts: int,
         metrics: RouterMetrics,
         route: Route | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.metrics = metrics
         """Where it is counted: a canary apart from users."""
         self.route = route
+        self.recording = recording
+        self.scene: Scene | None = None
+        """What placement saw last, where that is kept."""
         self.request = request
         """As the caller gave it, with a seed."""
         self.name = name

@@ -5,7 +5,10 @@ Runs from the arrival of the request's head: parsing and tokenizing count.
 
 from __future__ import annotations
 
+import time
+
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
+from tandem.protocol.recording import Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.metrics import RouterMetrics
 
@@ -13,14 +16,21 @@ from tandem.router.metrics import RouterMetrics
 class Stopwatch:
     """``output`` per output, ``end`` once; times are seconds on the loop's clock."""
 
-    __slots__ = ("_first", "_last", "_metrics", "_num_tokens", "_started")
+    __slots__ = ("_first", "_last", "_metrics", "_num_tokens", "_recording", "_started")
 
-    def __init__(self, metrics: RouterMetrics, request: EngineCoreRequest, now: float) -> None:
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        request: EngineCoreRequest,
+        now: float,
+        recording: Recording | None = None,
+    ) -> None:
         self._metrics = metrics
         self._started = now
         self._first: float | None = None
         self._last: dict[int, float] = {}
         self._num_tokens = 0
+        self._recording = recording
         metrics.request_started(
             num_prompt=len(request.prompt_token_ids),
             num_choices=request.params.n,
@@ -37,12 +47,16 @@ class Stopwatch:
             self._metrics.next_token(now - last)
         self._last[output.choice] = now
         self._num_tokens += len(output.token_ids)
+        if self._recording is not None:
+            self._recording.output(time.monotonic(), len(output.token_ids))
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
 
     def pooled(self, output: PooledOutput, now: float) -> None:
         """The whole answer went to the client: no token is timed."""
         self._first = self._last[output.choice] = now
+        if self._recording is not None:
+            self._recording.output(time.monotonic(), 0)
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
 

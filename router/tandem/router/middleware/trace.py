@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.service import is_request_id
+from tandem.router.timeline.recorder import ASKED, Recorder, header_of
 
 logger = logging.getLogger("tandem.access")
 
@@ -24,8 +25,16 @@ def _given_id(scope: Scope) -> str | None:
 class Trace:
     """The outermost layer: sees what every other layer answers."""
 
-    def __init__(self, app: ASGIApp, metrics: RouterMetrics, *, log: bool = False) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: RouterMetrics,
+        *,
+        log: bool = False,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._app = app
+        self._recorder = recorder
         self._metrics = metrics
         self._log = log
 
@@ -38,15 +47,30 @@ class Trace:
         state["request_id"] = _given_id(scope) or os.urandom(16).hex()
         state["arrived"] = started = time.monotonic()
         state["send_part"] = send
+        recording = None
+        if self._recorder is not None:
+            recording = self._recorder.open(scope, state["request_id"], started)
+        state["recording"] = recording
+        wants = recording is not None and dict(scope["headers"]).get(ASKED) == b"1"
+        state["wants_timeline"] = wants
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
+                if recording is not None:
+                    recording.request_id = state["request_id"]
+                    recording.status = message["status"]
+                    if wants and not state.get("streams"):
+                        headers.append(header_of(recording))
                 message = {**message, "headers": headers}
                 self._answered(scope, message["status"], started)
             await send(message)
 
-        await self._app(scope, receive, answered)
+        try:
+            await self._app(scope, receive, answered)
+        finally:
+            if recording is not None and self._recorder is not None:
+                self._recorder.close(recording)
 
     def _answered(self, scope: Scope, status: int, started: float) -> None:
         if scope["state"].get("route") is not None:

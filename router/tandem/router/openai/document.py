@@ -21,7 +21,7 @@ from tandem.router.openai.body import Body
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
     401: "No API key, or a wrong one.",
-    404: "No such path, or no such model.",
+    404: "No such path, no such model, or no such call.",
     408: "The body came too slowly.",
     413: "The body is too large.",
     429: "Too many requests wait already.",
@@ -107,6 +107,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
     ("get", "/debug/canary"): Operation(gives="text/plain"),
     ("get", "/debug/fleet"): Operation(gives=answers.Status),
+    ("get", "/debug/requests/{request_id}"): Operation(
+        gives=answers.Status, errors=(404, 500, 503)
+    ),
     ("post", "/reset_prefix_cache"): Operation(gives=answers.Status, says=(503,)),
 }
 

@@ -18,6 +18,7 @@ from starlette.routing import request_response
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, RequestRefused
+from tandem.protocol.recording import current, marked
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.body import Body
 from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
@@ -87,11 +88,14 @@ class Service:
 
 async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
     """The request's body as ``model``. Raises HttpProblem, InvalidParameter, ClientGone."""
-    service, body = service_of(request), await read_body(request)
+    service = service_of(request)
+    with marked("read body"):
+        body = await read_body(request)
     size = len(body) if len(body) > SMALL_BYTES else 0
-    return await service.llm.beside.run(
-        size, understand, model, body, service.bounds, service.unknown_fields
-    )
+    with marked("parse"):
+        return await service.llm.beside.run(
+            size, understand, model, body, service.bounds, service.unknown_fields
+        )
 
 
 async def read_body(request: Request) -> bytes:
@@ -138,6 +142,9 @@ def request_id_of(request: Request, body: GenerationBody | PooledBody) -> str:
                 param, value, f"1 to {MAX_REQUEST_ID} printable ASCII characters"
             )
         state["request_id"] = value
+        recording = current()
+        if recording is not None:
+            recording.request_id = value
     request_id: str = state["request_id"]
     return request_id
 

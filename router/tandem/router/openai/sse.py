@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from tandem.protocol.errors import TandemError
+from tandem.protocol.recording import Recording
 from tandem.router.openai.chunks import DONE, event
 from tandem.router.openai.errors import answer_of
+from tandem.router.timeline.recorder import comment_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,21 +80,30 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application. Raises what comes before the first event, ClientGone too."""
         begun = False
+        state = scope.get("state", {})
+        state["streams"] = True
+        recording: Recording | None = state.get("recording")
+        asked = recording if state.get("wants_timeline") else None
         async with aclosing(self._events) as events:
             try:
                 async with while_connected(receive), asyncio.timeout(None) as patience:
                     first = await anext(events)
                     begun = True
                     patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
-                    part = scope.get("state", {}).get("send_part", send)
-                    await self._send_all(first, events, send, part)
+                    part = _timed(state.get("send_part", send), recording)
+                    await self._send_all(first, events, send, part, asked)
             except (ClientGone, TimeoutError):
                 if not begun:
                     raise
                 self._gone()
 
     async def _send_all(
-        self, first: bytes, events: AsyncIterator[bytes], send: Send, send_part: Send
+        self,
+        first: bytes,
+        events: AsyncIterator[bytes],
+        send: Send,
+        send_part: Send,
+        asked: Recording | None,
     ) -> None:
         """``send_part`` is the server's own: every layer between sees how an answer begins and
         ends, and none has to do with what comes between, which is once for every token."""
@@ -100,13 +112,31 @@ class EventStream(Response):
         await _send_part(send, first)
         try:
             async for chunk in events:
+                if chunk is DONE and asked is not None:
+                    await _send_part(send_part, comment_of(asked))
+                    asked = None
                 await _send_part(send_part, chunk)
+            if asked is not None:  # a stream with another end
+                await _send_part(send_part, comment_of(asked))
         except Exception as error:  # the last place where the client can be told
             answer = answer_of(error)
             if answer.status == 500:
                 logger.exception("a stream failed")
             await _send_part(send, event(answer.content) + DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _timed(send: Send, recording: Recording | None) -> Send:
+    """``send`` that notes how long the client makes it wait."""
+    if recording is None:
+        return send
+
+    async def timed(message: Message) -> None:
+        since = time.monotonic()
+        await send(message)
+        recording.wrote(since, time.monotonic())
+
+    return timed
 
 
 async def _send_part(send: Send, content: bytes) -> None:

@@ -271,6 +271,10 @@ class WorkerConnection:
 
     def _deliver(self, frame: Frame) -> None:
         sinks = self._sinks
+        for times in frame.times:  # before the last words, after which nobody listens
+            sink = sinks.get((times.request, times.attempt))
+            if sink is not None:
+                sink.timed(times)
         for event in frame.accepted:
             self._hand(sinks, event)
         for output in frame.outputs:

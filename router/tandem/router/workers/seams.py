@@ -10,6 +10,7 @@ from tandem.link.session import Terms
 from tandem.link.sockets import Context
 from tandem.protocol.keys import KeyRing
 from tandem.protocol.outputs import Accepted, EngineOutput, Failed, Refused
+from tandem.protocol.timeline import LegTimes
 
 LegEvent = EngineOutput | Accepted | Refused | Failed
 
@@ -19,6 +20,10 @@ class Sink(Protocol):
 
     def receive(self, event: LegEvent) -> None:
         """Take the next event of the key from this worker."""
+        ...
+
+    def timed(self, times: LegTimes) -> None:
+        """Take what the worker noted of the key."""
         ...
 
 

@@ -1,0 +1,165 @@
+"""The record of one call to a server: where its time went, as the serving process saw it.
+
+Who serves a call opens a ``Recording`` and makes it the current one of its task; whoever does a
+part of the work adds a mark. Without one, a mark is a look at a variable.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from heapq import heappush, heapreplace
+
+from tandem.protocol.timeline import LegTimes, Watch
+
+MAX_MARKS = 128
+"""Marks of one call; further ones are dropped and counted."""
+MAX_ATTEMPTS = 32
+MAX_GAPS = 8
+"""The longest waits for a worker between tokens that are kept."""
+
+
+@dataclass(slots=True)
+class Mark:
+    """One stretch of the serving process's own work or waiting."""
+
+    name: str
+    begin: float
+    """Seconds on the process's monotonic clock."""
+    end: float
+
+
+@dataclass(slots=True)
+class LegRecord:
+    """One worker's part of an attempt."""
+
+    role: str
+    worker: str
+    """Its name for people."""
+    sent: float
+    accepted: float | None = None
+    """When its word that it took the request came."""
+    first: float | None = None
+    """When its first output came."""
+    heard: float | None = None
+    """When its notes came."""
+    times: LegTimes | None = None
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One dispatch of a request, to one worker or a pair."""
+
+    number: int
+    rule: str
+    """Why it went this way."""
+    rung: str
+    begin: float
+    legs: list[LegRecord] = field(default_factory=list)
+    end: float | None = None
+    failure: str | None = None
+    failed_worker: str | None = None
+    scene: object = None
+    """What placement saw, for whoever asks why."""
+
+
+@dataclass(slots=True, eq=False)
+class Recording:
+    """One call, from its head to the last byte of its answer."""
+
+    request_id: str
+    arrived: float
+    started: float = field(default_factory=time.time)
+    """Of ``arrived``, on the wall clock."""
+    path: str = ""
+    traceparent: str = ""
+    """Of the span that is the call's own; workers' spans belong under it."""
+    marks: list[Mark] = field(default_factory=list)
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    dropped: int = 0
+    first_output: float | None = None
+    num_outputs: int = 0
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    """A heap of (seconds, when it ended): the longest waits for workers after the first output."""
+    wait_seconds: float = 0.0
+    """All of them."""
+    write_seconds: float = 0.0
+    """Writing to the client, its slowness included, after the first output."""
+    num_prompt: int = 0
+    num_tokens: int = 0
+    status: int = 0
+    ended: float | None = None
+    span: object = None
+    """Of the tracer, where there is one."""
+
+    def mark(self, name: str, begin: float, end: float) -> None:
+        """Keep one stretch."""
+        if len(self.marks) < MAX_MARKS:
+            self.marks.append(Mark(name, begin, end))
+        else:
+            self.dropped += 1
+
+    def attempt(self, record: AttemptRecord) -> None:
+        """A request is sent to its workers."""
+        if len(self.attempts) < MAX_ATTEMPTS:
+            self.attempts.append(record)
+        else:
+            self.dropped += 1
+
+    def output(self, now: float, num_tokens: int) -> None:
+        """Tokens came."""
+        if self.first_output is None:
+            self.first_output = now
+        self.num_outputs += 1
+        self.num_tokens += num_tokens
+
+    def waited(self, since: float, now: float) -> None:
+        """Nothing was there to be read of the workers."""
+        if self.first_output is None:
+            return
+        gap = now - since
+        self.wait_seconds += gap
+        if len(self.gaps) < MAX_GAPS:
+            heappush(self.gaps, (gap, now))
+        elif gap > self.gaps[0][0]:
+            heapreplace(self.gaps, (gap, now))
+
+    def wrote(self, since: float, now: float) -> None:
+        """A part of the answer was given to the client, who may be slow to take it."""
+        if self.first_output is not None:
+            self.write_seconds += now - since
+
+    @property
+    def watch(self) -> Watch:
+        """What workers are told."""
+        return Watch(self.request_id, self.traceparent)
+
+
+_current: ContextVar[Recording | None] = ContextVar("tandem_recording", default=None)
+
+
+def current() -> Recording | None:
+    """Of the call that this task serves, if it is recorded."""
+    return _current.get()
+
+
+def begin(recording: Recording) -> None:
+    """Make it the current one of this task, and of those that it starts."""
+    _current.set(recording)
+
+
+@contextmanager
+def marked(name: str) -> Iterator[None]:
+    """The block is a part of the current call."""
+    recording = _current.get()
+    if recording is None:
+        yield
+        return
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        recording.mark(name, started, time.monotonic())

@@ -1,0 +1,1 @@
+"""Timelines of calls: kept for a while, cut into parts, and shown."""

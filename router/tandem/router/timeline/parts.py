@@ -1,0 +1,175 @@
+"""A record cut into parts: each instant of a call belongs to exactly one, so that they add up.
+
+Workers' notes are placed between the router's own times of sending an attempt and of hearing its
+end. What is left of that time beside the worker's own is the two ways; the way back is quick, since
+workers say a step's outputs at once, while a request may lie for a step before a worker takes it.
+Of all that covers an instant the most specific counts; what nobody covers is the router's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
+
+BACK_SECONDS = 0.0005
+"""What a worker's last word takes to the router, at most, when it is not known better."""
+TAKEN_LATE_SECONDS = 0.05
+"""Longer on its way than this: not the way is slow, but the worker does not take it."""
+
+DEFAULT, HELD, DECODE, WAY, QUEUE, LOAD, CHUNK, STOPPED, OWN = range(9)
+"""How specific a stretch is."""
+_OF_NOTES = {
+    "queue": (QUEUE, "queue"),
+    "chunk": (CHUNK, "chunk"),
+    "reserve": (QUEUE, "waits for blocks"),
+    "load": (LOAD, "load KV"),
+    "commit": (LOAD, "commit KV"),
+    "stopped": (STOPPED, "stood still"),
+    "decode": (DECODE, "decode"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a call that belongs to one party."""
+
+    owner: str
+    """router, client, or a worker's role."""
+    name: str
+    begin: float
+    """Seconds on the router's clock."""
+    seconds: float
+    worker: str = ""
+    amount: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Cover:
+    rank: int
+    begin: float
+    end: float
+    owner: str
+    name: str
+    worker: str = ""
+    amount: int = 0
+
+
+def placed(leg: LegRecord) -> tuple[float, float] | None:
+    """When the attempt came to the worker, on the router's clock, and how far that may be off;
+    None while the worker has told nothing."""
+    times, heard = leg.times, leg.heard
+    if times is None or heard is None:
+        return None
+    ways = max(0.0, heard - leg.sent - times.sent)
+    back = min(ways / 2, BACK_SECONDS)
+    came = heard - back - times.sent
+    if leg.accepted is not None:
+        came = min(came, max(leg.sent, leg.accepted))
+    return max(leg.sent, came), ways
+
+
+def parts_of(recording: Recording, now: float) -> list[Part]:
+    """All parts in the order of their beginnings, from the call's coming to its end (or ``now``);
+    what is spread over the stream of tokens comes last."""
+    begin = recording.arrived
+    end = recording.ended if recording.ended is not None else now
+    covers = [each for each in _covers(recording, end) if each.end > each.begin]
+    first = recording.first_output
+    streamed = first if first is not None and first < end else end
+    cuts = {begin, end, streamed}
+    for each in covers:
+        cuts.update(at for at in (each.begin, each.end) if begin < at < end)
+    parts: list[Part] = []
+    edges = sorted(cuts)
+    for left, right in pairwise(edges):
+        found = [each for each in covers if each.begin <= left and each.end >= right]
+        best = max(found, key=lambda each: (each.rank, each.begin), default=_REST)
+        part = Part(best.owner, best.name, left, right - left, best.worker, best.amount)
+        _join(parts, part, apart=left == streamed)
+    return _with_stream(recording, parts, streamed)
+
+
+_REST = _Cover(DEFAULT, 0.0, 0.0, "router", "other")
+
+
+def _join(parts: list[Part], part: Part, *, apart: bool) -> None:
+    last = parts[-1] if parts else None
+    alike = last is not None and (last.owner, last.name, last.worker) == (
+        part.owner,
+        part.name,
+        part.worker,
+    )
+    if last is not None and alike and not apart and part.name != "chunk":
+        parts[-1] = replace(last, seconds=last.seconds + part.seconds)
+    else:
+        parts.append(part)
+
+
+def _with_stream(recording: Recording, parts: list[Part], since: float) -> list[Part]:
+    """Take what is spread over the tokens out of the parts of the stream: the router's own work on
+    each, and the client's slowness."""
+    inside = [index for index, each in enumerate(parts) if each.begin >= since]
+    inside = [index for index in inside if parts[index].name not in _OWN_NAMES]
+    total = sum(parts[index].seconds for index in inside)
+    writing = min(total, recording.write_seconds)
+    waiting = min(total - writing, recording.wait_seconds)
+    working = max(0.0, total - writing - waiting)
+    spread = writing + working
+    order = sorted(inside, key=lambda index: (parts[index].name != "other", -parts[index].seconds))
+    order.sort(key=lambda index: parts[index].name not in ("other", "decode"))
+    for index in order:
+        taken = min(spread, parts[index].seconds)
+        parts[index] = replace(parts[index], seconds=parts[index].seconds - taken)
+        spread -= taken
+    more = (
+        Part("router", "text and events", since, working),
+        Part("client", "writing to it", since, writing),
+    )
+    return [each for each in (*parts, *more) if each.seconds > 0]
+
+
+_OWN_NAMES = frozenset({"read body", "parse", "tokenize", "admission", "place", "write"})
+
+
+def _covers(recording: Recording, end: float) -> Iterator[_Cover]:
+    for mark in recording.marks:
+        owner = "client" if mark.name in ("read body", "write") else "router"
+        yield _Cover(OWN, mark.begin, mark.end, owner, mark.name)
+    for attempt in recording.attempts:
+        yield from _of_attempt(attempt, end)
+
+
+def _of_attempt(attempt: AttemptRecord, end: float) -> Iterator[_Cover]:
+    until = attempt.end if attempt.end is not None else end
+    if not attempt.legs:
+        return
+    holder, decoder = attempt.legs[0], attempt.legs[-1]
+    first = min((each.first for each in attempt.legs if each.first is not None), default=until)
+    name = "no word of it" if attempt.failure is None else "no word of it, then lost"
+    yield _Cover(HELD, attempt.begin, first, holder.role, name, holder.worker)
+    yield _Cover(HELD, first, until, decoder.role, "decode", decoder.worker)
+    for leg in attempt.legs:
+        yield from _of_leg(leg, paired=len(attempt.legs) > 1)
+
+
+def _of_leg(leg: LegRecord, *, paired: bool) -> Iterator[_Cover]:
+    where = placed(leg)
+    if where is None or leg.times is None or leg.heard is None:
+        return
+    came, _ = where
+    decodes = paired and leg.role == "decode"
+    if not decodes:
+        late = came - leg.sent > TAKEN_LATE_SECONDS
+        name = "not taken yet" if late else "on its way"
+        yield _Cover(WAY, leg.sent, came, leg.role, name, leg.worker)
+        yield _Cover(WAY, came + leg.times.sent, leg.heard, leg.role, "on its way back", leg.worker)
+    for note in leg.times.notes:
+        known = _OF_NOTES.get(note.name)
+        if known is None or (decodes and note.name == "queue"):
+            continue
+        rank, name = known
+        begin, end = came + note.begin, came + note.end
+        yield _Cover(rank, begin, end, leg.role, name, leg.worker, note.amount)

@@ -1,0 +1,71 @@
+"""The last calls with their records: bounded in number and in bytes, the oldest forgotten first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from tandem.protocol.recording import Recording
+from tandem.router.dispatch.recorder import Scene
+
+_CALL_BYTES = 1_500
+_MARK_BYTES = 120
+_LEG_BYTES = 500
+_NOTE_BYTES = 130
+_VIEW_BYTES = 600
+"""About what each takes in memory; estimates are good enough for a bound."""
+
+
+def weigh(recording: Recording) -> int:
+    """About how many bytes of memory a record holds."""
+    size = _CALL_BYTES + _MARK_BYTES * len(recording.marks) + len(recording.request_id)
+    for attempt in recording.attempts:
+        size += _MARK_BYTES + len(attempt.failure or "")
+        if isinstance(attempt.scene, Scene):
+            size += _VIEW_BYTES * len(attempt.scene.fleet.workers)
+        for leg in attempt.legs:
+            size += _LEG_BYTES
+            if leg.times is not None:
+                size += _NOTE_BYTES * len(leg.times.notes)
+    return size
+
+
+class Ring:
+    """One per app; used in the loop's thread."""
+
+    def __init__(self, max_calls: int, max_bytes: int) -> None:
+        self.max_calls = max_calls
+        self.max_bytes = max_bytes
+        self.held = 0
+        """Bytes of all records."""
+        self._kept: OrderedDict[int, tuple[Recording, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Records that are kept."""
+        return len(self._kept)
+
+    def open(self, recording: Recording) -> None:
+        """A call has come."""
+        self._put(recording)
+
+    def close(self, recording: Recording) -> None:
+        """A call is over: weigh it anew, unless it is forgotten already."""
+        known = self._kept.pop(id(recording), None)
+        if known is not None:
+            self.held -= known[1]
+            self._put(recording)
+
+    def find(self, request_id: str) -> Recording | None:
+        """The latest call of that name, or whose answer has it as its id."""
+        for recording, _ in reversed(self._kept.values()):
+            name = recording.request_id
+            if name == request_id or request_id.endswith(f"-{name}"):
+                return recording
+        return None
+
+    def _put(self, recording: Recording) -> None:
+        size = weigh(recording)
+        self._kept[id(recording)] = (recording, size)
+        self.held += size
+        while self._kept and (len(self._kept) > self.max_calls or self.held > self.max_bytes):
+            _, (_, gone) = self._kept.popitem(last=False)
+            self.held -= gone

@@ -1,0 +1,141 @@
+"""Where the time of a request went, as a real stack of processes says it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from client import body_of
+from reference import rows
+from stack import Stack
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+LONG = 52
+"""A prompt of about 1,200 tokens: seconds of prefill in chunks of 64."""
+STOP_SECONDS = 2.0
+ASK = {"x-tandem-timeline": "1"}
+
+
+@pytest.fixture(scope="module")
+def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A pair whose prompts take several steps."""
+    log = tmp_path_factory.mktemp("chunked") / "stack.log"
+    flags = ["--max-num-batched-tokens", "64"]
+    with Stack.running(str(smollm2), log, worker_flags=flags) as stack:
+        yield stack
+
+
+def told(stack: Stack, request_id: str) -> dict[str, Any]:
+    """What the router keeps of a call."""
+    response = httpx.get(f"{stack.url}/debug/requests/{request_id}", timeout=10)
+    assert response.status_code == 200, response.text
+    content: dict[str, Any] = response.json()
+    return content
+
+
+def sum_of(content: dict[str, Any]) -> float:
+    """Milliseconds of all parts."""
+    return float(sum(part["ms"] for part in content["parts"]))
+
+
+def stood_still(content: dict[str, Any], role: str) -> float:
+    """Milliseconds of the longest time in which the worker of a role is said to have stood still:
+    a starved machine makes shorter ones."""
+    names = ("stood still", "not taken yet")
+    parts = content["parts"]
+    found = [each["ms"] for each in parts if each["owner"] == role and each["name"] in names]
+    return float(max(found, default=0.0))
+
+
+def test_a_whole_answer_brings_its_timeline_in_a_header(chunked: Stack) -> None:
+    """The header's parts add up, by both workers; the kept record names them and their notes."""
+    body = body_of(rows()[20].prompt, max_tokens=8)
+    headers = {**ASK, "x-request-id": "whole-1"}
+    response = httpx.post(f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60)
+    said = json.loads(response.headers["x-tandem-timeline"])
+    assert said["request_id"] == "whole-1"
+    assert abs(sum(part[3] for part in said["parts"]) - said["total_ms"]) < 1
+    assert {part[0] for part in said["parts"]} >= {"router", "prefill", "decode"}
+    content = told(chunked, "whole-1")
+    assert abs(sum_of(content) - content["total_ms"]) < 1
+    (attempt,) = content["attempts"]
+    prefill, decode = attempt["legs"]
+    assert {note["name"] for note in prefill["notes"]} >= {"queue", "chunk"}
+    assert {note["name"] for note in decode["notes"]} >= {"load", "part", "commit", "decode"}
+    assert {each["role"] for each in attempt["candidates"] if each["chosen"]} == {
+        "prefill",
+        "decode",
+    }
+    assert {"tokenize", "parse", "place"} <= {part["name"] for part in content["parts"]}
+    assert httpx.get(f"{chunked.url}/debug/requests/nobody").status_code == 404
+
+
+def test_a_stream_brings_its_timeline_in_a_comment(chunked: Stack) -> None:
+    """It comes before [DONE], and only to who asks."""
+    body = body_of(rows()[21].prompt, max_tokens=8, stream=True)
+    for headers, count in ((ASK, 1), ({}, 0)):
+        text = httpx.post(
+            f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60
+        ).text
+        lines = [line for line in text.splitlines() if line]
+        assert lines[-1] == "data: [DONE]"
+        comments = [line for line in lines if line.startswith(": timeline ")]
+        assert len(comments) == count
+        if comments:
+            assert lines[-2] == comments[0]
+            said = json.loads(comments[0].removeprefix(": timeline "))
+            assert abs(sum(part[3] for part in said["parts"]) - said["total_ms"]) < 1
+
+
+@pytest.mark.parametrize("moment", ["before", "prefill", "decode"])
+def test_who_was_stopped_is_named_with_the_time_it_took(chunked: Stack, moment: str) -> None:
+    """A worker that stands still for two seconds is found in the parts of the request it held."""
+    role = "decode" if moment == "decode" else "prefill"
+    new = {"before": 100, "prefill": 200, "decode": 300}  # no cached prefix
+    name, request_id = f"{role}-0", f"stopped-{moment}"
+
+    async def run() -> float:
+        async with httpx.AsyncClient(base_url=chunked.url, timeout=120) as client:
+            body = body_of([new[moment], *rows()[LONG].prompt], stream=True, max_tokens=60)
+            headers = {"x-request-id": request_id}
+            if moment == "before":
+                chunked.signal(name, signal.SIGSTOP)
+            stopped_at = time.monotonic()
+            task = asyncio.create_task(client.post("/v1/completions", json=body, headers=headers))
+            if moment != "before":
+                await asyncio.to_thread(wait_for, lambda: begun(moment), 60)
+                chunked.signal(name, signal.SIGSTOP)
+                stopped_at = time.monotonic()
+            await asyncio.sleep(STOP_SECONDS)
+            seconds = time.monotonic() - stopped_at
+            chunked.signal(name, signal.SIGCONT)
+            assert (await task).status_code == 200
+            return seconds
+
+    sent_at = time.monotonic()
+
+    def begun(moment: str) -> bool:
+        if moment == "prefill":
+            return time.monotonic() - sent_at > 0.7
+        response = httpx.get(f"{chunked.url}/debug/requests/{request_id}")
+        return response.status_code == 200 and response.json()["num_tokens"] >= 5
+
+    try:
+        seconds = asyncio.run(run())
+    finally:
+        chunked.signal(name, signal.SIGCONT)
+    content = told(chunked, request_id)
+    assert abs(sum_of(content) - content["total_ms"]) < 1
+    found = stood_still(content, role)
+    assert abs(found - seconds * 1000) < 100, (seconds, content["parts"])
+    other = "prefill" if role == "decode" else "decode"
+    assert stood_still(content, other) < 1000

@@ -1,0 +1,68 @@
+"""Notices that the whole process stood still: stopped, starved or frozen.
+
+A thread that sleeps for a known time and finds that more has passed. It runs only while a request
+is watched, so that a worker without such requests pays nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from tandem.protocol.timeline import Note
+
+TICK_SECONDS = 0.04
+"""The error of what it says about a stop, at most."""
+STILL_SECONDS = 0.15
+"""Less than this is no stop: a busy machine is late by as much."""
+LINGER_SECONDS = 2.0
+"""It goes on for so long after the last word of one."""
+MAX_STOPS = 32
+
+
+class Stillness(threading.Thread):
+    """Start once; ``watch`` while a request is watched; ``stop`` at the end."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tandem-stillness", daemon=True)
+        self._stops: deque[Note] = deque(maxlen=MAX_STOPS)
+        self._watching = threading.Event()
+        self._until = 0.0
+        self._asleep_since = 0.0
+        self._over = False
+
+    def watch(self) -> None:
+        """A request is watched; to be said again while one is, twice a second or so."""
+        self._until = time.monotonic() + LINGER_SECONDS
+        if not self._watching.is_set():
+            self._watching.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._over = True
+        self._watching.set()
+
+    def stops(self) -> tuple[Note, ...]:
+        """The last times at which the process stood still, on the monotonic clock; one that has
+        just ended, too."""
+        now, since = time.monotonic(), self._asleep_since
+        if since and now - since - TICK_SECONDS >= STILL_SECONDS:
+            return (*self._stops, Note("stopped", since, now, 1))
+        return tuple(self._stops)
+
+    def run(self) -> None:
+        """Tick while somebody is watched."""
+        while not self._over:
+            self._watching.wait()
+            self._asleep_since = slept_at = time.monotonic()
+            time.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            if now - slept_at - TICK_SECONDS >= STILL_SECONDS:
+                self._stops.append(Note("stopped", slept_at, now, 1))
+            self._asleep_since = now
+            if now > self._until:
+                self._watching.clear()
+                self._asleep_since = 0.0
+                if self._until > now:  # asked for again meanwhile
+                    self._watching.set()

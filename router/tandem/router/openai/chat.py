@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.protocol.sampling import OutputKind
-from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.chat_reader import ChatReader, reader_of
+from tandem.router.openai.chat_run import chat_outputs
 from tandem.router.openai.chunks import DONE, ChunkWriter, chat_writer, usage
-from tandem.router.openai.generate import Answer, Outputs, begin, run
+from tandem.router.openai.generate import Answer, begin
 from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
 from tandem.router.openai.schemas import ChatBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
-    blaming,
     context_of,
-    input_options,
     read,
     request_id_of,
     service_of,
@@ -48,27 +44,6 @@ async def create_chat_completion(request: Request) -> Response:
         return await _whole(service, body, request, answer, reader)
 
 
-async def _outputs(
-    service: Service, body: ChatBody, request: Request, reader: ChatReader | None
-) -> Outputs:
-    """What the model says, from the body on. Closing it aborts the request."""
-    kind = OutputKind.DELTA if body.stream or reader is not None else OutputKind.FINAL_ONLY
-    options = input_options(body, request)
-    if reader is not None:
-        parsers = service.parsers
-        options = replace(options, seen_special_ids=parsers.seen, reasoning=parsers.span)
-    with blaming(body.client_names()):
-        prepared = await service.llm.prepare_chat(
-            body.messages,
-            {**body.sampling(), **({} if reader is None else reader.form), "output_kind": kind},
-            options=options,
-            chat=chat_options(body, service),
-        )
-        async with aclosing(run(service, [prepared], context_of(request))) as outputs:
-            async for output in outputs:
-                yield output
-
-
 def _echoed(body: ChatBody) -> str:
     """With echo: the text of a last message that the answer goes on with."""
     last = body.messages[-1]
@@ -83,7 +58,7 @@ async def _whole(
 ) -> Response:
     """One JSON object."""
     last: RequestOutput | None = None
-    async with aclosing(_outputs(service, body, request, reader)) as outputs:
+    async with aclosing(chat_outputs(service, body, request, reader)) as outputs:
         async for _, output in outputs:
             last = output
             if reader is not None:
@@ -121,14 +96,14 @@ def _choice(choice: CompletionOutput, echoed: str, body: ChatBody) -> dict[str, 
 
 
 def _read_choice(reader: ChatReader, index: int, echoed: str, body: ChatBody) -> dict[str, Any]:
-    read = reader.choices[index]
+    read, kept = reader.choice(index), reader.choices[index]
     return {
         "index": index,
-        "message": reader.message(read, echoed),
-        "logprobs": chat_logprobs(read.logprobs),
+        "message": reader.message(kept, echoed),
+        "logprobs": chat_logprobs(kept.logprobs),
         "finish_reason": read.finish,
         "stop_reason": None if read.last is None else read.last.stop_reason,
-        "token_ids": read.token_ids if body.return_token_ids else None,
+        "token_ids": kept.token_ids if body.return_token_ids else None,
     }
 
 
@@ -146,7 +121,7 @@ async def _events(
     )
     plain = not (body.logprobs or body.return_token_ids or running or reader)
     last: RequestOutput | None = None
-    async with aclosing(_outputs(service, body, request, reader)) as outputs:
+    async with aclosing(chat_outputs(service, body, request, reader)) as outputs:
         async for _, output in outputs:
             if last is None:
                 yield _first(writer, output, body, running=running)
@@ -187,7 +162,7 @@ def _read_chunk(
         choice.index,
         delta,
         logprobs=chat_logprobs(choice.logprobs),
-        finish=reader.choices[choice.index].finish,
+        finish=reader.choice(choice.index).finish,
         stop_reason=choice.stop_reason,
         extras={"token_ids": list(choice.token_ids)} if body.return_token_ids else None,
         usage=_usage(output, reader) if running else None,

@@ -1,0 +1,63 @@
+"""From a chat's body to what the model says: for chats, and for all that becomes a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request
+
+from tandem.llm.async_llm import PreparedRequest
+from tandem.protocol.sampling import OutputKind
+from tandem.router.openai.answer_reader import AnswerReader
+from tandem.router.openai.chat_options import chat_options
+from tandem.router.openai.generate import Outputs, run
+from tandem.router.openai.schemas import ChatBody
+from tandem.router.openai.service import Service, blaming, context_of, input_options
+
+
+async def prepare_chat(
+    service: Service,
+    body: ChatBody,
+    request: Request,
+    reader: AnswerReader | None,
+    messages: Sequence[dict[str, Any]] | None = None,
+) -> PreparedRequest:
+    """The body's chat, or ``messages`` instead of its own, as a request that is not sent yet.
+
+    Raises InvalidParameter in the words of a chat.
+    """
+    kind = OutputKind.DELTA if body.stream or reader is not None else OutputKind.FINAL_ONLY
+    options = input_options(body, request)
+    if reader is not None:
+        parsers = service.parsers
+        options = replace(options, seen_special_ids=parsers.seen, reasoning=parsers.span)
+    with blaming(body.client_names()):
+        return await service.llm.prepare_chat(
+            body.messages if messages is None else messages,
+            {**body.sampling(), **({} if reader is None else reader.form), "output_kind": kind},
+            options=options,
+            chat=chat_options(body, service),
+        )
+
+
+async def outputs_of(
+    service: Service, body: ChatBody, request: Request, prepared: PreparedRequest
+) -> Outputs:
+    """What the model says. Closing it aborts the request."""
+    with blaming(body.client_names()):
+        async with aclosing(run(service, [prepared], context_of(request))) as outputs:
+            async for output in outputs:
+                yield output
+
+
+async def chat_outputs(
+    service: Service, body: ChatBody, request: Request, reader: AnswerReader | None
+) -> Outputs:
+    """Both of the above."""
+    prepared = await prepare_chat(service, body, request, reader)
+    async with aclosing(outputs_of(service, body, request, prepared)) as outputs:
+        async for output in outputs:
+            yield output

@@ -25,14 +25,22 @@ Serve = Callable[..., Served]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 CHAT = {"messages": MESSAGES, "max_tokens": 2}
 TEXT = {"prompt": "Hi", "max_tokens": 2}
+RESPONSE = {"input": "Hi", "max_output_tokens": 2}
+LOGPROBS = ["message.output_text.logprobs"]
 ALL = {"return_token_ids": True, "echo": True, "n": 2}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
+NAMED_EVENTS = ("/v1/responses",)
+"""Paths whose streams end with an event of their own."""
 RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
     ("post", "/v1/chat/completions", CHAT),
     ("post", "/v1/chat/completions", {**CHAT, **ALL, "logprobs": True, "top_logprobs": 2}),
     ("post", "/v1/chat/completions", {**CHAT, "prompt_logprobs": 1, "return_prompt_text": True}),
     ("post", "/v1/chat/completions", {**CHAT, **STREAM}),
     ("post", "/v1/chat/completions", {**CHAT, **STREAM, **ALL, "logprobs": True}),
+    ("post", "/v1/responses", RESPONSE),
+    ("post", "/v1/responses", {**RESPONSE, "include": LOGPROBS, "top_logprobs": 2}),
+    ("post", "/v1/responses", {**RESPONSE, "stream": True, "include": LOGPROBS}),
+    ("post", "/v1/responses", {**RESPONSE, "max_output_tokens": 500, "tools": []}),
     ("post", "/v1/completions", TEXT),
     ("post", "/v1/completions", {**TEXT, **ALL, "logprobs": 2, "prompt_logprobs": 1}),
     ("post", "/v1/completions", {**TEXT, **STREAM}),
@@ -95,6 +103,8 @@ def conforms(document: dict[str, Any], answer: httpx.Response) -> int:
         path = "/v1/models/{model_id}"
     if path.startswith("/debug/requests/"):
         path = "/debug/requests/{request_id}"
+    if path.startswith("/v1/responses/"):
+        path = "/".join(["/v1/responses/{response_id}", *path.split("/")[4:]])
     operation = document["paths"][path][answer.request.method.lower()]
     described = operation["responses"].get(str(answer.status_code))
     assert described, f"{answer.request.method} {path} answers {answer.status_code}: {answer.text}"
@@ -103,9 +113,10 @@ def conforms(document: dict[str, Any], answer: httpx.Response) -> int:
     for name in described["headers"]:
         assert answer.headers[name]
     if kind == "text/event-stream":
-        events = [line[6:] for line in answer.text.splitlines() if line]
-        assert events[-1] == "[DONE]"
-        values, schema = [json.loads(event) for event in events[:-1]], schema["x-event"]
+        events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+        if path not in NAMED_EVENTS:
+            assert events.pop() == "[DONE]"
+        values, schema = [json.loads(event) for event in events], schema["x-event"]
     else:
         values = [answer.text if kind == "text/plain" else answer.json()]
     for value in values:
@@ -156,6 +167,36 @@ def test_right_requests_are_answered_as_described(
     answer = httpx.request(method, well.url + path, json=body, timeout=20)
 
     assert conforms(document_of(well), answer) == 200
+
+
+def test_stored_responses_are_answered_as_described(well: Served) -> None:
+    """As they were, their input, and what is refused."""
+    document = document_of(well)
+    history = [
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "?"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "1"},
+    ]
+    body = {**RESPONSE, "input": history, "previous_response_id": "resp_x"}
+    missing = well.post("/v1/responses", json=body)
+    del body["previous_response_id"]
+    name = well.post("/v1/responses", json=body).json()["id"]
+    path = f"{well.url}/v1/responses/{name}"
+    statuses = [
+        conforms(document, missing),
+        conforms(document, httpx.get(path)),
+        conforms(document, httpx.get(path, params={"stream": "true"})),
+        conforms(document, httpx.get(path + "/input_items")),
+        conforms(document, httpx.get(path + "/input_items", params={"limit": "0"})),
+        conforms(document, httpx.get(path + "/input_items", params={"order": "up"})),
+        conforms(document, httpx.get(path + "/input_items", params={"after": "up"})),
+        conforms(document, httpx.post(path + "/cancel")),
+        conforms(document, httpx.delete(path)),
+        conforms(document, httpx.delete(path)),
+    ]
+
+    assert statuses == [404, 200, 400, 200, 400, 400, 400, 400, 200, 404]
 
 
 def test_refusals_are_answered_as_described(serve: Serve, decode: Make) -> None:
@@ -224,6 +265,7 @@ def test_a_fault_is_answered_as_described(serve: Serve, decode: Make) -> None:
     assert conforms(document, served.post("/v1/completions", json=TEXT)) == 500
 
 
+RIGHT_BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT, "/v1/responses": RESPONSE}
 ODD = st.recursive(
     st.none()
     | st.booleans()
@@ -236,7 +278,9 @@ ODD = st.recursive(
 )
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"]
+)
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_odd_bodies_are_answered_as_described(
@@ -248,7 +292,7 @@ def test_odd_bodies_are_answered_as_described(
     name = schema["schema"]["$ref"].rpartition("/")[2]
     names = [*document["components"]["schemas"][name]["properties"], "temperture"]
     odd = data.draw(st.dictionaries(st.sampled_from(names), ODD, max_size=4))
-    right = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}.get(path, {"prompt": "Hi"})
+    right: Mapping[str, Any] = RIGHT_BODIES.get(path, {"prompt": "Hi"})
     body = {**right, **odd}
     content = json.dumps(body)
 

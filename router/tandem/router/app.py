@@ -43,6 +43,9 @@ from tandem.router.openai import chat, completions, embeddings, models, scores, 
 from tandem.router.openai.bounds import RequestBounds
 from tandem.router.openai.document import document
 from tandem.router.openai.errors import ErrorAnswer, answer_of
+from tandem.router.openai.responses import create as responses
+from tandem.router.openai.responses import stored as stored_responses
+from tandem.router.openai.responses.store import ResponseStore
 from tandem.router.openai.service import Service
 from tandem.router.openai.sse import ClientGone
 from tandem.router.openai.unknown_fields import UnknownFields
@@ -179,7 +182,10 @@ def create_app(config: RouterConfig) -> FastAPI:
             gc.freeze()  # what is loaded by now stays; do not look at it again
             yield
 
-    parts = (chat, completions, embeddings, scores, models, tokenize, ops)
+    parts = (
+        *(chat, completions, responses, stored_responses, embeddings, scores, models, tokenize),
+        ops,
+    )
     app = FastAPI(
         title="Tandem",
         version=version("tandem"),
@@ -192,6 +198,11 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.state.router = router
     app.state.fleet = router.fleet
     app.state.readiness = readiness
+    app.state.responses = ResponseStore(
+        most=config.max_stored_responses,
+        most_bytes=config.max_stored_response_bytes,
+        seconds=config.stored_response_ttl,
+    )
     app.state.service = Service(
         llm=router.llm,
         metrics=router.metrics,

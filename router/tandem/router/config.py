@@ -46,6 +46,8 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "max_text_chars": (1, 1 << 30),
     "max_json_values": (1_000, 1 << 30),
     "max_json_depth": (8, 128),
+    "max_stored_responses": (0, 1 << 20),
+    "max_stored_response_bytes": (1 << 10, None),
 }
 """Whole numbers, with the least and the most that they may be."""
 
@@ -161,6 +163,15 @@ class RouterConfig:
         1_000_000, "Values in a body, at most, a tenth of it objects and lists; above it: 413."
     )
     max_json_depth: int = setting(64, "Objects and lists within each other in a body, at most.")
+    max_stored_responses: int = setting(
+        1024, "Responses that this router keeps in its memory for later turns; 0: none."
+    )
+    max_stored_response_bytes: int = setting(
+        128 << 20, "Bytes of the responses that are kept; what was used longest ago goes first."
+    )
+    stored_response_ttl: float = setting(
+        3600.0, "Seconds after its last use that a response is kept."
+    )
     body_timeout: float = setting(60.0, "Time that the body of a request may take to come.")
     beat_interval: float = setting(1.0, "Time between two beats to a worker.")
     beat_timeout: float = setting(5.0, "A worker that is silent this long is lost.")
@@ -209,6 +220,7 @@ class RouterConfig:
             "progress_timeout",
             "beat_interval",
             "body_timeout",
+            "stored_response_ttl",
         ):
             check_positive(name, getattr(self, name))
         for name in (

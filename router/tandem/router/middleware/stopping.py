@@ -1,6 +1,6 @@
 """Tells clients whose answer is not finished when the server's time to stop is over.
 
-A stream ends with an error event and ``[DONE]``, what has not begun is answered 503: so that nobody
+A stream ends with the last words of its API, what has not begun is answered 503: so that nobody
 takes a cut answer for a whole one. Work below is cancelled, and with it what runs on workers.
 """
 
@@ -11,8 +11,8 @@ import asyncio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.router.middleware.answer import send_error
-from tandem.router.openai.chunks import DONE, event
 from tandem.router.openai.errors import ErrorAnswer
+from tandem.router.openai.last_words import last_words
 
 LAST_WORD_SECONDS = 1.0
 """For a client that does not read what it is told at the end."""
@@ -60,7 +60,7 @@ class Stopping:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        task, answer = self._ending.begin(), _Answer(send)
+        task, answer = self._ending.begin(), _Answer(scope, send)
         try:
             await self._app(scope, receive, answer.send)
         except asyncio.CancelledError:
@@ -75,7 +75,8 @@ class Stopping:
 class _Answer:
     """How far an answer has come."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope = scope
         self._send = send
         self._begun = self._is_stream = self._ended = False
 
@@ -95,7 +96,7 @@ class _Answer:
                 if not self._begun:
                     await send_error(self._send, _STOPS)
                 elif self._is_stream and not self._ended:
-                    body = event(_STOPS.content) + DONE
+                    body = last_words(self._scope, _STOPS)
                     last = {"type": "http.response.body", "body": body, "more_body": False}
                     await self._send(last)
         except TimeoutError:

@@ -17,6 +17,8 @@ from pydantic.json_schema import models_json_schema
 
 from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas, structured
 from tandem.router.openai.body import Body
+from tandem.router.openai.responses import answers as response_answers
+from tandem.router.openai.responses import body as response_bodies
 
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
@@ -37,6 +39,7 @@ _BEFORE = (
 _RETRIED = (429, 503)
 _TAKING = (400, 404, 408, 413, 500)
 _GENERATING = (*_TAKING, 429, 503, 504)
+_STORED = (400, 404, 500, 503)
 _BODIES: tuple[type[Body], ...] = (
     *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
     *(
@@ -46,6 +49,7 @@ _BODIES: tuple[type[Body], ...] = (
         structured.JsonSchema,
     ),
     *pooling_schemas.bodies(),
+    *response_bodies.bodies(),
 )
 
 
@@ -77,6 +81,24 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         gives=answers.Completion,
         streams=answers.CompletionChunk,
         errors=_GENERATING,
+    ),
+    ("post", "/v1/responses"): Operation(
+        takes=response_bodies.ResponsesBody,
+        gives=response_answers.ResponseObject,
+        streams=response_answers.ResponseEvent,
+        errors=_GENERATING,
+    ),
+    ("get", "/v1/responses/{response_id}"): Operation(
+        gives=response_answers.ResponseObject, errors=_STORED
+    ),
+    ("delete", "/v1/responses/{response_id}"): Operation(
+        gives=response_answers.DeletedResponse, errors=_STORED
+    ),
+    ("post", "/v1/responses/{response_id}/cancel"): Operation(
+        gives=response_answers.ResponseObject, errors=_STORED
+    ),
+    ("get", "/v1/responses/{response_id}/input_items"): Operation(
+        gives=response_answers.InputItems, errors=_STORED
     ),
     **{
         ("post", path): Operation(takes=takes, gives=gives, errors=_GENERATING)
@@ -181,7 +203,12 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _schemas() -> dict[str, Any]:
-    models: list[type[BaseModel]] = [*_BODIES, *answers.models(), *pooling_answers.models()]
+    models: list[type[BaseModel]] = [
+        *_BODIES,
+        *answers.models(),
+        *pooling_answers.models(),
+        *response_answers.models(),
+    ]
     _, defined = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )

@@ -110,6 +110,48 @@ COMPLETION: Mapping[str, Refused] = {
     "suffix": Refused("text is continued, never filled in", ("",)),
 }
 
+_NO_TOOLS = "tools are functions that the client runs"
+
+RESPONSE_TEXT: Mapping[str, Refused] = {"verbosity": Refused("say it in a message", ("medium",))}
+
+RESPONSE_REASONING: Mapping[str, Refused] = {
+    "summary": Refused("reasoning is given whole, as the model wrote it", ("auto",)),
+    "generate_summary": Refused("reasoning is given whole, as the model wrote it", ("auto",)),
+    "context": Refused("the chat template decides what of earlier thoughts is read", ("auto",)),
+    "mode": Refused("there is one", ("standard",)),
+}
+
+RESPONSE_TOOL: Mapping[str, Refused] = {
+    "allowed_callers": Refused(_NO_TOOLS, (["direct"],)),
+    "async": Refused(_NO_TOOLS, (False,)),
+    "defer_loading": Refused("all tools are told at once", (False,)),
+    "output_schema": Refused("results of calls are texts"),
+}
+
+RESPONSE_ITEM: Mapping[str, Refused] = {
+    "async": Refused(_NO_TOOLS, (False,)),
+    "caller": Refused(_NO_TOOLS),
+    "encrypted_content": Refused("reasoning is not encrypted"),
+    "name": Refused("a result goes by its call_id"),
+    "namespace": Refused(_NO_TOOLS),
+    "phase": Refused("answers have one"),
+}
+
+RESPONSES: Mapping[str, Refused] = {
+    "access_programs": Refused("there is one"),
+    "background": Refused("answers come on the connection that asks", (False,)),
+    "context_management": Refused("see truncation", ([],)),
+    "conversation": Refused("see previous_response_id"),
+    "image": Refused(_TEXT),
+    "max_tool_calls": Refused("this server runs no tools of its own"),
+    "moderation": Refused("answers are not moderated"),
+    "prompt": Refused("prompt templates are not stored"),
+    "prompt_cache_options": Refused("prefixes are cached for all alike", ({},)),
+    "prompt_cache_retention": Refused("prefixes are cached while there is room", ("in_memory",)),
+    "service_tier": Refused("there is one tier", ("auto", "default")),
+    "stream_options": Refused("events are not padded", ({}, {"include_obfuscation": False})),
+}
+
 TOKENIZE: Mapping[str, Refused] = {
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),

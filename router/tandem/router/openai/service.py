@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -35,6 +35,12 @@ MAX_CACHE_SALT = 1024
 MAX_PRIORITY = 2**31 - 1
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
+
+
+class _Identified(Protocol):
+    """A body that may name its request."""
+
+    request_id: str | None
 
 
 class PlainRoute(APIRoute):
@@ -128,7 +134,7 @@ def is_request_id(value: str) -> bool:
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable()
 
 
-def request_id_of(request: Request, body: GenerationBody | PooledBody) -> str:
+def request_id_of(request: Request, body: _Identified) -> str:
     """The client's id (header first, then body), or one of our own; echoed in the answer.
 
     A name for logs and clients, no key: calls with the same one may run side by side.

@@ -17,8 +17,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tandem.protocol.errors import TandemError
 from tandem.protocol.recording import Recording
-from tandem.router.openai.chunks import DONE, event
+from tandem.router.openai.chunks import DONE
 from tandem.router.openai.errors import answer_of
+from tandem.router.openai.last_words import last_words
 from tandem.router.timeline.recorder import comment_of
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
 class EventStream(Response):
     """Sends the bytes of ``events`` as they come. The headers go out with the first.
 
-    An error before the first event is raised: it decides the status. A later one becomes an event
-    with OpenAI's error object, then the end. A client that does not read for ``seconds`` in all,
+    An error before the first event is raised: it decides the status. A later one becomes the last
+    words that the request's API has for it. A client that does not read for ``seconds`` in all,
     counted from the first event, is gone.
     """
 
@@ -91,7 +92,7 @@ class EventStream(Response):
                     begun = True
                     patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
                     part = _timed(state.get("send_part", send), recording)
-                    await self._send_all(first, events, send, part, asked)
+                    await self._send_all(first, events, send, part, asked, scope)
             except (ClientGone, TimeoutError):
                 if not begun:
                     raise
@@ -104,6 +105,7 @@ class EventStream(Response):
         send: Send,
         send_part: Send,
         asked: Recording | None,
+        scope: Scope,
     ) -> None:
         """``send_part`` is the server's own: every layer between sees how an answer begins and
         ends, and none has to do with what comes between, which is once for every token."""
@@ -122,7 +124,7 @@ class EventStream(Response):
             answer = answer_of(error)
             if answer.status == 500:
                 logger.exception("a stream failed")
-            await _send_part(send, event(answer.content) + DONE)
+            await _send_part(send, last_words(scope, answer))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -1,0 +1,185 @@
+"""``POST /v1/responses``."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from tandem.llm.async_llm import PreparedRequest
+from tandem.llm.outputs import CompletionOutput, RequestOutput
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.answer_reader import AnswerReader, check_calls
+from tandem.router.openai.bounds import too_many
+from tandem.router.openai.chat_run import outputs_of, prepare_chat
+from tandem.router.openai.last_words import end_with
+from tandem.router.openai.logprobs import chat_logprobs
+from tandem.router.openai.responses.body import NAMES, ResponsesBody
+from tandem.router.openai.responses.frame import frame_of, usage_of
+from tandem.router.openai.responses.items import messages_of
+from tandem.router.openai.responses.store import Turn, earlier_items, size_of, turn_of
+from tandem.router.openai.responses.stored import not_stored, store_of
+from tandem.router.openai.responses.truncation import fitting
+from tandem.router.openai.responses.writer import ResponseWriter
+from tandem.router.openai.schemas import ChatBody
+from tandem.router.openai.service import (
+    PlainRoute,
+    Service,
+    blaming,
+    context_of,
+    read,
+    request_id_of,
+    service_of,
+)
+from tandem.router.openai.sse import EventStream, while_connected
+
+routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
+
+_FUNCTION = re.compile(r"^(tools\[\d+\])\.function\b")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One call, understood."""
+
+    service: Service
+    request: Request
+    body: ResponsesBody
+    response_id: str
+    chat: ChatBody
+    reader: AnswerReader
+    writer: ResponseWriter
+    before: Turn | None
+    """The turn of the response that this one goes on from."""
+
+
+@routes.post("/v1/responses")
+async def create_response(request: Request) -> Response:
+    """The model's answer to a conversation, as items."""
+    body = await read(ResponsesBody, request)
+    service = service_of(request)
+    model = service.model_name(body.model)
+    asked = await _understand(service, request, body, model)
+    if body.stream:
+        end_with(request.scope, asked.writer.failed)
+        gone = service.counters(context_of(request)).request_cancelled
+        return EventStream(_events(asked), seconds=service.stream_seconds, gone=gone)
+    async with while_connected(request.receive):
+        return await _whole(asked)
+
+
+async def _understand(service: Service, request: Request, body: ResponsesBody, model: str) -> Asked:
+    request_id_of(request, body)
+    before = _before(request, body)
+    most = service.bounds.entries["messages"]
+    items = await service.llm.beside.run(size_of(before), earlier_items, before)
+    if len(items) + len(body.items) > most:
+        raise too_many("input", [*items, *body.items], most)
+    messages = messages_of(body.instructions, items, body.items)
+    # Never the client's own id: whoever knows a response's may read it.
+    response_id = f"resp_{secrets.token_hex(24)}"
+    with _in_own_words():
+        chat = body.chat(messages)
+        check_calls(chat, service.parsers)
+    frame = frame_of(body, response_id, model, int(time.time()))
+    return Asked(
+        service=service,
+        request=request,
+        body=body,
+        response_id=response_id,
+        chat=chat,
+        reader=AnswerReader(chat, service.parsers),
+        writer=ResponseWriter(frame, streams=bool(body.stream)),
+        before=before,
+    )
+
+
+def _before(request: Request, body: ResponsesBody) -> Turn | None:
+    if body.previous_response_id is None:
+        return None
+    found = store_of(request).get(body.previous_response_id)
+    if found is None:
+        raise not_stored(body.previous_response_id, "previous_response_id")
+    return found.turn
+
+
+async def _prepare(asked: Asked) -> PreparedRequest:
+    """The request, from whose chat the oldest turns are left out where that is allowed."""
+
+    async def prepared(messages: Sequence[dict[str, Any]]) -> PreparedRequest:
+        return await prepare_chat(asked.service, asked.chat, asked.request, asked.reader, messages)
+
+    if asked.body.truncation == "auto":
+        return await fitting(asked.chat.messages, prepared)
+    return await prepared(asked.chat.messages)
+
+
+async def _read(
+    asked: Asked,
+) -> AsyncGenerator[tuple[bytes, RequestOutput, CompletionOutput], None]:
+    """Events, and what they came from, step by step. Closing it aborts the request."""
+    begun = False
+    with _in_own_words():
+        prepared = await _prepare(asked)
+        outputs = outputs_of(asked.service, asked.chat, asked.request, prepared)
+        async with aclosing(outputs):
+            async for _, output in outputs:
+                for choice in output.outputs:
+                    # Not before the model speaks: what refuses the request decides the status.
+                    opening = b"" if begun else asked.writer.begin()
+                    begun = True
+                    logprobs = chat_logprobs(choice.logprobs)
+                    events = asked.reader.read(output, choice)
+                    said = asked.writer.take(events, logprobs["content"] if logprobs else ())
+                    yield opening + said, output, choice
+
+
+async def _whole(asked: Asked) -> Response:
+    """One JSON object."""
+    last: tuple[RequestOutput, CompletionOutput] | None = None
+    async with aclosing(_read(asked)) as steps:
+        async for _, output, choice in steps:
+            last = output, choice
+    assert last is not None, "a stream that ends without an error has said something"
+    content = _end(asked, *last)[0]
+    return Response(content, media_type="application/json")
+
+
+async def _events(asked: Asked) -> AsyncGenerator[bytes, None]:
+    last: tuple[RequestOutput, CompletionOutput] | None = None
+    async with aclosing(_read(asked)) as steps:
+        async for said, output, choice in steps:
+            if said:
+                yield said
+            last = output, choice
+    assert last is not None, "a stream that ends without an error has said something"
+    yield _end(asked, *last)[1]
+
+
+def _end(asked: Asked, output: RequestOutput, choice: CompletionOutput) -> tuple[bytes, bytes]:
+    """The whole response as JSON, which is stored now, and the last events."""
+    usage = usage_of(output, asked.reader.num_reasoning)
+    events = asked.writer.end(choice.finish_reason, usage)
+    content = msgspec.json.encode(asked.writer.final)
+    if asked.body.store is not False:
+        turn = turn_of(asked.before, asked.body.items, asked.writer.output)
+        store_of(asked.request).put(asked.response_id, content, turn)
+    return content, events
+
+
+@contextmanager
+def _in_own_words() -> Iterator[None]:
+    """Errors of the chat name parameters as responses do."""
+    try:
+        with blaming(NAMES):
+            yield
+    except InvalidParameter as error:
+        error.param = _FUNCTION.sub(r"\1", error.param)
+        raise

@@ -1,0 +1,150 @@
+"""Responses that may be asked for again, in the memory of this router alone.
+
+Bounded by number, bytes and age; what was used longest ago goes first. Turns of one conversation
+share what came before them, which stays as long as any of them does and is counted once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tandem.router.openai.responses.items import Item
+
+OVERHEAD = 1_024
+"""Bytes that are counted for a response beside its text."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """Items of one response and the turn before it."""
+
+    before: Turn | None
+    inputs: bytes
+    outputs: bytes
+    users: int = 0
+    """Stored responses and later turns that hold it."""
+
+    @property
+    def size(self) -> int:
+        """Bytes that are counted for it."""
+        return len(self.inputs) + len(self.outputs)
+
+
+def size_of(turn: Turn | None) -> int:
+    """Bytes of a turn and all before it."""
+    total = 0
+    while turn is not None:
+        total, turn = total + turn.size, turn.before
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A response as JSON, and its turn."""
+
+    body: bytes
+    turn: Turn
+    used: float
+    """Seconds of the clock."""
+
+
+class ResponseStore:
+    """One per router; not for threads."""
+
+    def __init__(
+        self,
+        *,
+        most: int,
+        most_bytes: int,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._seconds = seconds
+        self._clock = clock
+        self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def get(self, response_id: str) -> Stored | None:
+        """A response, which is young again; None where it is not, or not any more."""
+        self._forget_old()
+        found = self._stored.get(response_id)
+        if found is not None:
+            self._stored[response_id] = Stored(found.body, found.turn, self._clock())
+            self._stored.move_to_end(response_id)
+        return found
+
+    def put(self, response_id: str, body: bytes, turn: Turn) -> None:
+        """Keep a response; others go for it. One that is larger than all may be is not kept."""
+        self._forget_old()
+        if self._most == 0 or len(body) + turn.size + OVERHEAD > self._most_bytes:
+            return
+        self._stored[response_id] = Stored(body, turn, self._clock())
+        self.num_bytes += len(body) + OVERHEAD
+        self._hold(turn)
+        while len(self._stored) > self._most or self.num_bytes > self._most_bytes:
+            self.remove(next(iter(self._stored)))
+
+    def remove(self, response_id: str) -> bool:
+        """Forget a response; whether it was there."""
+        found = self._stored.pop(response_id, None)
+        if found is None:
+            return False
+        self.num_bytes -= len(found.body) + OVERHEAD
+        self._let_go(found.turn)
+        return True
+
+    def _hold(self, turn: Turn | None) -> None:
+        """Count a turn, and what it stands on where nobody held it any more."""
+        while turn is not None:
+            turn.users += 1
+            if turn.users > 1:
+                return
+            self.num_bytes += turn.size
+            turn = turn.before
+
+    def _let_go(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.users -= 1
+            if turn.users:
+                return
+            self.num_bytes -= turn.size
+            turn = turn.before
+
+    def _forget_old(self) -> None:
+        oldest = self._clock() - self._seconds
+        while self._stored and (first := next(iter(self._stored.items())))[1].used < oldest:
+            self.remove(first[0])
+
+
+def turn_of(before: Turn | None, inputs: list[Item], outputs: list[Item]) -> Turn:
+    """A turn as it is stored."""
+    return Turn(before, msgspec.json.encode(inputs), msgspec.json.encode(outputs))
+
+
+def earlier_items(turn: Turn | None) -> list[Item]:
+    """All items up to a turn's answer, in order."""
+    turns: list[Turn] = []
+    while turn is not None:
+        turns.append(turn)
+        turn = turn.before
+    return [item for each in reversed(turns) for item in _items(each.inputs) + _items(each.outputs)]
+
+
+def input_items(turn: Turn) -> list[Item]:
+    """All items that a turn answered, in order."""
+    return [*earlier_items(turn.before), *_items(turn.inputs)]
+
+
+def _items(encoded: bytes) -> list[Any]:
+    return msgspec.json.decode(encoded, type=list[Any])

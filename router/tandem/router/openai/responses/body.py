@@ -82,6 +82,11 @@ class ResponsesBody(Body):
     """``POST /v1/responses``."""
 
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.RESPONSES
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "input": "What is the capital of France?",
+        "max_output_tokens": 16,
+        "temperature": 0,
+    }
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)]

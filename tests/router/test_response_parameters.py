@@ -1,4 +1,4 @@
-"""Each parameter of a response is done, is information, or is refused by name, as its page has it."""
+"""Each parameter of a response is done, is information, or refused by name, as its page has it."""
 
 from __future__ import annotations
 

@@ -162,8 +162,8 @@ def test_turns_go_on_from_the_one_before(
 
     assert prompt_of(served) == "HiOne.MoreTwo.Again"
     assert second.previous_response_id == first.id
-    items = client.responses.input_items.list(second.id, order="asc")
-    texts = [each.content[0].text for each in items.data]  # type: ignore[union-attr]
+    items: Any = client.responses.input_items.list(second.id, order="asc")
+    texts = [each.content[0].text for each in items.data]
     assert texts == ["Hi", "One.", "More"]
     page = client.responses.input_items.list(second.id, limit=2)
     assert [each.id for each in page] == [each.id for each in reversed(items.data)]
@@ -180,7 +180,7 @@ def test_a_call_and_its_result_go_back(
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "42"}
     history: Any = [{"role": "user", "content": "Hi"}, *first.output, result]
     for fields in ({"input": history}, {"input": [result], "previous_response_id": first.id}):
-        answer = client.responses.create(**{**ASK, **fields}, tools=TOOLS)  # type: ignore[dict-item]
+        answer = client.responses.create(**{**ASK, **fields}, tools=TOOLS)
         assert answer.output_text == "Done."
         assert prompt_of(served).endswith("Hi42")
 

@@ -17,6 +17,8 @@ from reference import rows
 from stack import Stack
 from tests.waiting import wait_for
 
+from tandem.cli import explain
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LONG = 52
@@ -56,7 +58,9 @@ def stood_still(content: dict[str, Any], role: str) -> float:
     return float(max(found, default=0.0))
 
 
-def test_a_whole_answer_brings_its_timeline_in_a_header(chunked: Stack) -> None:
+def test_a_whole_answer_brings_its_timeline_in_a_header(
+    chunked: Stack, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The header's parts add up, by both workers; the kept record names them and their notes."""
     body = body_of(rows()[20].prompt, max_tokens=8)
     headers = {**ASK, "x-request-id": "whole-1"}
@@ -77,6 +81,13 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(chunked: Stack) -> None:
     }
     assert {"tokenize", "parse", "place"} <= {part["name"] for part in content["parts"]}
     assert httpx.get(f"{chunked.url}/debug/requests/nobody").status_code == 404
+    assert explain.run(["nobody", "--url", chunked.url]) == 1
+    assert "no call 'nobody' is kept" in capsys.readouterr().err
+    assert explain.run(["whole-1", "--url", chunked.url, "--width", "90"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("  -> prefill ") and "prefill cost" in line for line in lines)
+    assert any(line.split()[:1] == ["part"] and line.endswith("GB/s") for line in lines)
+    assert max(map(len, lines[:30])) < 140
 
 
 def test_a_stream_brings_its_timeline_in_a_comment(chunked: Stack) -> None:
@@ -97,7 +108,9 @@ def test_a_stream_brings_its_timeline_in_a_comment(chunked: Stack) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "prefill", "decode"])
-def test_who_was_stopped_is_named_with_the_time_it_took(chunked: Stack, moment: str) -> None:
+def test_who_was_stopped_is_named_with_the_time_it_took(
+    chunked: Stack, moment: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A worker that stands still for two seconds is found in the parts of the request it held."""
     role = "decode" if moment == "decode" else "prefill"
     new = {"before": 100, "prefill": 200, "decode": 300}  # no cached prefix
@@ -137,5 +150,8 @@ def test_who_was_stopped_is_named_with_the_time_it_took(chunked: Stack, moment: 
     assert abs(sum_of(content) - content["total_ms"]) < 1
     found = stood_still(content, role)
     assert abs(found - seconds * 1000) < 100, (seconds, content["parts"])
+    explain.run([request_id, "--url", chunked.url])
+    named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]
+    assert named[0].startswith(f"! {role} "), named
     other = "prefill" if role == "decode" else "decode"
     assert stood_still(content, other) < 1000

@@ -121,6 +121,11 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "security.networkPolicy": ({}, {"security__networkPolicy": "Disabled"}),
     "security.podSecurity": ({}, {"security__podSecurity": "Unmanaged"}),
     "observability.metrics.port": ({}, {"observability__metrics": {"port": 9}}),
+    "observability.tracing.endpoint": ({}, {"observability__tracing": {"endpoint": "http://a"}}),
+    "observability.tracing.samplePercent": (
+        {"observability__tracing": {"endpoint": "http://a"}},
+        {"observability__tracing": {"endpoint": "http://a", "samplePercent": 9}},
+    ),
 }
 """Two specs that differ in the field alone, and of which other children are made."""
 
@@ -151,8 +156,6 @@ REFUSED: dict[str, Changes] = {
     "kvTransfer.preflight.minMegabytesPerSecond": {
         "kvTransfer__preflight": {"minMegabytesPerSecond": 9}
     },
-    "observability.tracing.endpoint": {"observability__tracing": {"endpoint": "http://a"}},
-    "observability.tracing.samplePercent": {"observability__tracing": {"samplePercent": 9}},
 }
 """Specs that this version refuses for the field."""
 NAMED = {
@@ -231,7 +234,10 @@ def test_a_field_without_an_effect_is_refused(field: str):
 
 def test_no_refusal_is_left_over():
     """Every entry of the refusals is reached by a row of the table."""
-    partly = {"model.source.type", "kvTransfer.connector"}
+    partly = {
+        *("model.source.type", "kvTransfer.connector"),
+        *("observability.tracing.endpoint", "observability.tracing.samplePercent"),
+    }
     reached = {next((s for a, s in NAMED.items() if f.startswith(a)), f) for f in REFUSED}
     assert set(refused_fields()) == reached | partly
 

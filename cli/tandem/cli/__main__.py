@@ -31,6 +31,7 @@ COMMANDS = {
     "operator": "Run the Kubernetes operator.",
     "prepare": "Read or fetch a model, and report what it is.",
     "chat": "Talk to a running server in the terminal.",
+    "explain": "Show where the time of one of a server's last calls went.",
     "bench": "Measure a server, an engine or a start.",
 }
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
+from typing import Any
 
+from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import LegTimes, Watch
 
 MAX_MARKS = 128
@@ -62,6 +64,8 @@ class AttemptRecord:
     end: float | None = None
     failure: str | None = None
     failed_worker: str | None = None
+    span: Any = None
+    """Of the tracer, where there is one."""
     scene: object = None
     """What placement saw, for whoever asks why."""
 
@@ -92,8 +96,14 @@ class Recording:
     num_tokens: int = 0
     status: int = 0
     ended: float | None = None
-    span: object = None
+    span: Any = None
     """Of the tracer, where there is one."""
+    model: str = ""
+    params: SamplingParams | None = None
+    """As the first request of the call has them."""
+    num_cached: int = 0
+    finishes: list[str] = field(default_factory=list)
+    """How choices ended."""
 
     def mark(self, name: str, begin: float, end: float) -> None:
         """Keep one stretch."""

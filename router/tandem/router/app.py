@@ -18,6 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.liveness import LinkTimes
+from tandem.link.spans import Spans
 from tandem.llm.async_llm import AsyncLLM
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
@@ -180,7 +181,10 @@ def create_app(config: RouterConfig) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with router.running():
             gc.freeze()  # what is loaded by now stays; do not look at it again
-            yield
+            try:
+                yield
+            finally:
+                await asyncio.to_thread(app.state.recorder.end)
 
     parts = (
         *(chat, completions, responses, stored_responses, embeddings, scores, models, tokenize),
@@ -232,11 +236,22 @@ def create_app(config: RouterConfig) -> FastAPI:
         app.add_middleware(CORSMiddleware, **cors_options(config))
     app.state.ending = Ending()
     app.add_middleware(Stopping, ending=app.state.ending)
-    app.state.recorder = Recorder(config.timeline_requests, config.timeline_mib << 20)
-    app.add_middleware(
-        Trace, metrics=router.metrics, log=config.access_log, recorder=app.state.recorder
-    )
+    app.state.recorder = recorder = _recorder(config, router)
+    app.add_middleware(Trace, metrics=router.metrics, log=config.access_log, recorder=recorder)
     return app
+
+
+def _recorder(config: RouterConfig, router: Router) -> Recorder:
+    spans = None
+    if config.otlp_traces_endpoint is not None:
+        me = router.pool.me.hex()[:8]
+        spans = Spans(config, "tandem-router", me, ratio=config.traces_sample_ratio)
+    return Recorder(
+        config.timeline_requests,
+        config.timeline_mib << 20,
+        spans=spans,
+        model=lambda: next(iter(router.names()), ""),
+    )
 
 
 def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:

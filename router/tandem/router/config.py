@@ -9,7 +9,14 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import PLAINTEXT_HELP, REMEDY, check_exposed
 from tandem.protocol.names import ROUTER_PORT
 from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
-from tandem.protocol.settings import check_choices, check_integer, check_positive, setting
+from tandem.protocol.settings import (
+    check_choices,
+    check_integer,
+    check_positive,
+    check_share,
+    setting,
+)
+from tandem.protocol.tracing import TracingConfig
 from tandem.text.parsers.choose import check_name
 from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 
@@ -53,7 +60,7 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
+class RouterConfig(TracingConfig):
     """All that ``create_app`` needs. Times are seconds, sizes as named."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
@@ -209,9 +216,16 @@ class RouterConfig:
     timeline_requests: int = setting(
         1000, "Last calls whose timelines are kept for /debug/requests; 0 keeps and makes none."
     )
+    traces_sample_ratio: float = setting(
+        1.0,
+        "Share of calls that a trace is begun for, where there is an endpoint; a call that belongs "
+        "to a trace follows that one's choice, as workers follow the router's.",
+    )
     timeline_mib: int = setting(16, "Memory for these timelines, at most.")
 
     def __post_init__(self) -> None:
+        TracingConfig.__post_init__(self)
+        check_share("traces_sample_ratio", self.traces_sample_ratio)
         for name, (low, high) in _BOUNDS.items():
             check_integer(name, getattr(self, name), low, high)
         for name in (

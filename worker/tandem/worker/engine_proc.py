@@ -11,6 +11,7 @@ import logging
 import signal
 import threading
 import time
+from functools import partial
 from types import FrameType
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
 from tandem.engine.naps import IdlePoll, nap_precisely
 from tandem.link.curve import CurveGuard
+from tandem.link.spans import Spans
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import FailCause
@@ -36,6 +38,7 @@ from tandem.protocol.messages import (
 )
 from tandem.protocol.outputs import Accepted, Failed, Refused
 from tandem.protocol.timeline import LegTimes
+from tandem.protocol.tracing import is_sampled
 from tandem.worker.drain import Drain, grace_before
 from tandem.worker.handoff import HandoffService, PeerSets
 from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
@@ -43,6 +46,7 @@ from tandem.worker.io import IOThread
 from tandem.worker.link_metrics import LinkMetrics
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.stillness import Stillness
+from tandem.worker.traced import write_spans
 from tandem.worker.worker_probes import WorkerProbes
 
 logger = logging.getLogger(__name__)
@@ -68,6 +72,7 @@ class EngineCoreProc:
         inbox: Inbox,
         registry: CollectorRegistry,
         guard: CurveGuard | None = None,
+        spans: Spans | None = None,
     ) -> None:
         assert card.incarnation is not None
         self._core = core
@@ -85,6 +90,8 @@ class EngineCoreProc:
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
         self._drain = Drain()
         self._stillness = Stillness()
+        self._role = "worker" if card.role is None else card.role.value
+        self._spans = spans
         self._watched = 0
         """Requests here whose times are kept."""
         self._signals = 0
@@ -123,6 +130,8 @@ class EngineCoreProc:
             return 1
         finally:
             self._stillness.stop()
+            if self._spans is not None:
+                self._spans.close()
             self._io.stop()
             self._handoff.close()
             self._core.close()
@@ -220,6 +229,8 @@ class EngineCoreProc:
         now, stops = time.monotonic(), self._stillness.stops()
         self._watched -= len(outputs.ended)
         for book in outputs.ended:
+            if self._spans is not None and is_sampled(book.watch.traceparent):
+                self._spans.later(partial(write_spans, self._spans, self._role, book, now, stops))
             told.setdefault(Incarnation(book.key.router), []).append(book.times(now, stops))
         return told
 

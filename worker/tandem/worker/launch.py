@@ -23,6 +23,7 @@ from tandem.engine.scheduler.connector import KVConnector
 from tandem.link.curve import CurveGuard
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.sockets import roomy
+from tandem.link.spans import Spans
 from tandem.protocol.card import Fingerprint, WorkerRole
 from tandem.protocol.ids import Incarnation, new_incarnation
 from tandem.protocol.keys import KeyRing
@@ -115,6 +116,10 @@ def run_worker(
         registry, model_name=config.served_model_name, max_model_len=config.max_model_len
     )
     core = EngineCore.launch(config, executor, allocate=allocate, connect=connect, metrics=metrics)
+    spans = None
+    if server.otlp_traces_endpoint is not None:
+        name = f"tandem-{kind.value}"
+        spans = Spans(server, name, incarnation.hex()[:8])
     proc = EngineCoreProc(
         core=core,
         handoff=parts[0].handoff,
@@ -129,6 +134,7 @@ def run_worker(
         inbox=inbox,
         registry=registry,
         guard=guard,
+        spans=spans,
     )
     logger.info(
         "%s worker %s serves %s: %d blocks of %d tokens",

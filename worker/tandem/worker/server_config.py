@@ -6,10 +6,11 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import PLAINTEXT_HELP, check_exposed
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT
 from tandem.protocol.settings import check_integer, setting
+from tandem.protocol.tracing import TracingConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(TracingConfig):
     """The shell around an EngineCore, the same for both roles."""
 
     host: str = setting(
@@ -35,6 +36,7 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        TracingConfig.__post_init__(self)
         check_exposed("host", self.host, curve=self.has_curve, allow_plaintext=self.allow_plaintext)
         check_integer("port", self.port, 0, 65535)
         check_integer("probe_port", self.probe_port, 0, 65535)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.engine.request import Request, RequestGroup
-from tandem.protocol.timeline import NoteBook
+from tandem.protocol.timeline import Note, NoteBook
 
 
 def note_chunk(request: Request, start: int, end: int, now: float) -> None:
@@ -33,7 +33,9 @@ def closed(group: RequestGroup, why: str, now: float) -> NoteBook:
     assert book is not None, "only watched requests have notes"
     scheduled, first = group.scheduled, group.first_token
     book.why = why
-    book.add("queue", group.arrival, now if scheduled is None else scheduled)
+    # Beyond any bound: two, and the whole hangs by them.
+    begun = now if scheduled is None else scheduled
+    book.notes.append(Note("queue", group.arrival, begun))
     if first is not None:
-        book.add("decode", first, now, group.num_generated)
+        book.notes.append(Note("decode", first, now, group.num_generated))
     return book

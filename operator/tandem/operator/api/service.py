@@ -167,8 +167,13 @@ class Metrics(Api, frozen=True, kw_only=True):
 class Tracing(Api, frozen=True, kw_only=True):
     """Where spans go."""
 
-    endpoint: Annotated[Url | None, doc("OTLP endpoint; none is no tracing.")] = None
-    sample_percent: Annotated[Percent | None, doc("Share of requests traced (0).")] = None
+    endpoint: Annotated[
+        Url | None,
+        doc("URL that takes OTLP: by HTTP at port 4318 or with a path, else by gRPC; none: off."),
+    ] = None
+    sample_percent: Annotated[
+        Percent | None, doc("Share of requests traced that belong to no trace yet (0).")
+    ] = None
 
 
 class Observability(Api, frozen=True, kw_only=True):

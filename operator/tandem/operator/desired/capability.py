@@ -12,6 +12,7 @@ from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.transfer import Connector, NodeLocalMode
 from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.policy import worker_role
+from tandem.operator.desired.tracing import unusable_endpoint, unused_share
 
 Question = Callable[[LLMServiceSpec], object]
 """What a spec says in a field; None where it says nothing, or what this version does anyway."""
@@ -90,13 +91,13 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
     ),
     (
         "observability.tracing.endpoint",
-        lambda spec: spec.observability.tracing.endpoint,
-        "nobody sends spans yet; remove it",
+        unusable_endpoint,
+        "use http:// or https:// with a host, and no query",
     ),
     (
         "observability.tracing.samplePercent",
-        lambda spec: spec.observability.tracing.sample_percent,
-        "nobody sends spans yet; remove it",
+        unused_share,
+        "name an endpoint beside it",
     ),
 )
 """Fields, what they say, and what to do instead."""

@@ -9,6 +9,7 @@ from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import MODEL_COMPONENT, WORKERS, Manifest, Role
 from tandem.operator.desired.policy import has_network_policies, probe_port
+from tandem.operator.desired.tracing import tracing_port
 from tandem.protocol import names
 
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -55,7 +56,7 @@ def _worker(facts: Facts, role: Role) -> Manifest:
     ]
     if delivery(facts.spec).in_pods:
         egress.append({"ports": [_tcp(443), _tcp(80)]})
-    return {"ingress": ingress, "egress": egress}
+    return {"ingress": ingress, "egress": [*egress, *_spans(facts)]}
 
 
 def _router(facts: Facts) -> Manifest:
@@ -65,7 +66,14 @@ def _router(facts: Facts) -> Manifest:
         {"to": workers, "ports": [_tcp(names.WORKER_PORT)]},
         {"ports": [_tcp(port) for port in _API_SERVER_PORTS]},
     ]
+    egress += _spans(facts)
     return {"ingress": [{"ports": [_tcp(names.ROUTER_PORT)]}], "egress": egress}
+
+
+def _spans(facts: Facts) -> list[Manifest]:
+    """The way to whoever takes spans, whose address is not known here."""
+    port = tracing_port(facts.spec)
+    return [] if port is None else [{"ports": [_tcp(port)]}]
 
 
 def _fetching(facts: Facts) -> list[Manifest]:

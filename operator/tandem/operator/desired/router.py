@@ -18,6 +18,7 @@ from tandem.operator.desired.policy import (
     ROUTER_PRE_STOP,
 )
 from tandem.operator.desired.revision import source_digest
+from tandem.operator.desired.tracing import sampling_flags, tracing_flags
 from tandem.protocol import names
 
 _API_KEYS_VOLUME, _CANARY_VOLUME = "tandem-api-keys", "tandem-canary"
@@ -54,6 +55,8 @@ def router_arguments(facts: Facts) -> list[str]:
         "drain-timeout": stream,
         "max-queue-age": spec.router.queue.max_age_seconds or QUEUE_AGE_SECONDS,
         "max-queued-tokens": spec.router.queue.max_tokens,
+        **tracing_flags(spec),
+        **sampling_flags(spec),
     }
     if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
         flags["max-attempts"] = 1
@@ -82,9 +85,6 @@ def _env(facts: Facts) -> list[Manifest]:
     }
     if facts.spec.router.auth.api_keys_secret_ref is not None:
         values[names.ENV_API_KEYS_DIR] = names.PATH_API_KEYS
-    tracing = facts.spec.observability.tracing
-    if tracing.endpoint is not None:
-        values["OTEL_EXPORTER_OTLP_ENDPOINT"] = tracing.endpoint
     return [{"name": name, "value": value} for name, value in values.items()]
 
 

@@ -19,6 +19,7 @@ from tandem.operator.desired.policy import (
     probe_port,
     worker_role,
 )
+from tandem.operator.desired.tracing import tracing_flags
 from tandem.protocol import names
 
 _NODE_VOLUME = "tandem-node"
@@ -61,6 +62,7 @@ def worker_arguments(facts: Facts, role: Role) -> list[str]:
         **_shell_flags(facts, role),
         **_engine_flags(facts, role),
         **_transfer_flags(facts),
+        **tracing_flags(facts.spec),
     }
     arguments = [str(role)]
     for flag, value in given.items():
@@ -124,9 +126,6 @@ def _env(facts: Facts) -> list[Manifest]:
         values["UCX_TLS"] = _UCX_TLS[choice]
     if node_local_volume(facts.spec) is not None:
         values[names.ENV_NODE_DIR] = names.PATH_NODE
-    tracing = facts.spec.observability.tracing
-    if tracing.endpoint is not None:
-        values["OTEL_EXPORTER_OTLP_ENDPOINT"] = tracing.endpoint
     return [{"name": name, "value": value} for name, value in values.items()]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ from tandem.router.dispatch.job import Job
 from tandem.router.dispatch.ladder import rung_of
 from tandem.router.dispatch.ledger import Contradiction, Gap
 from tandem.router.dispatch.pooled import take_pooled
-from tandem.router.dispatch.recorder import Scene, note_end, note_sent, note_way
+from tandem.router.dispatch.recorder import Scene, begin_attempt, note_end, note_sent, note_way
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import (
     no_place,
@@ -200,9 +199,8 @@ class Dispatcher:
         name = f"{self._next_name:x}"
         self._next_name += 1
         recording = current()
-        watch = None if recording is None else recording.watch
         job = Job(
-            msgspec.structs.replace(request, params=params, watch=watch),
+            msgspec.structs.replace(request, params=params),
             name=name,
             deadline=loop.time() + seconds,
             max_attempts=self._limits.max_attempts,
@@ -303,12 +301,12 @@ class Dispatcher:
         if job.num_dispatched:
             logger.info("request %s: %s, %s", job.name, rung, placement.rule)
         job.placement, job.attempt = placement, attempt
-        begin = time.monotonic()
-        failure = attempt.start(job.legs(self.pool.me, workers, job.remaining_ms(loop)))
+        watch = None
         if job.recording is not None:
-            note_sent(
-                job.recording, attempt, rung, begin, num_prompt=job.num_prompt, scene=job.scene
-            )
+            watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
+        legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
+        failure = attempt.start(legs)
+        note_sent(attempt)
         return failure
 
     def _write(

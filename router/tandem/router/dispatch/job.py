@@ -14,6 +14,7 @@ from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
@@ -133,7 +134,11 @@ class Job:
         )
 
     def legs(
-        self, router: bytes, workers: Sequence[Worker], budget_ms: int
+        self,
+        router: bytes,
+        workers: Sequence[Worker],
+        budget_ms: int,
+        watch: Watch | None = None,
     ) -> list[tuple[Worker, EngineCoreRequest]]:
         """What to send to whom; two workers are a prefill and a decode worker, in that order."""
         number = self.num_dispatched
@@ -148,6 +153,7 @@ class Job:
             budget_ms=budget_ms,
             max_model_len=card.max_model_len,
             kv=None,
+            watch=watch,
         )
         if len(workers) == 1:
             return [(workers[0], base)]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from tandem.protocol.context import Route, Shape
 from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
+from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
@@ -20,24 +22,37 @@ class Scene:
     fleet: FleetSnapshot
 
 
-def note_sent(
+def begin_attempt(
     recording: Recording,
     attempt: Attempt,
     rung: str,
-    begin: float,
-    *,
-    num_prompt: int,
+    request: EngineCoreRequest,
     scene: Scene | None,
-) -> None:
-    """An attempt was sent to its workers."""
+) -> Watch:
+    """An attempt is about to be sent; what its workers are told of the record."""
     now = time.monotonic()
-    recording.num_prompt = max(recording.num_prompt, num_prompt)
-    record = AttemptRecord(attempt.number, attempt.placement.rule, rung, begin, scene=scene)
+    number, rule = attempt.number, attempt.placement.rule
+    record = attempt.record = AttemptRecord(number, rule, rung, now, scene=scene)
+    recording.attempt(record)
+    recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
+    if recording.params is None:
+        recording.params = request.params
+    if recording.span is None:
+        return recording.watch
+    said = {"tandem.attempt": number, "tandem.rung": rung, "tandem.rule": rule}
+    begin = now - recording.arrived + recording.started
+    record.span = recording.span.child("attempt", begin, "client", said)
+    return Watch(recording.request_id, record.span.traceparent)
+
+
+def note_sent(attempt: Attempt) -> None:
+    """An attempt was sent to its workers."""
+    record, now = attempt.record, time.monotonic()
+    if record is None:
+        return
     for leg in attempt.legs:
         leg.record = LegRecord(str(leg.worker.role), leg.worker.name, now)
         record.legs.append(leg.record)
-    attempt.record = record
-    recording.attempt(record)
 
 
 def note_end(attempt: Attempt, failure: AttemptFailure | None) -> None:

@@ -12,6 +12,9 @@ from tandem.protocol.recording import Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.metrics import RouterMetrics
 
+MAX_FINISHES = 16
+"""Ends of choices that a record names."""
+
 
 class Stopwatch:
     """``output`` per output, ``end`` once; times are seconds on the loop's clock."""
@@ -49,6 +52,9 @@ class Stopwatch:
         self._num_tokens += len(output.token_ids)
         if self._recording is not None:
             self._recording.output(time.monotonic(), len(output.token_ids))
+            if output.finish is not None and len(self._recording.finishes) < MAX_FINISHES:
+                self._recording.finishes.append(str(output.finish))
+            self._recording.num_cached += output.num_cached_tokens or 0
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
+from starlette.types import Scope
+
+from tandem.link.spans import Spans
 from tandem.protocol.recording import Recording, begin
+from tandem.protocol.tracing import is_traceparent
 from tandem.router.timeline.ring import Ring
+from tandem.router.timeline.traced import operation_of, write_spans
 from tandem.router.timeline.view import short
 
 HEADER = "x-tandem-timeline"
@@ -16,23 +22,60 @@ ASKED = HEADER.encode()
 class Recorder:
     """One per app, used in the loop's thread; without room for a call it records nothing."""
 
-    def __init__(self, max_calls: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        max_calls: int,
+        max_bytes: int,
+        *,
+        spans: Spans | None = None,
+        model: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``model`` names the one that is served, for spans."""
         self.ring = Ring(max_calls, max_bytes)
+        self._spans = spans
+        self._model = model
 
-    def open(self, scope: Mapping[str, object], request_id: str, now: float) -> Recording | None:
+    def open(self, scope: Scope, request_id: str, now: float) -> Recording | None:
         """A call has come; its record, if it is one that is recorded."""
-        path = str(scope["path"])
-        if not self.ring.max_calls or scope["method"] != "POST" or not path.startswith("/v1/"):
+        path = scope["path"]
+        if scope["method"] != "POST" or not path.startswith("/v1/"):
+            return None
+        if not self.ring.max_calls and self._spans is None:
             return None
         recording = Recording(request_id, now, path=path)
+        self._join(recording, dict(scope["headers"]))
+        if self.ring.max_calls:
+            self.ring.open(recording)
+        elif recording.span is None:
+            return None
         begin(recording)
-        self.ring.open(recording)
         return recording
+
+    def _join(self, recording: Recording, headers: Mapping[bytes, bytes]) -> None:
+        """The call belongs to the trace that it names, or to one of its own."""
+        given = headers.get(b"traceparent", b"").decode("latin-1")
+        given = given if is_traceparent(given) else ""
+        recording.traceparent = given
+        if self._spans is None:
+            return
+        state = headers.get(b"tracestate", b"").decode("latin-1")
+        name = operation_of(recording.path)
+        span = self._spans.begin(name, recording.started, given, state)
+        recording.traceparent = span.traceparent
+        if span.sampled:
+            recording.span = span
 
     def close(self, recording: Recording) -> None:
         """A call is over."""
         recording.ended = time.monotonic()
         self.ring.close(recording)
+        if self._spans is not None and recording.span is not None:
+            self._spans.later(partial(write_spans, recording, self._model()))
+
+    def end(self) -> None:
+        """Send the spans that are left."""
+        if self._spans is not None:
+            self._spans.close()
 
 
 def header_of(recording: Recording) -> tuple[bytes, bytes]:

@@ -1,0 +1,176 @@
+"""OpenTelemetry spans of one process: begun where work is handed on, written when it is over.
+
+Spans are made by a thread of their own from times that were noted anyway, so that whoever works
+waits for none of it; only spans that others are told of are begun at once. Without an endpoint
+nothing here is imported, and nothing runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from queue import Full, Queue
+from typing import TYPE_CHECKING, Any
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.tracing import TracingConfig
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 4096
+"""Calls whose spans are not made yet; those of further ones are dropped."""
+CLOSE_SECONDS = 5.0
+
+Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
+
+
+class OpenSpan:
+    """A span that has begun, and whom others may belong under."""
+
+    __slots__ = ("_span", "_tracer")
+
+    def __init__(self, tracer: Any, span: Span) -> None:
+        self._tracer = tracer
+        self._span = span
+
+    @property
+    def sampled(self) -> bool:
+        """Whether anybody will see it."""
+        return self._span.is_recording()
+
+    @property
+    def traceparent(self) -> str:
+        """W3C's header that makes others belong under it."""
+        context = self._span.get_span_context()
+        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+    def child(
+        self, name: str, begin: float, kind: str = "internal", attributes: Attributes | None = None
+    ) -> OpenSpan:
+        """A span under it; ``begin`` in seconds on the wall clock."""
+        from opentelemetry.trace import SpanKind, set_span_in_context
+
+        span = self._tracer.start_span(
+            name,
+            set_span_in_context(self._span),
+            SpanKind[kind.upper()],
+            attributes=attributes,
+            start_time=_ns(begin),
+        )
+        return OpenSpan(self._tracer, span)
+
+    def event(self, name: str, at: float, attributes: Attributes | None = None) -> None:
+        """Something happened within it."""
+        self._span.add_event(name, attributes, timestamp=_ns(at))
+
+    def end(
+        self, at: float, attributes: Attributes | None = None, error: str | None = None
+    ) -> None:
+        """It is over; with ``error`` it failed."""
+        if attributes:
+            self._span.set_attributes(attributes)
+        if error is not None:
+            from opentelemetry.trace import Status, StatusCode
+
+            self._span.set_status(Status(StatusCode.ERROR, error))
+        self._span.end(_ns(at))
+
+
+class Spans:
+    """One per process; ``close`` sends what is left."""
+
+    def __init__(
+        self, config: TracingConfig, service: str, instance: str, *, ratio: float = 0.0
+    ) -> None:
+        """``ratio``: share of new traces that are sampled; calls of others' traces follow these.
+        Raises InvalidParameter where the SDK is not installed."""
+        try:
+            from opentelemetry.sdk.resources import Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+            exporter = _exporter(config)
+        except ImportError as error:
+            allowed = "nothing, unless tandem[tracing] is installed"
+            raise InvalidParameter(
+                "otlp_traces_endpoint", config.otlp_traces_endpoint, allowed
+            ) from error
+        root = TraceIdRatioBased(ratio)
+        named = {
+            "service.name": service,
+            "service.namespace": "tandem",
+            "service.version": version("tandem"),
+            "service.instance.id": instance,
+        }
+        self._provider = TracerProvider(
+            ParentBased(root), Resource.create(named), shutdown_on_exit=False
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("tandem", version("tandem"))
+        self._work: Queue[Callable[[], None] | None] = Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._run, name="tandem-spans", daemon=True)
+        self._thread.start()
+        self.dropped = 0
+        """Calls whose spans found no room."""
+
+    def begin(
+        self, name: str, begin: float, traceparent: str, tracestate: str = "", kind: str = "server"
+    ) -> OpenSpan:
+        """A span under somebody else's, or the first of a trace where there is none."""
+        from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        carrier = {"traceparent": traceparent, "tracestate": tracestate}
+        context = TraceContextTextMapPropagator().extract(carrier)
+        span = self._tracer.start_span(name, context, SpanKind[kind.upper()], start_time=_ns(begin))
+        return OpenSpan(self._tracer, span)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have spans made by the thread for it. Never waits."""
+        try:
+            self._work.put_nowait(work)
+        except Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Make and send what is left, within a few seconds. May be called twice."""
+        try:
+            self._work.put_nowait(None)
+        except Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+        self._provider.force_flush(int(CLOSE_SECONDS * 1000))
+        self._provider.shutdown()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                logger.exception("spans of a call could not be made")
+
+
+def _exporter(config: TracingConfig) -> SpanExporter:
+    endpoint = config.otlp_traces_endpoint
+    assert endpoint is not None, "asked for only where there is one"
+    if config.otlp_traces_protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
+        OTLPSpanExporter as HTTPExporter,
+    )
+
+    host = endpoint.partition("://")[2]
+    return HTTPExporter(endpoint if "/" in host else f"{endpoint}/v1/traces")
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,61 @@
+"""What ``observability.tracing`` is to a service's processes: flags, and a port to reach. Pure."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from tandem.operator.api.service import LLMServiceSpec
+
+HTTP_PORT = 4318
+"""Where collectors take OTLP by HTTP; anywhere else gRPC is spoken, but for URLs with a path."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def tracing_flags(spec: LLMServiceSpec) -> dict[str, object]:
+    """Flags of every process; none without an endpoint."""
+    endpoint = spec.observability.tracing.endpoint
+    if endpoint is None:
+        return {}
+    parsed = urlsplit(endpoint)
+    by_http = parsed.path not in ("", "/") or parsed.port == HTTP_PORT
+    return {
+        "otlp-traces-endpoint": endpoint.rstrip("/"),
+        "otlp-traces-protocol": "http/protobuf" if by_http else "grpc",
+    }
+
+
+def sampling_flags(spec: LLMServiceSpec) -> dict[str, object]:
+    """Flags of the router besides: of how many calls without a trace it begins one."""
+    if spec.observability.tracing.endpoint is None:
+        return {}
+    return {"traces-sample-ratio": (spec.observability.tracing.sample_percent or 0) / 100}
+
+
+def tracing_port(spec: LLMServiceSpec) -> int | None:
+    """The port of the endpoint, which network policies must let pods reach."""
+    endpoint = spec.observability.tracing.endpoint
+    if endpoint is None:
+        return None
+    parsed = urlsplit(endpoint)
+    return parsed.port or _DEFAULT_PORTS[parsed.scheme]
+
+
+def unusable_endpoint(spec: LLMServiceSpec) -> str | None:
+    """The endpoint, if no process could use it."""
+    endpoint = spec.observability.tracing.endpoint
+    if endpoint is None:
+        return None
+    try:
+        parsed = urlsplit(endpoint)
+        usable = bool(parsed.hostname) and (parsed.port or 1) > 0
+    except ValueError:
+        return endpoint
+    blank = any(each.isspace() for each in endpoint)
+    usable = usable and not (parsed.query or parsed.fragment or "?" in endpoint or blank)
+    return None if usable else endpoint
+
+
+def unused_share(spec: LLMServiceSpec) -> int | None:
+    """A share of calls to trace where spans go nowhere."""
+    tracing = spec.observability.tracing
+    return tracing.sample_percent if tracing.endpoint is None else None

@@ -1,0 +1,45 @@
+"""Settings of tracing, and W3C's way to say which trace a call belongs to."""
+
+import re
+from dataclasses import dataclass
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.settings import check_choices, setting
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_ENDPOINT = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """Where spans go, and in which protocol; part of the settings of router and workers."""
+
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL that takes OpenTelemetry spans (OTLP); none: no spans are made."
+    )
+    otlp_traces_protocol: str = setting(
+        "grpc", "How it takes them.", choices=("grpc", "http/protobuf")
+    )
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
+            raise InvalidParameter(
+                "otlp_traces_endpoint", endpoint, "http:// or https:// and a host"
+            )
+
+
+def is_traceparent(value: str) -> bool:
+    """Whether it is W3C's header, of a trace and a span that can be."""
+    return (
+        _TRACEPARENT.fullmatch(value) is not None
+        and not value.startswith("ff")
+        and value[3:35] != "0" * 32
+        and value[36:52] != "0" * 16
+    )
+
+
+def is_sampled(traceparent: str) -> bool:
+    """Whether who began the trace wants its spans."""
+    return bool(traceparent) and bool(int(traceparent[53:55], 16) & 1)

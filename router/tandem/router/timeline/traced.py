@@ -1,0 +1,99 @@
+"""Spans of a call in the router, with the names of OpenTelemetry's conventions for GenAI."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.protocol.recording import AttemptRecord, Recording
+
+PROVIDER = "tandem"
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/v1/embeddings": "embeddings",
+}
+_PARAMS = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+}
+_SPANS = frozenset({"read body", "parse", "tokenize", "admission", "place", "no worker"})
+
+
+def operation_of(path: str) -> str:
+    """The conventions' word for what a path does, or the path's own."""
+    return _OPERATIONS.get(path, path.rpartition("/")[2])
+
+
+def write_spans(recording: Recording, model: str) -> None:
+    """Everything below the call's own span, and its end."""
+    root = recording.span
+    offset = recording.started - recording.arrived
+    end = recording.ended if recording.ended is not None else recording.arrived
+    for mark in recording.marks:
+        if mark.name in _SPANS:
+            root.child(mark.name, mark.begin + offset).end(mark.end + offset)
+    for attempt in recording.attempts:
+        _end_attempt(attempt, end, offset)
+    first = recording.first_output
+    if first is not None:
+        stream = root.child("stream", first + offset)
+        said = {
+            "tandem.waiting_seconds": recording.wait_seconds,
+            "tandem.writing_seconds": recording.write_seconds,
+            "tandem.num_outputs": recording.num_outputs,
+        }
+        stream.end(end + offset, said)
+    status = recording.status
+    error = f"status {status}" if status >= 500 or not status else None
+    root.end(end + offset, _attributes(recording, model), error)
+
+
+def _end_attempt(attempt: AttemptRecord, end: float, offset: float) -> None:
+    if attempt.span is None:
+        return
+    first = min((leg.first for leg in attempt.legs if leg.first is not None), default=None)
+    if first is not None:
+        attempt.span.event("first token", first + offset)
+    said = {f"tandem.{leg.role}": leg.worker for leg in attempt.legs}
+    until = attempt.end if attempt.end is not None else end
+    if attempt.failure is not None:
+        said["error.type"] = "attempt_failed"
+    attempt.span.end(until + offset, said, attempt.failure)
+
+
+def _attributes(recording: Recording, model: str) -> dict[str, Any]:
+    operation = operation_of(recording.path)
+    said: dict[str, Any] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": model,
+        "gen_ai.response.model": model,
+        "gen_ai.usage.input_tokens": recording.num_prompt,
+        "gen_ai.usage.output_tokens": recording.num_tokens,
+        "gen_ai.usage.cache_read.input_tokens": recording.num_cached,
+        "http.request.method": "POST",
+        "http.route": recording.path,
+        "http.response.status_code": recording.status,
+        "tandem.request_id": recording.request_id,
+    }
+    if recording.status >= 400:
+        said["error.type"] = str(recording.status)
+    if recording.finishes:
+        said["gen_ai.response.finish_reasons"] = recording.finishes
+    if recording.first_output is not None:
+        seconds = recording.first_output - recording.arrived
+        said["gen_ai.response.time_to_first_chunk"] = seconds
+    params = recording.params
+    if params is not None and operation != "embeddings":
+        for name, attribute in _PARAMS.items():
+            value = getattr(params, name)
+            if value is not None:
+                said[attribute] = value
+        if params.n > 1:
+            said["gen_ai.request.choice.count"] = params.n
+    return said

@@ -29,7 +29,7 @@ RESPONSE = {"input": "Hi", "max_output_tokens": 2}
 LOGPROBS = ["message.output_text.logprobs"]
 ALL = {"return_token_ids": True, "echo": True, "n": 2}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-NAMED_EVENTS = ("/v1/responses",)
+NAMED_EVENTS = ("/v1/responses", "/v1/messages")
 """Paths whose streams end with an event of their own."""
 RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
     ("post", "/v1/chat/completions", CHAT),
@@ -41,6 +41,9 @@ RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
     ("post", "/v1/responses", {**RESPONSE, "include": LOGPROBS, "top_logprobs": 2}),
     ("post", "/v1/responses", {**RESPONSE, "stream": True, "include": LOGPROBS}),
     ("post", "/v1/responses", {**RESPONSE, "max_output_tokens": 500, "tools": []}),
+    ("post", "/v1/messages", CHAT),
+    ("post", "/v1/messages", {**CHAT, "stream": True, "stop_sequences": ["is"]}),
+    ("post", "/v1/messages/count_tokens", {"messages": MESSAGES}),
     ("post", "/v1/completions", TEXT),
     ("post", "/v1/completions", {**TEXT, **ALL, "logprobs": 2, "prompt_logprobs": 1}),
     ("post", "/v1/completions", {**TEXT, **STREAM}),
@@ -265,7 +268,12 @@ def test_a_fault_is_answered_as_described(serve: Serve, decode: Make) -> None:
     assert conforms(document, served.post("/v1/completions", json=TEXT)) == 500
 
 
-RIGHT_BODIES = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT, "/v1/responses": RESPONSE}
+RIGHT_BODIES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": TEXT,
+    "/v1/responses": RESPONSE,
+    "/v1/messages": CHAT,
+}
 ODD = st.recursive(
     st.none()
     | st.booleans()
@@ -279,7 +287,8 @@ ODD = st.recursive(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize"]
+    "path",
+    ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"],
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())

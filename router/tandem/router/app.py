@@ -26,6 +26,8 @@ from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
 from tandem.router import ops
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
+from tandem.router.anthropic import messages
+from tandem.router.anthropic.errors import error_body
 from tandem.router.config import RouterConfig
 from tandem.router.discovery.kubernetes import KubernetesDiscovery
 from tandem.router.discovery.static import StaticDiscovery
@@ -187,8 +189,8 @@ def create_app(config: RouterConfig) -> FastAPI:
                 await asyncio.to_thread(app.state.recorder.end)
 
     parts = (
-        *(chat, completions, responses, stored_responses, embeddings, scores, models, tokenize),
-        ops,
+        *(chat, completions, responses, stored_responses, messages, embeddings, scores),
+        *(models, tokenize, ops),
     )
     app = FastAPI(
         title="Tandem",
@@ -259,24 +261,23 @@ def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:
         if isinstance(error, ClientGone):
             client_gone()
             return Response(status_code=499)  # nobody reads it
-        return _response(answer_of(error))
+        return _response(request, answer_of(error))
 
     async def starlettes(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"
         message = f"{error.detail}: {request.method} {request.url.path}"
         headers = dict(error.headers or {})
-        return _response(
-            ErrorAnswer(status=error.status_code, message=message, type=kind, headers=headers)
-        )
+        answer = ErrorAnswer(status=error.status_code, message=message, type=kind, headers=headers)
+        return _response(request, answer)
 
     app.add_exception_handler(TandemError, ours)
     app.add_exception_handler(HTTPException, starlettes)
 
 
-def _response(answer: ErrorAnswer) -> Response:
+def _response(request: Request, answer: ErrorAnswer) -> Response:
     return Response(
-        answer.body,
+        error_body(request.scope, answer),
         status_code=answer.status,
         headers=answer.headers,
         media_type="application/json",

@@ -266,7 +266,7 @@ class _ProbesOnly:
         if scope["path"] in PROBES:
             await self._app(scope, receive, send)
         else:
-            await send_error(send, _crowded("too many connections"))
+            await send_error(scope, send, _crowded("too many connections"))
 
 
 def guarded(limits: ConnectionLimits) -> type[GuardedProtocol]:

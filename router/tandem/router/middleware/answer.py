@@ -1,15 +1,16 @@
-"""Answers that middleware gives by itself, in OpenAI's error shape."""
+"""Answers that middleware gives by itself, in the error shape of the request's API."""
 
 from __future__ import annotations
 
-from starlette.types import Send
+from starlette.types import Scope, Send
 
+from tandem.router.anthropic.errors import error_body
 from tandem.router.openai.errors import ErrorAnswer
 
 
-async def send_error(send: Send, answer: ErrorAnswer) -> None:
+async def send_error(scope: Scope, send: Send, answer: ErrorAnswer) -> None:
     """Send the whole answer."""
-    body = answer.body
+    body = error_body(scope, answer)
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

@@ -18,7 +18,7 @@ OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 
 
 class ApiKeys:
-    """``Authorization: Bearer KEY`` with one of the keys."""
+    """``Authorization: Bearer KEY`` with one of the keys, or ``x-api-key: KEY``."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], keys_dir: str | None = None) -> None:
         """``keys_dir`` holds more keys, a file each; it is read anew when it changes."""
@@ -33,15 +33,17 @@ class ApiKeys:
         if is_open or self._allows(scope):
             await self._app(scope, receive, send)
         else:
-            await send_error(send, not_authorized())
+            await send_error(scope, send, not_authorized())
 
     def _allows(self, scope: Scope) -> bool:
-        given: bytes = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, token = given.partition(b" ")
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            token = headers.get(b"x-api-key", b"")
         # Compare with every key, in the same time whichever it is.
         known = [*self._keys, *self._read_dir()]
         matches = [hmac.compare_digest(token.strip(), key) for key in known]
-        return scheme.lower() == b"bearer" and any(matches)
+        return any(matches)
 
     def _read_dir(self) -> list[bytes]:
         if self._dir is None:

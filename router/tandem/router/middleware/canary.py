@@ -38,11 +38,11 @@ class Canary:
             await self._app(scope, receive, send)
             return
         if not self._is_right(token):
-            await send_error(send, not_authorized())
+            await send_error(scope, send, not_authorized())
             return
         shape = headers.get(HEADER_SHAPE)
         if shape is not None and shape not in list(Shape):
-            await send_error(send, _unknown_shape(shape))
+            await send_error(scope, send, _unknown_shape(shape))
             return
         route = Route(
             shape=Shape(shape) if shape else None,

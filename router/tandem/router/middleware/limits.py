@@ -28,7 +28,7 @@ class BodyLimit:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared[:20]) > self._limit:
-            await send_error(send, body_too_large(self._limit))
+            await send_error(scope, send, body_too_large(self._limit))
             return
         num_bytes = 0
 

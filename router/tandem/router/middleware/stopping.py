@@ -94,7 +94,7 @@ class _Answer:
         try:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 if not self._begun:
-                    await send_error(self._send, _STOPS)
+                    await send_error(self._scope, self._send, _STOPS)
                 elif self._is_stream and not self._ended:
                     body = last_words(self._scope, _STOPS)
                     last = {"type": "http.response.body", "body": body, "more_body": False}

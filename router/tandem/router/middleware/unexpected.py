@@ -37,4 +37,4 @@ class Unexpected:
             if begun or scope["type"] != "http":
                 raise
             logger.exception("%s %s failed", scope["method"], scope.get("route"))
-            await send_error(send, answer_of(error))
+            await send_error(scope, send, answer_of(error))

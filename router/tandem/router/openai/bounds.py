@@ -53,6 +53,7 @@ class RequestBounds:
                 "bad_words": config.max_bad_words,
                 "logit_bias": config.max_logit_bias,
                 "stop": 1_024,  # 16 are allowed, the sampling parameters say so
+                "stop_sequences": 1_024,
                 "stop_token_ids": MAX_STOP_TOKEN_IDS,
                 "tools": MAX_DOCUMENTS,
                 "documents": MAX_DOCUMENTS,

@@ -15,6 +15,8 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from tandem.router.anthropic import answers as message_answers
+from tandem.router.anthropic import body as message_bodies
 from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas, structured
 from tandem.router.openai.body import Body
 from tandem.router.openai.responses import answers as response_answers
@@ -50,6 +52,7 @@ _BODIES: tuple[type[Body], ...] = (
     ),
     *pooling_schemas.bodies(),
     *response_bodies.bodies(),
+    *message_bodies.bodies(),
 )
 
 
@@ -65,6 +68,8 @@ class Operation:
     errors: tuple[int, ...] = (500, 503)
     says: tuple[int, ...] = ()
     """Statuses beside 200 that may have the same object in the place of an error."""
+    fails: type[BaseModel] = answers.ErrorBody
+    """The answer of every error."""
     is_open: bool = False
     """Whether no key is asked for."""
 
@@ -87,6 +92,19 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         gives=response_answers.ResponseObject,
         streams=response_answers.ResponseEvent,
         errors=_GENERATING,
+    ),
+    ("post", "/v1/messages"): Operation(
+        takes=message_bodies.MessagesBody,
+        gives=message_answers.MessageObject,
+        streams=message_answers.MessageEvent,
+        fails=message_answers.MessageError,
+        errors=_GENERATING,
+    ),
+    ("post", "/v1/messages/count_tokens"): Operation(
+        takes=message_bodies.CountBody,
+        gives=message_answers.TokenCount,
+        fails=message_answers.MessageError,
+        errors=(*_TAKING, 503),
     ),
     ("get", "/v1/responses/{response_id}"): Operation(
         gives=response_answers.ResponseObject, errors=_STORED
@@ -146,7 +164,10 @@ def document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
             _describe(described, OPERATIONS[method, path], has_keys=has_keys)
     content["components"] = {"schemas": _schemas()}
     if has_keys:
-        content["components"]["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+        content["components"]["securitySchemes"] = {
+            "ApiKey": {"type": "http", "scheme": "bearer"},
+            "XApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
     return content
 
 
@@ -158,11 +179,11 @@ def _describe(described: dict[str, Any], operation: Operation, *, has_keys: bool
             content["example"] = operation.takes.EXAMPLE
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
     if guarded:
-        described["security"] = [{"ApiKey": []}]
+        described["security"] = [{"ApiKey": []}, {"XApiKey": []}]
     statuses = sorted({*operation.errors, *((401,) if guarded else ())})
     described["responses"] = {
         "200": _answer(operation, "What was asked for."),
-        **{str(status): _error(status) for status in statuses},
+        **{str(status): _error(operation, status) for status in statuses},
         **{str(status): _either(operation, status) for status in operation.says},
     }
 
@@ -174,15 +195,15 @@ def _answer(operation: Operation, description: str) -> dict[str, Any]:
     else:
         content["application/json"] = {"schema": _ref(operation.gives)}
     if operation.streams is not None:
-        words = "Server-sent events, a JSON object each (x-event), and [DONE] at the end."
+        words = "Server-sent events, a JSON object each (x-event); chats end with [DONE]."
         stream = {"type": "string", "description": words, "x-event": _ref(operation.streams)}
         content["text/event-stream"] = {"schema": stream}
     return {"description": description, "content": content, "headers": _headers("X-Request-Id")}
 
 
-def _error(status: int) -> dict[str, Any]:
+def _error(operation: Operation, status: int) -> dict[str, Any]:
     names = ("X-Request-Id", *(("Retry-After",) if status in _RETRIED else ()))
-    content = {"application/json": {"schema": _ref(answers.ErrorBody)}}
+    content = {"application/json": {"schema": _ref(operation.fails)}}
     return {"description": ERRORS[status], "content": content, "headers": _headers(*names)}
 
 
@@ -190,7 +211,7 @@ def _either(operation: Operation, status: int) -> dict[str, Any]:
     """What 200 has, or an error."""
     answer = _answer(operation, ERRORS[status])
     for content in answer["content"].values():
-        content["schema"] = {"anyOf": [content["schema"], _ref(answers.ErrorBody)]}
+        content["schema"] = {"anyOf": [content["schema"], _ref(operation.fails)]}
     return answer
 
 
@@ -208,6 +229,7 @@ def _schemas() -> dict[str, Any]:
         *answers.models(),
         *pooling_answers.models(),
         *response_answers.models(),
+        *message_answers.models(),
     ]
     _, defined = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

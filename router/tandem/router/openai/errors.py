@@ -112,7 +112,7 @@ def not_authorized() -> ErrorAnswer:
     """401."""
     return ErrorAnswer(
         status=401,
-        message="No or wrong API key: send one as `Authorization: Bearer KEY`",
+        message="No or wrong API key: send one as `Authorization: Bearer KEY` or `x-api-key: KEY`",
         type="invalid_request_error",
         code="invalid_api_key",
         headers={"WWW-Authenticate": "Bearer"},

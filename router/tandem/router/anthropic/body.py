@@ -1,0 +1,208 @@
+"""The bodies of ``POST /v1/messages`` and of its count of tokens, and the chat that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, PrivateAttr
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.anthropic import parameters
+from tandem.router.anthropic.blocks import messages_of
+from tandem.router.openai.body import Body
+from tandem.router.openai.parameters import Refused
+from tandem.router.openai.schemas import ChatBody, Information, Messages
+from tandem.router.openai.unknown_fields import UnknownFields
+
+CacheControl = dict[str, Any]
+"""What is to be cached: prefixes are cached for all alike, and no answer changes by it."""
+NAMES: Mapping[str, str] = {
+    "response_format.json_schema.schema": "output_config.format.schema",
+    "reasoning_effort": "output_config.effort",
+}
+"""What a chat calls a parameter, to what a message calls it."""
+
+
+class Tool(Body):
+    """A tool that the client runs."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.TOOL
+
+    type: Literal["custom"] | None = None
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+
+    def of_chat(self) -> dict[str, Any]:
+        """As chats have it."""
+        function = {"name": self.name, "description": self.description, "strict": self.strict}
+        given = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": {**given, "parameters": self.input_schema}}
+
+
+class ToolChoice(Body):
+    """Which tools the answer is to call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """See Body."""
+        super().check(unknown, prefix)
+        if (self.name is not None) is not (self.type == "tool"):
+            allowed = 'the name of a tool together with the type "tool", else nothing'
+            raise InvalidParameter(f"{prefix}name", self.name, allowed)
+
+
+class Thinking(Body):
+    """Whether the model is to think."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.THINKING
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputFormat(Body):
+    """What form the text is to have."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Body):
+    """How hard the model is to think, and what form the text is to have."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Body):
+    """On the caller."""
+
+    user_id: Information | None = None
+
+
+class CountBody(Body):
+    """``POST /v1/messages/count_tokens``."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.COUNT
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"messages": [{"role": "user", "content": "Hello"}]}
+
+    model: str | None = None
+    messages: Messages
+    system: str | list[dict[str, Any]] | None = Field(default=None)
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    _chat: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """See Body."""
+        super().check(unknown, prefix)
+        for index, tool in enumerate(self.tools or ()):
+            tool.check(unknown, f"tools[{index}].")
+        self._check_choice()
+        self._chat = messages_of(self.system, self.messages, unknown)
+        if self._chat[-1].get("tool_calls"):
+            place = f"messages[{len(self.messages) - 1}]"
+            raise InvalidParameter(place, self.messages[-1], "results of the tools after it")
+
+    def _check_choice(self) -> None:
+        choice = self.tool_choice
+        if choice is None or choice.type in ("auto", "none"):
+            return
+        given = choice.model_dump(exclude_none=True)
+        if not self.tools:
+            raise InvalidParameter("tool_choice", given, '"auto" or "none" without tools')
+        if choice.type == "tool" and choice.name not in [tool.name for tool in self.tools]:
+            raise InvalidParameter("tool_choice.name", choice.name, "the name of one of tools")
+        if self.output_config is not None and self.output_config.format is not None:
+            allowed = '"auto" or "none" together with output_config.format'
+            raise InvalidParameter("tool_choice", given, allowed)
+
+    def chat(self, **fields: Any) -> ChatBody:
+        """The chat that has the answer, with more ``fields``.
+
+        Raises InvalidParameter in a chat's words.
+        """
+        config = self.output_config or OutputConfig()
+        goes_on = self._chat[-1]["role"] == "assistant"
+        chat = ChatBody(
+            **fields,
+            model=self.model,
+            messages=self._chat,
+            stream=True,
+            tools=[tool.of_chat() for tool in self.tools or ()] or None,
+            tool_choice=self._chat_choice(),
+            parallel_tool_calls=not (
+                self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
+            ),
+            continue_final_message=goes_on or None,
+            reasoning_effort=self._effort(config),
+            response_format=None if config.format is None else _json_schema(config.format),  # type: ignore[arg-type]
+        )
+        chat.check(UnknownFields())
+        return chat
+
+    def _chat_choice(self) -> str | dict[str, Any] | None:
+        choice = self.tool_choice
+        if choice is None:
+            return None
+        if choice.type == "tool":
+            return {"type": "function", "function": {"name": choice.name}}
+        return "required" if choice.type == "any" else choice.type
+
+    def _effort(self, config: OutputConfig) -> Any:
+        if self.thinking is not None and self.thinking.type == "disabled":
+            return "none"
+        asked = self.thinking is not None and self.thinking.type == "enabled"
+        return config.effort or ("medium" if asked else None)
+
+
+class MessagesBody(CountBody):
+    """``POST /v1/messages``."""
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = parameters.MESSAGES
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "max_tokens": 16,
+        "temperature": 0,
+    }
+
+    max_tokens: int
+    stop_sequences: list[str] | None = Field(default=None, fail_fast=True)
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
+    metadata: Metadata | None = None
+
+    def chat(self, **fields: Any) -> ChatBody:
+        """See CountBody."""
+        return super().chat(
+            **fields,
+            max_tokens=self.max_tokens,
+            stop=self.stop_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+        )
+
+
+def _json_schema(wanted: OutputFormat) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
+
+
+def bodies() -> tuple[type[Body], ...]:
+    """All that the document names."""
+    return (
+        *(MessagesBody, CountBody, Tool, ToolChoice, Thinking, OutputFormat, OutputConfig),
+        Metadata,
+    )

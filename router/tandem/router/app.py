@@ -33,6 +33,7 @@ from tandem.router.discovery.kubernetes import KubernetesDiscovery
 from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
+from tandem.router.document import document
 from tandem.router.gauges import register_gauges
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.auth import ApiKeys
@@ -44,7 +45,6 @@ from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.bounds import RequestBounds
-from tandem.router.openai.document import document
 from tandem.router.openai.errors import ErrorAnswer, answer_of
 from tandem.router.openai.responses import create as responses
 from tandem.router.openai.responses import stored as stored_responses

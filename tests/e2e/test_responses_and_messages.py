@@ -65,7 +65,7 @@ def test_all_three_answer_one_chat_alike(
     limits: Any = {"model": "smol", "max_tokens": 12, "extra_body": {"temperature": 0}}
     message = theirs.messages.create(**limits, messages=asked)
     with theirs.messages.stream(**limits, messages=again) as events:
-        assert (message.content[0].text, events.get_final_text()) == (first, second)  # type: ignore[union-attr]
+        assert (message.content[0].text, events.get_final_text()) == (first, second)
     count = theirs.messages.count_tokens(model="smol", messages=asked).input_tokens
     usage = message.usage
     cached = usage.cache_read_input_tokens or 0
@@ -156,7 +156,7 @@ class Person(BaseModel):
 
 
 class City(BaseModel):
-    """What the model is to say of a city, in words that the anthropic package leaves in a schema."""
+    """What the model is to say of a city; the anthropic package takes bounds out of schemas."""
 
     model_config = ConfigDict(extra="forbid")
 

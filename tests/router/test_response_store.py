@@ -15,8 +15,8 @@ from tandem.router.openai.responses.store import (
     ResponseStore,
     Turn,
     earlier_items,
+    encoded,
     input_items,
-    turn_of,
 )
 
 Make = Callable[..., FakeWorker]
@@ -41,7 +41,7 @@ def store(clock: Clock | None = None, **bounds: Any) -> ResponseStore:
 
 def turn(text: str, before: Turn | None = None) -> Turn:
     """A question and its answer."""
-    return turn_of(before, [{"id": f"q{text}"}], [{"id": f"a{text}"}])
+    return Turn(before, encoded([{"id": f"q{text}"}]), encoded([{"id": f"a{text}"}]))
 
 
 def test_what_was_used_longest_ago_goes_for_one_too_many() -> None:

@@ -98,6 +98,7 @@ async def read(model: type[_AnyBody], request: Request) -> _AnyBody:
     with marked("read body"):
         body = await read_body(request)
     size = len(body) if len(body) > SMALL_BYTES else 0
+    request.scope["state"]["body_bytes"] = size
     with marked("parse"):
         return await service.llm.beside.run(
             size, understand, model, body, service.bounds, service.unknown_fields

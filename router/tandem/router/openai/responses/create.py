@@ -24,7 +24,7 @@ from tandem.router.openai.logprobs import chat_logprobs
 from tandem.router.openai.responses.body import NAMES, ResponsesBody
 from tandem.router.openai.responses.frame import frame_of, usage_of
 from tandem.router.openai.responses.items import messages_of
-from tandem.router.openai.responses.store import Turn, earlier_items, size_of, turn_of
+from tandem.router.openai.responses.store import Turn, earlier_items, encoded, size_of
 from tandem.router.openai.responses.stored import not_stored, store_of
 from tandem.router.openai.responses.truncation import fitting
 from tandem.router.openai.responses.writer import ResponseWriter
@@ -58,6 +58,8 @@ class Asked:
     writer: ResponseWriter
     before: Turn | None
     """The turn of the response that this one goes on from."""
+    inputs: bytes
+    """The body's items, as they are stored."""
 
 
 @routes.post("/v1/responses")
@@ -78,8 +80,16 @@ async def create_response(request: Request) -> Response:
 async def _understand(service: Service, request: Request, body: ResponsesBody, model: str) -> Asked:
     request_id_of(request, body)
     before = _before(request, body)
+    size: int = request.scope["state"]["body_bytes"] + size_of(before)
+    return await service.llm.beside.run(size, _understood, service, request, body, before, model)
+
+
+def _understood(
+    service: Service, request: Request, body: ResponsesBody, before: Turn | None, model: str
+) -> Asked:
+    """May take long for a large body, and knows no loop."""
     most = service.bounds.entries["messages"]
-    items = await service.llm.beside.run(size_of(before), earlier_items, before)
+    items = earlier_items(before)
     if len(items) + len(body.items) > most:
         raise too_many("input", [*items, *body.items], most)
     messages = messages_of(body.instructions, items, body.items)
@@ -98,6 +108,7 @@ async def _understand(service: Service, request: Request, body: ResponsesBody, m
         reader=AnswerReader(chat, service.parsers),
         writer=ResponseWriter(frame, streams=bool(body.stream)),
         before=before,
+        inputs=encoded(body.items),
     )
 
 
@@ -169,7 +180,7 @@ def _end(asked: Asked, output: RequestOutput, choice: CompletionOutput) -> tuple
     events = asked.writer.end(choice.finish_reason, usage)
     content = msgspec.json.encode(asked.writer.final)
     if asked.body.store is not False:
-        turn = turn_of(asked.before, asked.body.items, asked.writer.output)
+        turn = Turn(asked.before, asked.inputs, encoded(asked.writer.output))
         store_of(asked.request).put(asked.response_id, content, turn)
     return content, events
 

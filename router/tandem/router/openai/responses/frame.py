@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from tandem.llm.outputs import RequestOutput
 from tandem.router.openai.responses.body import ResponsesBody
 
 
 def frame_of(body: ResponsesBody, response_id: str, model: str, created: int) -> dict[str, Any]:
-    """The response without what comes with the answer; what the client left out is null."""
+    """The response without what comes with the answer; what the client left out is null.
+
+    What may be large is JSON by now: it goes into several events, and into the store.
+    """
     wanted = None if body.text is None else body.text.format
     text = (
         {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
     )
+    tools = [tool.model_dump(include=set(type(tool).model_fields)) for tool in body.tools or ()]
     effort = None if body.reasoning is None else body.reasoning.effort
     return {
         "id": response_id,
@@ -23,7 +29,7 @@ def frame_of(body: ResponsesBody, response_id: str, model: str, created: int) ->
         "background": False,
         "error": None,
         "incomplete_details": None,
-        "instructions": body.instructions,
+        "instructions": _raw(body.instructions),
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": None,
         "metadata": body.metadata or {},
@@ -36,16 +42,18 @@ def frame_of(body: ResponsesBody, response_id: str, model: str, created: int) ->
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": body.temperature,
-        "text": {"format": text},
+        "text": _raw({"format": text}),
         "tool_choice": body.tool_choice or "auto",
-        "tools": [
-            tool.model_dump(include=set(type(tool).model_fields)) for tool in body.tools or ()
-        ],
+        "tools": _raw(tools),
         "top_logprobs": body.top_logprobs,
         "top_p": body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+
+
+def _raw(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def usage_of(output: RequestOutput, num_reasoning: int | None) -> dict[str, Any]:

@@ -127,9 +127,9 @@ class ResponseStore:
             self.remove(first[0])
 
 
-def turn_of(before: Turn | None, inputs: list[Item], outputs: list[Item]) -> Turn:
-    """A turn as it is stored."""
-    return Turn(before, msgspec.json.encode(inputs), msgspec.json.encode(outputs))
+def encoded(items: list[Item]) -> bytes:
+    """Items as they are stored."""
+    return msgspec.json.encode(items)
 
 
 def earlier_items(turn: Turn | None) -> list[Item]:

@@ -35,9 +35,12 @@ async def prepare_chat(
         parsers = service.parsers
         options = replace(options, seen_special_ids=parsers.seen, reasoning=parsers.span)
     with blaming(body.client_names()):
+        # Beside the loop where the body is large: schemas of tools become one that is.
+        size: int = request.scope["state"]["body_bytes"]
+        sampling = await service.llm.beside.run(size, body.sampling)
         return await service.llm.prepare_chat(
             body.messages if messages is None else messages,
-            {**body.sampling(), **({} if reader is None else reader.form), "output_kind": kind},
+            {**sampling, **({} if reader is None else reader.form), "output_kind": kind},
             options=options,
             chat=chat_options(body, service),
         )

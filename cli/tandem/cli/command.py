@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import logging
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -119,13 +117,3 @@ def _joined(argv: Sequence[str], sections: Sequence[Section]) -> list[str]:
         following = next(rest, None) if word in names else None
         words.append(word if following is None else f"{word}={following}")
     return words
-
-
-def set_up_logging(level: str) -> None:
-    """One line a message, to standard error."""
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname).1s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.cli.command import parse, set_up_logging
+from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.logs import set_up_logging
 from tandem.cli.router import LogConfig
 from tandem.operator.settings import OperatorSettings
 
@@ -12,7 +13,8 @@ def run(argv: list[str]) -> int:
     """Serve until a signal."""
     sections = [Section("Operator", OperatorSettings), Section("Logging", LogConfig)]
     given = parse("operator", __doc__.splitlines()[0], sections, argv)
-    set_up_logging(LogConfig(**given[LogConfig]).log_level)
+    log = LogConfig(**given[LogConfig])
+    set_up_logging(log.log_level, log.log_format)
     from tandem.operator.run import run as serve
 
     return serve(OperatorSettings(**given[OperatorSettings]))

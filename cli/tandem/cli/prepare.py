@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem.cli.command import parse, set_up_logging
+from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.logs import set_up_logging
 from tandem.protocol import names
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.settings import required, setting

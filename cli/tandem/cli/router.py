@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.cli.command import parse, set_up_logging
+from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.logs import set_up_logging
 from tandem.protocol.settings import setting
 from tandem.router.config import RouterConfig
 
@@ -18,6 +19,9 @@ class LogConfig:
     log_level: str = setting(
         "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
     )
+    log_format: str = setting(
+        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+    )
 
 
 def run(argv: list[str]) -> int:
@@ -25,7 +29,7 @@ def run(argv: list[str]) -> int:
     sections = [Section("Router", RouterConfig), Section("Logging", LogConfig)]
     given: dict[type, dict[str, Any]] = parse("router", __doc__.splitlines()[0], sections, argv)
     log = LogConfig(**given[LogConfig])
-    set_up_logging(log.log_level)
+    set_up_logging(log.log_level, log.log_format)
     from tandem.router.app import serve
 
     serve(RouterConfig(**given[RouterConfig]), log_level=log.log_level)

@@ -16,10 +16,11 @@ from contextlib import suppress
 
 from tandem.cli.child_flags import check_router, check_worker
 from tandem.cli.children import Child
-from tandem.cli.command import parse, set_up_logging
+from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.gpus import visible_gpus
 from tandem.cli.listening import check_address
+from tandem.cli.logs import set_up_logging
 from tandem.cli.overrides import (
     ROLES,
     Overrides,

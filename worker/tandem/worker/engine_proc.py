@@ -231,6 +231,10 @@ class EngineCoreProc:
         for book in outputs.ended:
             if self._spans is not None and is_sampled(book.watch.traceparent):
                 self._spans.later(partial(write_spans, self._spans, self._role, book, now, stops))
+            if logger.isEnabledFor(logging.DEBUG):
+                about = {"request_id": book.watch.request_id, "trace_id": book.watch.trace_id}
+                seconds = now - book.arrived
+                logger.debug("%s ended after %.3f s: %s", book.key, seconds, book.why, extra=about)
             told.setdefault(Incarnation(book.key.router), []).append(book.times(now, stops))
         return told
 

@@ -34,6 +34,9 @@ class ServerConfig(TracingConfig):
     log_level: str = setting(
         "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
     )
+    log_format: str = setting(
+        "text", "Lines of text, or a JSON object a line.", choices=("text", "json")
+    )
 
     def __post_init__(self) -> None:
         TracingConfig.__post_init__(self)

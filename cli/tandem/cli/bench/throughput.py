@@ -9,8 +9,9 @@ from typing import Any
 
 from tandem.cli.bench.load import Ask, LoadConfig, asks
 from tandem.cli.bench.report import check_place
-from tandem.cli.command import parse, set_up_logging
+from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.logs import set_up_logging
 from tandem.cli.worker_settings import engine_sections
 from tandem.engine.config.model import ModelConfig
 from tandem.protocol.settings import setting

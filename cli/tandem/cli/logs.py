@@ -1,0 +1,62 @@
+"""Lines of logs, as text or JSON, with the request and the trace that they are about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from tandem.protocol.recording import current
+
+TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s%(about)s"
+
+
+class About(logging.Filter):
+    """Gives each record ``request_id`` and ``trace_id``: its own, or of the call that is served."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass."""
+        if not hasattr(record, "request_id"):
+            recording = current()
+            record.request_id = "" if recording is None else recording.request_id
+            record.trace_id = "" if recording is None else recording.watch.trace_id
+        request_id, trace_id = getattr(record, "request_id", ""), getattr(record, "trace_id", "")
+        about = f" [request {request_id}" if request_id else ""
+        if about:
+            about += f" trace {trace_id}]" if trace_id else "]"
+        record.about = about
+        return True
+
+
+class JsonLines(logging.Formatter):
+    """An object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record."""
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name in ("request_id", "trace_id"):
+            if value := getattr(record, name, ""):
+                said[name] = value
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False)
+
+
+def set_up_logging(level: str, log_format: str = "text") -> None:
+    """One line a message, to standard error."""
+    logging.basicConfig(level=level.upper(), handlers=[handler_of(log_format)])
+
+
+def handler_of(log_format: str) -> logging.Handler:
+    """Writes lines of that format to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(About())
+    text = logging.Formatter(TEXT, datefmt="%H:%M:%S")
+    handler.setFormatter(JsonLines() if log_format == "json" else text)
+    return handler

@@ -85,3 +85,20 @@ def test_a_client_that_leaves_stops_the_work(serve: Serve, decode: Make) -> None
     with client_of(served) as client, client.messages.create(**ASK, stream=True) as stream:
         assert next(iter(stream)).type == "message_start"
     wait_for(lambda: worker.cancelled)
+
+
+def test_messages_and_tools_are_bounded(serve: Serve, decode: Make) -> None:
+    """As those of a chat are; the body as a whole is, too."""
+    served = serve(decode(), max_messages=2, max_body_bytes=100_000)
+    tool = {"name": "f", "input_schema": {"type": "object"}}
+    wrong: list[tuple[dict[str, Any], int, str]] = [
+        ({"messages": ASK["messages"] * 3}, 400, "messages: "),
+        ({"tools": [tool] * 1_025}, 400, "tools: "),
+        ({"stop_sequences": ["x"] * 1_025}, 400, "stop_sequences: "),
+    ]
+    for extra, status, begin in wrong:
+        answer = served.post("/v1/messages", json={**ASK, **extra})
+        assert answer.status_code == status, answer.text
+        assert answer.json()["error"]["message"].startswith(begin)
+    kind = "request_too_large"
+    assert served.post("/v1/messages", content=b"x" * 100_001).json()["error"]["type"] == kind

@@ -59,6 +59,31 @@ def test_what_cannot_finish_is_told(serve: Serve, decode: Make, stream: bool) ->
     assert d.cancelled
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/responses", {"input": "Hi"}, "response.failed"),
+        ("/v1/messages", {"messages": CHAT["messages"], "max_tokens": 50}, "error"),
+    ],
+)
+def test_other_apis_have_last_words_of_their_own(
+    serve: Serve, decode: Make, path: str, body: dict[str, Any], last: str
+) -> None:
+    """The event that their clients take for the end."""
+    d = decode(behaviour=never_ends)
+    served = serve(d, drain_timeout=0.3)
+    with ThreadPoolExecutor() as threads:
+        call = threads.submit(served.post, path, json={**body, "stream": True})
+        wait_for(lambda: d.submitted)
+        served.stop()
+    name, data = call.result().text.strip().split("\n\n")[-1].split("\n")
+
+    assert name == f"event: {last}"
+    assert json.loads(data.removeprefix("data: "))["type"] == last
+    assert "The server stops" in data
+    assert d.cancelled
+
+
 def test_what_can_finish_does(serve: Serve, decode: Make) -> None:
     """Within the time to drain nothing is cut."""
     go = threading.Event()

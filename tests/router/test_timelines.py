@@ -39,9 +39,10 @@ def recorded() -> Recording:
     decode.times = LegTimes("r", 0, 8.4, (Note("load", 4.0, 5.8, 9), Note("decode", 6.0, 8.4)))
     attempt = AttemptRecord(0, "hand-off", "first", 100.5, legs=[prefill, decode])
     recording.attempt(attempt)
-    recording.output(106.0, 1)
+    recording.output(1)
+    recording.first_output = 106.0
     recording.waited(106.0, 107.5)
-    recording.wrote(107.5, 108.5)
+    recording.write_seconds = 1.0
     recording.ended = 110.0
     return recording
 
@@ -93,23 +94,28 @@ def test_the_ring_is_bounded_in_number_and_in_bytes() -> None:
     calls = [Recording(f"call-{number}", 0.0) for number in range(5)]
     for each in calls:
         ring.open(each)
+    assert (len(ring), ring.held) == (0, 0)
+    assert ring.find("call-1") is calls[1]
+    for each in calls:
+        ring.close(each)
     assert len(ring) == 3
     assert ring.find("call-1") is None
     assert ring.find("cmpl-call-4") is calls[4]
-    ring.close(calls[0])  # forgotten already
-    assert len(ring) == 3
+    stranger = Recording("stranger", 0.0, status=401)
+    ring.open(stranger)
+    ring.close(stranger)
+    assert ring.find("stranger") is None
+    assert ring.find("call-2") is calls[2]
     small = Ring(1000, 10 * weigh(calls[0]))
     for number in range(50):
-        small.open(Recording(f"call-{number % 10}", 0.0))
+        small.close(Recording(f"call-{number % 10}", 0.0))
     assert len(small) == 10
     assert small.held <= small.max_bytes
     grown = Recording("grown", 0.0)
-    small.open(grown)
     grown.attempt(AttemptRecord(0, "", "first", 0.0, [LegRecord("prefill", "P", 0.0)]))
     grown.attempts[0].legs[0].times = LegTimes("r", 0, 1.0, (Note("chunk", 0, 1),) * MAX_NOTES)
     small.close(grown)
     assert small.held <= small.max_bytes
-    assert small.find("grown") is grown
 
 
 def test_one_call_holds_no_more_than_its_bounds() -> None:
@@ -118,7 +124,7 @@ def test_one_call_holds_no_more_than_its_bounds() -> None:
     for number in range(MAX_MARKS + 5):
         recording.mark("parse", number, number + 1)
     assert (len(recording.marks), recording.dropped) == (MAX_MARKS, 5)
-    recording.output(1.0, 1)
+    recording.output(1)
     for number in range(100):
         recording.waited(0.0, float(number))
     assert sorted(seconds for seconds, _ in recording.gaps) == list(range(100 - MAX_GAPS, 100))

@@ -88,6 +88,8 @@ class Recording:
     num_outputs: int = 0
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """A heap of (seconds, when it ended): the longest waits for workers after the first output."""
+    least_gap: float = -1.0
+    """A shorter one is not among them."""
     wait_seconds: float = 0.0
     """All of them."""
     write_seconds: float = 0.0
@@ -119,10 +121,10 @@ class Recording:
         else:
             self.dropped += 1
 
-    def output(self, now: float, num_tokens: int) -> None:
+    def output(self, num_tokens: int) -> None:
         """Tokens came."""
         if self.first_output is None:
-            self.first_output = now
+            self.first_output = time.monotonic()
         self.num_outputs += 1
         self.num_tokens += num_tokens
 
@@ -132,15 +134,13 @@ class Recording:
             return
         gap = now - since
         self.wait_seconds += gap
-        if len(self.gaps) < MAX_GAPS:
-            heappush(self.gaps, (gap, now))
-        elif gap > self.gaps[0][0]:
-            heapreplace(self.gaps, (gap, now))
-
-    def wrote(self, since: float, now: float) -> None:
-        """A part of the answer was given to the client, who may be slow to take it."""
-        if self.first_output is not None:
-            self.write_seconds += now - since
+        if gap > self.least_gap:
+            if len(self.gaps) < MAX_GAPS:
+                heappush(self.gaps, (gap, now))
+            else:
+                heapreplace(self.gaps, (gap, now))
+            if len(self.gaps) == MAX_GAPS:
+                self.least_gap = self.gaps[0][0]
 
     @property
     def watch(self) -> Watch:

@@ -5,8 +5,6 @@ Runs from the arrival of the request's head: parsing and tokenizing count.
 
 from __future__ import annotations
 
-import time
-
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import EngineCoreRequest
@@ -51,18 +49,19 @@ class Stopwatch:
         self._last[output.choice] = now
         self._num_tokens += len(output.token_ids)
         if self._recording is not None:
-            self._recording.output(time.monotonic(), len(output.token_ids))
+            self._recording.output(len(output.token_ids))
             if output.finish is not None and len(self._recording.finishes) < MAX_FINISHES:
                 self._recording.finishes.append(str(output.finish))
-            self._recording.num_cached += output.num_cached_tokens or 0
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
+            if self._recording is not None:
+                self._recording.num_cached += output.num_cached_tokens
 
     def pooled(self, output: PooledOutput, now: float) -> None:
         """The whole answer went to the client: no token is timed."""
         self._first = self._last[output.choice] = now
         if self._recording is not None:
-            self._recording.output(time.monotonic(), 0)
+            self._recording.output(0)
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
 

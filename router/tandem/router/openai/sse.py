@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tandem.protocol.errors import TandemError
 from tandem.protocol.recording import Recording
@@ -91,8 +91,8 @@ class EventStream(Response):
                     first = await anext(events)
                     begun = True
                     patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
-                    part = _timed(state.get("send_part", send), recording)
-                    await self._send_all(first, events, send, part, asked, scope)
+                    part = state.get("send_part", send)
+                    await self._send_all(first, events, send, part, recording, asked, scope)
             except (ClientGone, TimeoutError):
                 if not begun:
                     raise
@@ -104,6 +104,7 @@ class EventStream(Response):
         events: AsyncIterator[bytes],
         send: Send,
         send_part: Send,
+        recording: Recording | None,
         asked: Recording | None,
         scope: Scope,
     ) -> None:
@@ -117,7 +118,12 @@ class EventStream(Response):
                 if chunk is DONE and asked is not None:
                     await _send_part(send_part, comment_of(asked))
                     asked = None
-                await _send_part(send_part, chunk)
+                if recording is None:
+                    await _send_part(send_part, chunk)
+                else:
+                    since = time.monotonic()
+                    await _send_part(send_part, chunk)
+                    recording.write_seconds += time.monotonic() - since
             if asked is not None:  # a stream with another end
                 await _send_part(send_part, comment_of(asked))
         except Exception as error:  # the last place where the client can be told
@@ -126,19 +132,6 @@ class EventStream(Response):
                 logger.exception("a stream failed")
             await _send_part(send, last_words(scope, answer))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-def _timed(send: Send, recording: Recording | None) -> Send:
-    """``send`` that notes how long the client makes it wait."""
-    if recording is None:
-        return send
-
-    async def timed(message: Message) -> None:
-        since = time.monotonic()
-        await send(message)
-        recording.wrote(since, time.monotonic())
-
-    return timed
 
 
 async def _send_part(send: Send, content: bytes) -> None:

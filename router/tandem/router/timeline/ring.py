@@ -7,6 +7,7 @@ from collections import OrderedDict
 from tandem.protocol.recording import Recording
 from tandem.router.dispatch.recorder import Scene
 
+UNAUTHORIZED = 401
 _CALL_BYTES = 1_500
 _MARK_BYTES = 120
 _LEG_BYTES = 500
@@ -36,36 +37,36 @@ class Ring:
         self.max_calls = max_calls
         self.max_bytes = max_bytes
         self.held = 0
-        """Bytes of all records."""
+        """Bytes of all records of calls that are over."""
+        self._open: dict[int, Recording] = {}
+        """Calls under way: as many as there are connections, at most."""
         self._kept: OrderedDict[int, tuple[Recording, int]] = OrderedDict()
 
     def __len__(self) -> int:
-        """Records that are kept."""
+        """Records of calls that are over."""
         return len(self._kept)
 
     def open(self, recording: Recording) -> None:
-        """A call has come."""
-        self._put(recording)
+        """A call has come; it is not among the last ones yet, but may be found."""
+        self._open[id(recording)] = recording
 
     def close(self, recording: Recording) -> None:
-        """A call is over: weigh it anew, unless it is forgotten already."""
-        known = self._kept.pop(id(recording), None)
-        if known is not None:
-            self.held -= known[1]
-            self._put(recording)
-
-    def find(self, request_id: str) -> Recording | None:
-        """The latest call of that name, or whose answer has it as its id."""
-        for recording, _ in reversed(self._kept.values()):
-            name = recording.request_id
-            if name == request_id or request_id.endswith(f"-{name}"):
-                return recording
-        return None
-
-    def _put(self, recording: Recording) -> None:
+        """A call is over. One without a key is not kept: strangers push nobody's record out."""
+        self._open.pop(id(recording), None)
+        if recording.status == UNAUTHORIZED:
+            return
         size = weigh(recording)
         self._kept[id(recording)] = (recording, size)
         self.held += size
         while self._kept and (len(self._kept) > self.max_calls or self.held > self.max_bytes):
             _, (_, gone) = self._kept.popitem(last=False)
             self.held -= gone
+
+    def find(self, request_id: str) -> Recording | None:
+        """The latest call of that name, or whose answer has it as its id."""
+        kept = (each for each, _ in reversed(self._kept.values()))
+        for recording in (*reversed(self._open.values()), *kept):
+            name = recording.request_id
+            if name == request_id or request_id.endswith(f"-{name}"):
+                return recording
+        return None

@@ -62,6 +62,11 @@ reference: setup  ## Make the reference tokens anew, with transformers as the ju
 manifests: setup  ## Make the CRD manifests anew from the operator's types
 	$(BIN)/python -m tandem.operator.api.crd
 
+.PHONY: proto
+proto: setup  ## Make the messages of gRPC anew from router/tandem/router/rpc/tandem.proto
+	cd router/tandem/router/rpc && $(abspath $(UV)) tool run --from grpcio-tools==1.85.1 \
+		python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. tandem.proto
+
 .PHONY: reference-pages
 reference-pages: setup  ## Make docs/reference anew from flags, metrics, CRD and errors
 	$(BIN)/python -m scripts.reference

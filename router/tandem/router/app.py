@@ -36,7 +36,7 @@ from tandem.router.dispatch.fleet import Fleet
 from tandem.router.document import document
 from tandem.router.gauges import register_gauges
 from tandem.router.metrics import RouterMetrics
-from tandem.router.middleware.auth import ApiKeys
+from tandem.router.middleware.auth import ApiKeys, KnownKeys
 from tandem.router.middleware.canary import Canary
 from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
@@ -54,7 +54,7 @@ from tandem.router.openai.sse import ClientGone
 from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
-from tandem.router.server import make_server
+from tandem.router.server import RpcServer, make_server
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
@@ -179,12 +179,16 @@ def create_app(config: RouterConfig) -> FastAPI:
         router.fleet, prefill=config.ready_prefill, decode=config.ready_decode
     )
 
+    has_keys = bool(config.api_key or config.api_keys_dir)
+    keys = KnownKeys(config.api_key, config.api_keys_dir) if has_keys else None
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with router.running():
             gc.freeze()  # what is loaded by now stays; do not look at it again
             try:
-                yield
+                async with _rpc(app.state.service, config, keys) as app.state.rpc:
+                    yield
             finally:
                 await asyncio.to_thread(app.state.recorder.end)
 
@@ -199,7 +203,6 @@ def create_app(config: RouterConfig) -> FastAPI:
         # Not included as routers: FastAPI would look each request up twice.
         routes=[route for part in parts for route in part.routes.routes],
     )
-    has_keys = bool(config.api_key or config.api_keys_dir)
     app.openapi = cache(partial(document, app, has_keys=has_keys))  # type: ignore[method-assign]
     app.state.router = router
     app.state.fleet = router.fleet
@@ -231,8 +234,8 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.add_middleware(
         BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
     )
-    if has_keys:
-        app.add_middleware(ApiKeys, keys=config.api_key, keys_dir=config.api_keys_dir)
+    if keys is not None:
+        app.add_middleware(ApiKeys, keys=keys)
     app.add_middleware(Canary, token_file=config.canary_token_file)
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config))
@@ -254,6 +257,24 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
         spans=spans,
         model=lambda: next(iter(router.names()), ""),
     )
+
+
+@asynccontextmanager
+async def _rpc(
+    service: Service, config: RouterConfig, keys: KnownKeys | None
+) -> AsyncIterator[RpcServer | None]:
+    """gRPC, where it is asked for."""
+    if not config.grpc_port:
+        yield None
+        return
+    from tandem.router.rpc.server import make_server as make_rpc_server
+
+    server = make_rpc_server(service, config, keys)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(config.drain_timeout)
 
 
 def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:

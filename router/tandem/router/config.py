@@ -25,6 +25,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "port": (0, 65_535),
+    "grpc_port": (0, 65_535),
     "max_attempts": (1, None),
     "max_inflight_requests": (1, None),
     "max_inflight_tokens": (1, None),
@@ -65,6 +66,7 @@ class RouterConfig(TracingConfig):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(ROUTER_PORT, "Port to listen on.")
+    grpc_port: int = setting(0, "Port for gRPC, beside HTTP; 0: none.")
     workers: tuple[str, ...] = setting(
         (), "host:port of a prefill or decode worker; may be given more than once."
     )

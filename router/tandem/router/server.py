@@ -6,7 +6,7 @@ import asyncio
 import math
 import socket
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 
@@ -24,22 +24,34 @@ BODY_GRACE = 5.0
 trickles is cut."""
 
 
+class RpcServer(Protocol):
+    """gRPC beside HTTP."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more calls, and end those that are not finished after ``grace`` seconds."""
+
+
 class Server(uvicorn.Server):
     """Answers under way get ``drain_seconds`` after a signal; then they are ended in words. A
     second signal of either kind ends the process at once."""
 
-    def __init__(self, config: uvicorn.Config, *, ending: Ending, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, *, app: Any, drain_seconds: float) -> None:
         config.timeout_graceful_shutdown = math.ceil(drain_seconds + 2 * LAST_WORD_SECONDS)
         super().__init__(config)
-        self._ending = ending
+        self._app = app
+        self._ending: Ending = app.state.ending
         self._drain_seconds = drain_seconds
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more, let finish, end the rest."""
         loop = asyncio.get_running_loop()
         end = loop.call_later(self._drain_seconds, self._ending.stop)
+        rpc: RpcServer | None = self._app.state.rpc
+        stopping = rpc and loop.create_task(rpc.stop(self._drain_seconds))
         try:
             await super().shutdown(sockets)
+            if stopping:
+                await stopping
         finally:
             end.cancel()
 
@@ -65,7 +77,7 @@ def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:
         timeout_keep_alive=KEEP_ALIVE,
         **options,
     )
-    return Server(settings, ending=app.state.ending, drain_seconds=config.drain_timeout)
+    return Server(settings, app=app, drain_seconds=config.drain_timeout)
 
 
 def limits_of(config: RouterConfig) -> ConnectionLimits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,23 +20,30 @@ OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
 class ApiKeys:
     """``Authorization: Bearer KEY`` with one of the keys, or ``x-api-key: KEY``."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], keys_dir: str | None = None) -> None:
-        """``keys_dir`` holds more keys, a file each; it is read anew when it changes."""
+    def __init__(self, app: ASGIApp, keys: KnownKeys) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
-        self._dir = Path(keys_dir) if keys_dir else None
-        self._from_dir: tuple[float, list[bytes]] = (-1.0, [])
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
         is_open = scope["type"] != "http" or scope["path"] in OPEN or _is_canary(scope)
-        if is_open or self._allows(scope):
+        if is_open or self._keys.allow(dict(scope["headers"])):
             await self._app(scope, receive, send)
         else:
             await send_error(scope, send, not_authorized())
 
-    def _allows(self, scope: Scope) -> bool:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
+
+class KnownKeys:
+    """The API keys: those of flags, and those of a folder, which may change."""
+
+    def __init__(self, keys: Sequence[str], keys_dir: str | None = None) -> None:
+        """``keys_dir`` holds more keys, a file each; it is read anew when it changes."""
+        self._keys = [key.encode() for key in keys]
+        self._dir = Path(keys_dir) if keys_dir else None
+        self._from_dir: tuple[float, list[bytes]] = (-1.0, [])
+
+    def allow(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether ``authorization: Bearer KEY``, or else ``x-api-key``, has one of them."""
         scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             token = headers.get(b"x-api-key", b"")

@@ -135,6 +135,13 @@ def is_request_id(value: str) -> bool:
     return 0 < len(value) <= MAX_REQUEST_ID and value.isascii() and value.isprintable()
 
 
+def checked_id(param: str, value: str) -> str:
+    """A client's id. Raises InvalidParameter."""
+    if not is_request_id(value):
+        raise InvalidParameter(param, value, f"1 to {MAX_REQUEST_ID} printable ASCII characters")
+    return value
+
+
 def request_id_of(request: Request, body: _Identified) -> str:
     """The client's id (header first, then body), or one of our own; echoed in the answer.
 
@@ -144,11 +151,7 @@ def request_id_of(request: Request, body: _Identified) -> str:
     given = request.headers.get("x-request-id")
     param, value = ("X-Request-Id", given) if given else ("request_id", body.request_id)
     if value is not None:
-        if not is_request_id(value):
-            raise InvalidParameter(
-                param, value, f"1 to {MAX_REQUEST_ID} printable ASCII characters"
-            )
-        state["request_id"] = value
+        state["request_id"] = checked_id(param, value)
         recording = current()
         if recording is not None:
             recording.request_id = value
@@ -158,6 +161,11 @@ def request_id_of(request: Request, body: _Identified) -> str:
 
 def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
     """What a body says beside prompt and sampling parameters."""
+    return options_of(body, service_of(request))
+
+
+def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOptions:
+    """The same, by the service alone."""
     if body.cache_salt is not None and len(body.cache_salt) > MAX_CACHE_SALT:
         raise InvalidParameter(
             "cache_salt", body.cache_salt, f"a text of at most {MAX_CACHE_SALT} characters"
@@ -168,7 +176,7 @@ def input_options(body: GenerationBody | PooledBody, request: Request) -> InputO
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=side,
         cache_salt=body.cache_salt,
-        priority=_priority(body.priority or 0, service_of(request)),
+        priority=_priority(body.priority or 0, service),
     )
 
 

@@ -1,0 +1,41 @@
+"""What each of our exceptions becomes over gRPC: the status that HTTP has, in gRPC's words."""
+
+from __future__ import annotations
+
+import grpc
+
+from tandem.router.openai.errors import ErrorAnswer
+
+Metadata = tuple[tuple[str, str], ...]
+
+STATUSES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+def status_of(answer: ErrorAnswer) -> grpc.StatusCode:
+    """The status of an error as HTTP answers it."""
+    return STATUSES.get(answer.status, grpc.StatusCode.UNKNOWN)
+
+
+def metadata_of(answer: ErrorAnswer) -> Metadata:
+    """The field and the code of an error, and when to try again, for those that have them."""
+    found = {
+        "tandem-error-param": answer.param,
+        "tandem-error-code": answer.code,
+        "retry-after": answer.headers.get("Retry-After"),
+    }
+    return tuple((key, _ascii(value)) for key, value in found.items() if value)
+
+
+def _ascii(text: str) -> str:
+    """A value that metadata may carry."""
+    return text.encode("ascii", "backslashreplace").decode()

@@ -1,0 +1,153 @@
+"""``tandem.v1.Inference``: what each method does, on the service that HTTP stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+
+from tandem.llm.async_llm import PreparedRequest
+from tandem.llm.scoring import Side, prepare_scores
+from tandem.protocol.context import RequestContext
+from tandem.protocol.pooling import PoolingParams
+from tandem.protocol.sampling import OutputKind
+from tandem.router.openai.chat_options import chat_options
+from tandem.router.openai.generate import begin, prepare_all, run
+from tandem.router.openai.pooled import PooledCall
+from tandem.router.openai.pooling_schemas import PooledBody
+from tandem.router.openai.schemas import ChatBody, CompletionBody
+from tandem.router.openai.service import Service, blaming, checked_id, options_of
+from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.calls import Calls
+from tandem.router.rpc.reading import embedding_body, generation_body, score_body, tokenize_body
+from tandem.router.rpc.writing import pooled_usage, step_of, usage_of
+from tandem.text.input_processor import InputOptions
+from tandem.text.prompts import parse_prompts
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Inference:
+    """The methods. Errors are raised as they are: ``answering`` makes statuses of them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._calls = Calls()
+
+    async def generate(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncGenerator[pb.GenerateResponse, None]:
+        """A message a step, or one at the end."""
+        service, request_id = self._service, _id_of(request.request_id)
+        with self._calls.running(request_id, context):
+            body = await generation_body(service, request)
+            service.model_name(body.model)
+            kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
+            options = replace(options_of(body, service), budget_ms=_budget(context))
+            with blaming(body.client_names()):
+                prepared = await self._prepared(body, kind, options)
+                last = None
+                async with aclosing(run(service, prepared, _arrived())) as outputs:
+                    async for _, output in outputs:
+                        if last is not None:
+                            yield step_of(request_id, last)
+                        last = output
+            assert last is not None, "a stream that ends without an error has said something"
+            message = step_of(request_id, last)
+            message.usage.CopyFrom(usage_of(last))
+            yield message
+
+    async def _prepared(
+        self, body: ChatBody | CompletionBody, kind: OutputKind, options: InputOptions
+    ) -> list[PreparedRequest]:
+        service, params = self._service, {**body.sampling(), "output_kind": kind}
+        if isinstance(body, CompletionBody):
+            return await prepare_all(service.llm, parse_prompts(body.prompt), params, options)
+        options = replace(
+            options, seen_special_ids=service.parsers.seen, reasoning=service.parsers.span
+        )
+        chat = chat_options(body, service)
+        return [await service.llm.prepare_chat(body.messages, params, options=options, chat=chat)]
+
+    async def embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """A vector for each input."""
+        request_id = _id_of(request.request_id)
+        with self._calls.running(request_id, context):
+            body = await embedding_body(self._service, request)
+            call = self._pooled(request_id, body, context)
+            params = PoolingParams(dimensions=body.dimensions, normalize=body.normalize)
+            outputs = await call.pool(await call.prepare(body.input, params))
+            data = [pb.Embedding(values=each.floats) for each in outputs]
+            return pb.EmbedResponse(data=data, usage=pooled_usage(outputs))
+
+    async def score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+        """A score for each pair."""
+        request_id = _id_of(request.request_id)
+        with self._calls.running(request_id, context):
+            body = await score_body(self._service, request)
+            call = self._pooled(request_id, body, context)
+            sides = [Side(body.text_1, "text_1"), Side(body.text_2, "text_2")]
+            for side in sides:
+                call.bound(side.param, side.texts)
+            prepared = await prepare_scores(call.service.llm, *sides, options=call.options)
+            outputs = await call.pool(prepared.requests)
+            scores = [each.outputs.score for each in await prepared.scores(outputs)]
+            return pb.ScoreResponse(scores=scores, usage=pooled_usage(outputs))
+
+    def _pooled(self, request_id: str, body: PooledBody, context: Context) -> PooledCall:
+        service = self._service
+        answer = begin("rpc", request_id, service.model_name(body.model))
+        options = replace(options_of(body, service), budget_ms=_budget(context))
+        return PooledCall(service, answer, _arrived(), options)
+
+    async def tokenize(self, request: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
+        """Ids of a text or of a chat."""
+        service = self._service
+        body = await tokenize_body(service, request)
+        service.model_name(body.model)
+        if body.prompt is None:
+            ids = await service.llm.encode_chat(
+                body.messages or [],
+                chat_options(body, service),
+                add_special_tokens=bool(body.add_special_tokens),
+            )
+        else:
+            special = body.add_special_tokens is not False
+            ids = await service.llm.encode(body.prompt, add_special_tokens=special)
+        return pb.TokenizeResponse(tokens=ids)
+
+    async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """End calls of an id."""
+        request_id = checked_id("request_id", request.request_id)
+        return pb.AbortResponse(aborted=self._calls.abort(request_id, context))
+
+    async def get_model_info(self, _: pb.GetModelInfoRequest, __: Context) -> pb.ModelInfo:
+        """Names and limits."""
+        card = await self._service.llm.card()
+        return pb.ModelInfo(
+            names=self._service.names(),
+            max_model_len=card.max_model_len,
+            vocab_size=card.vocab_size,
+            pools=card.pooling is not None,
+            version=version("tandem"),
+        )
+
+
+def _id_of(given: str) -> str:
+    return checked_id("request_id", given) if given else uuid.uuid4().hex
+
+
+def _budget(context: Context) -> int | None:
+    """The client's deadline, in milliseconds from now."""
+    seconds = context.time_remaining()
+    return None if seconds is None else max(1, int(1000 * seconds))
+
+
+def _arrived() -> RequestContext:
+    return RequestContext(arrived=asyncio.get_running_loop().time())

@@ -1,0 +1,124 @@
+"""Messages of gRPC as the bodies that HTTP has: the same checks then see the same fields."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.body import Body
+from tandem.router.openai.bounds import SMALL_BYTES, understand
+from tandem.router.openai.pooling_schemas import EmbeddingBody, ScoreBody
+from tandem.router.openai.schemas import ChatBody, CompletionBody, TokenizeBody
+from tandem.router.openai.service import Service
+from tandem.router.rpc import tandem_pb2 as pb
+
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+_AnyBody = TypeVar("_AnyBody", bound=Body)
+_INPUTS = "one of prompt, tokens and chat"
+
+
+async def generation_body(
+    service: Service, request: pb.GenerateRequest
+) -> ChatBody | CompletionBody:
+    """What a call of Generate asks for. Raises InvalidParameter."""
+    fields = {**_common(request), **_sampling(request.sampling)}
+    fields["stream"] = request.stream
+    if request.HasField("priority"):
+        fields["priority"] = request.priority
+    if request.HasField("cache_salt"):
+        fields["cache_salt"] = request.cache_salt
+    if request.HasField("add_special_tokens"):
+        fields["add_special_tokens"] = request.add_special_tokens
+    wanted = fields.pop("logprobs", None)
+    match request.WhichOneof("input"):
+        case "chat":
+            fields["messages"] = _messages(request.chat)
+            if wanted is not None:
+                fields |= {"logprobs": True, "top_logprobs": wanted}
+            return await _understood(service, ChatBody, fields)
+        case "prompt":
+            fields["prompt"] = request.prompt
+        case "tokens":
+            fields["prompt"] = list(request.tokens.ids)
+        case _:
+            raise InvalidParameter("input", None, _INPUTS)
+    if wanted is not None:
+        fields["logprobs"] = wanted
+    return await _understood(service, CompletionBody, fields)
+
+
+async def embedding_body(service: Service, request: pb.EmbedRequest) -> EmbeddingBody:
+    """What a call of Embed asks for. Raises InvalidParameter."""
+    fields = _common(request)
+    if bool(request.input) is bool(request.tokens):
+        raise InvalidParameter("input", len(request.input), "texts, or tokens in their place")
+    fields["input"] = list(request.input) or [list(each.ids) for each in request.tokens]
+    for name in ("dimensions", "normalize"):
+        if request.HasField(name):
+            fields[name] = getattr(request, name)
+    return await _understood(service, EmbeddingBody, fields)
+
+
+async def score_body(service: Service, request: pb.ScoreRequest) -> ScoreBody:
+    """What a call of Score asks for. Raises InvalidParameter."""
+    sides = {"text_1": list(request.text_1), "text_2": list(request.text_2)}
+    return await _understood(service, ScoreBody, {**_common(request), **sides})
+
+
+async def tokenize_body(service: Service, request: pb.TokenizeRequest) -> TokenizeBody:
+    """What a call of Tokenize asks for. Raises InvalidParameter."""
+    fields: dict[str, Any] = {"model": request.model or None}
+    if request.HasField("add_special_tokens"):
+        fields["add_special_tokens"] = request.add_special_tokens
+    match request.WhichOneof("input"):
+        case "chat":
+            fields["messages"] = _messages(request.chat)
+        case "prompt":
+            fields["prompt"] = request.prompt
+        case _:
+            raise InvalidParameter("input", None, "one of prompt and chat")
+    return await _understood(service, TokenizeBody, fields)
+
+
+async def _understood(service: Service, model: type[_AnyBody], fields: dict[str, Any]) -> _AnyBody:
+    body = msgspec.json.encode(fields)
+    size = len(body) if len(body) > SMALL_BYTES else 0
+    return await service.llm.beside.run(
+        size, understand, model, body, service.bounds, service.unknown_fields
+    )
+
+
+def _common(request: pb.GenerateRequest | pb.EmbedRequest | pb.ScoreRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model": request.model or None}
+    if request.request_id:
+        fields["request_id"] = request.request_id
+    if request.HasField("truncate_prompt_tokens"):
+        fields["truncate_prompt_tokens"] = request.truncate_prompt_tokens
+    return fields
+
+
+def _messages(chat: pb.Chat) -> list[dict[str, str]]:
+    return [{"role": each.role, "content": each.content} for each in chat.messages]
+
+
+def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for field, value in params.ListFields():
+        if field.name in _LISTS:
+            fields[field.name] = list(value)
+        elif field.name == "logit_bias":
+            fields[field.name] = {str(token): bias for token, bias in value.items()}
+        elif field.name == "structured_outputs":
+            fields[field.name] = _form(value)
+        else:
+            fields[field.name] = value
+    return fields
+
+
+def _form(wanted: pb.StructuredOutputs) -> dict[str, Any]:
+    name = wanted.WhichOneof("form")
+    if name is None:
+        return {}
+    return {name: list(wanted.choice.choice) if name == "choice" else getattr(wanted, name)}

@@ -16,6 +16,7 @@ import multiprocessing
 import statistics
 import time
 
+import grpc
 import psutil
 import zmq
 
@@ -42,6 +43,7 @@ from tandem.protocol.messages import (
 )
 from tandem.protocol.outputs import Accepted, EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.router.rpc import tandem_pb2 as pb
 
 TEXT = "The quick brown fox jumps over the lazy dog, while it rains in Paris and nobody minds. "
 
@@ -118,13 +120,13 @@ def replay(port: int, token_ids: list[int], interval: float) -> None:
             send(WorkerBeat(Beat(engine_step=step), load))
 
 
-def route(port: int, worker_port: int, model: str) -> None:
+def route(port: int, worker_port: int, model: str, grpc_port: int) -> None:
     """The router, as ``tandem router`` runs it."""
     from tandem.router.app import serve
     from tandem.router.config import RouterConfig
 
     endpoint = f"127.0.0.1:{worker_port}"
-    config = RouterConfig(port=port, workers=(endpoint,), model=model)
+    config = RouterConfig(port=port, workers=(endpoint,), model=model, grpc_port=grpc_port)
     serve(config, log_level="warning")
 
 
@@ -144,8 +146,27 @@ async def read_stream(port: int, path: str, body: dict[str, object]) -> int:
     return count
 
 
-async def one_round(port: int, args: argparse.Namespace) -> None:
+async def read_messages(channel: grpc.aio.Channel, tokens: int) -> int:
+    """Messages of one stream of gRPC, as bytes."""
+    sampling = pb.SamplingParams(max_tokens=tokens, ignore_eos=True)
+    asked = pb.GenerateRequest(prompt=TEXT, sampling=sampling, stream=True)
+    call = channel.unary_stream("/tandem.v1.Inference/Generate")(asked.SerializeToString())
+    return len([message async for message in call])
+
+
+async def one_round(port: int, grpc_port: int, args: argparse.Namespace) -> None:
     """All streams at once."""
+    if args.endpoint == "grpc":
+        # A connection each, as HTTP's streams have.
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [
+            grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}", options=options)
+            for _ in range(args.streams)
+        ]
+        counts = await asyncio.gather(*(read_messages(each, args.tokens) for each in channels))
+        await asyncio.gather(*(each.close() for each in channels))
+        assert min(counts) >= args.tokens // 2, counts
+        return
     chat = args.endpoint == "chat"
     body: dict[str, object] = {"max_tokens": args.tokens, "ignore_eos": True}
     if chat:
@@ -187,26 +208,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--interval-ms", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--endpoint", choices=("chat", "completions"), default="chat")
+    parser.add_argument("--endpoint", choices=("chat", "completions", "grpc"), default="chat")
     args = parser.parse_args()
     model = str(prepare(DEFAULT_MODEL, progress=False).path)
     from tandem.text.tokenizer import Tokenizer
 
     token_ids = Tokenizer.load(model).encode(TEXT)
     spawn = multiprocessing.get_context("spawn")
-    worker_port, port = free_ports(2)
+    worker_port, port, grpc_port = free_ports(3)
     worker = spawn.Process(target=replay, args=(worker_port, token_ids, args.interval_ms / 1000))
-    router = spawn.Process(target=route, args=(port, worker_port, model))
+    router = spawn.Process(target=route, args=(port, worker_port, model, grpc_port))
     worker.start()
     router.start()
     try:
         asyncio.run(wait_ready(port))
-        asyncio.run(one_round(port, args))  # warm
+        asyncio.run(one_round(port, grpc_port, args))  # warm
         measured = psutil.Process(router.pid)
         costs = []
         for _ in range(args.rounds):
             before = cpu_seconds(measured)
-            asyncio.run(one_round(port, args))
+            asyncio.run(one_round(port, grpc_port, args))
             spent = cpu_seconds(measured) - before
             costs.append(1e6 * spent / (args.streams * args.tokens))
         before = cpu_seconds(measured)

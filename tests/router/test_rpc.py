@@ -27,6 +27,13 @@ def hold(turn: Turn) -> Iterator[float]:
     yield 60.0
 
 
+def say_one(turn: Turn) -> Iterator[float]:
+    """One token, and nothing more."""
+    turn.accept()
+    turn.token(0)
+    yield 60.0
+
+
 def free_port() -> int:
     """A port that nobody has."""
     with socket.create_server(("127.0.0.1", 0)) as found:
@@ -223,6 +230,15 @@ def test_who_leaves_costs_nothing_more(dial: Any, decode: Make, ends: str) -> No
     with pytest.raises(grpc.RpcError):
         list(stream)
     wait_for(lambda: worker.cancelled)
+
+
+def test_a_token_is_told_when_it_comes(dial: Any, decode: Make) -> None:
+    """Not with the one behind it."""
+    _, client = dial(decode(behaviour=say_one))
+    stream = client.start("Generate", prompt="Hi", stream=True)
+
+    assert next(iter(stream))["choices"][0]["text"] == ANSWER[0]
+    stream.call.cancel()
 
 
 def test_no_worker_is_unavailable(dial: Any, decode: Make) -> None:

@@ -52,16 +52,12 @@ class Inference:
             options = replace(options_of(body, service), budget_ms=_budget(context))
             with blaming(body.client_names()):
                 prepared = await self._prepared(body, kind, options)
-                last = None
                 async with aclosing(run(service, prepared, _arrived())) as outputs:
                     async for _, output in outputs:
-                        if last is not None:
-                            yield step_of(request_id, last)
-                        last = output
-            assert last is not None, "a stream that ends without an error has said something"
-            message = step_of(request_id, last)
-            message.usage.CopyFrom(usage_of(last))
-            yield message
+                        message = step_of(request_id, output)
+                        if output.finished:
+                            message.usage.CopyFrom(usage_of(output))
+                        yield message
 
     async def _prepared(
         self, body: ChatBody | CompletionBody, kind: OutputKind, options: InputOptions

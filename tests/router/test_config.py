@@ -30,6 +30,10 @@ def test_every_field_is_a_setting_with_a_default() -> None:
         ("max_attempts", 0),
         ("max_body_bytes", 0),
         ("min_handoff_tokens", -1),
+        ("target_ttft_ms", 0),
+        ("target_itl_ms", 0),
+        ("handoff_patience", -1),
+        ("placement", "never"),
         ("ready_prefill", -1),
         ("request_timeout", 0),
         ("request_timeout", float("inf")),
@@ -52,3 +56,14 @@ def test_endpoints() -> None:
     """Names, IPv4, IPv6 in brackets."""
     for endpoint in ("worker-0.workers:5570", "10.0.0.1:1", "[::1]:5570"):
         assert check_endpoint("workers", endpoint) == endpoint
+
+
+def test_what_a_placement_does_not_read_is_refused() -> None:
+    """Nothing would read it under strict placement, nor targets under any but elastic."""
+    with pytest.raises(InvalidParameter, match="handoff_patience"):
+        RouterConfig(placement="strict", handoff_patience=1.0)
+    RouterConfig(placement="elastic", target_ttft_ms=5.0, target_itl_ms=5.0)
+    with pytest.raises(InvalidParameter, match="target_ttft_ms"):
+        RouterConfig(target_ttft_ms=5.0)
+    with pytest.raises(InvalidParameter, match="target_itl_ms"):
+        RouterConfig(placement="strict", target_itl_ms=5.0)

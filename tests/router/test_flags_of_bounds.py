@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,10 @@ import httpx
 import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
+
+from tandem.router.placement.elastic import ElasticPolicy
+from tandem.router.placement.forecast import Targets
+from tandem.router.placement.prefix_load import PrefixLoadPolicy
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -71,14 +76,25 @@ def test_what_the_parts_are_told(serve: Serve, decode: Make) -> None:
         prefix_index_mib=1,
         max_stream_backlog_bytes=4_096,
         max_backlog_bytes=8_192,
+        placement="elastic",
         handoff_patience=7.5,
+        target_ttft_ms=500,
+        target_itl_ms=50,
     )
     router = served.app.state.router
     usual = serve(decode()).app.state.router
     assert router.fleet.index.max_entries * 256 == usual.fleet.index.max_entries
     backlog = router.dispatcher.backlog
     assert (backlog.stream_bytes, backlog.total_bytes) == (4_096, 8_192)
-    assert router.dispatcher._policy.patience == 7.5
+    policy = router.dispatcher._policy
+    assert (policy.patience, policy.targets) == (7.5, Targets(0.5, 0.05))
+    assert isinstance(policy, ElasticPolicy)
+    usual_policy = usual.dispatcher._policy
+    assert isinstance(usual_policy, PrefixLoadPolicy)
+    assert (usual_policy.min_handoff_tokens, usual_policy.patience) == (16, 1.0)
+    strict = serve(decode(), placement="strict").app.state.router.dispatcher._policy
+    assert isinstance(strict, PrefixLoadPolicy)
+    assert (strict.min_handoff_tokens, strict.patience) == (0, math.inf)
 
 
 def test_a_page_may_send_the_headers_that_are_allowed(serve: Serve, decode: Make) -> None:

@@ -69,6 +69,7 @@ RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
     ("get", "/metrics", None),
     ("get", "/debug/canary", None),
     ("get", "/debug/fleet", None),
+    ("get", "/debug/placements", None),
     ("post", "/reset_prefix_cache", None),
 ]
 

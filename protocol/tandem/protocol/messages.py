@@ -15,6 +15,7 @@ from tandem.protocol.commands import Command, Reply
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import Accepted, BlockEvents, EngineOutput, Failed, Refused
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.steps import StepTimes
 from tandem.protocol.timeline import LegTimes
 
 Card = TypeVar("Card")
@@ -74,6 +75,16 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     leased_blocks: int = 0
     prefill_tokens_per_s: float = 0.0
     """Measured over the last steps; 0 while unknown."""
+    num_decoding: int = 0
+    """Of the running ones, those past their prompt."""
+    decode_steps: StepTimes = ()
+    """Seconds of steps by the number of their decodes."""
+    prompt_steps: StepTimes = ()
+    """Seconds that prompt tokens take, or add to a step, by their number."""
+    chunk_tokens: int = 0
+    """Prompt tokens that a step takes beside those that decode now; 0 while unknown."""
+    residence_s: float = 0.0
+    """Mean seconds that a request holds its blocks; 0 while unknown."""
     draining: bool = False
 
 

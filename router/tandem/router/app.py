@@ -53,7 +53,7 @@ from tandem.router.openai.service import Service
 from tandem.router.openai.sse import ClientGone
 from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.placement.prefix_index import PrefixIndex
-from tandem.router.placement.prefix_load import PrefixLoadPolicy
+from tandem.router.policy import placement_policy
 from tandem.router.server import RpcServer, make_server
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.workers.pool import WorkerPool
@@ -115,7 +115,7 @@ class Router:
             stream_backlog=config.max_stream_backlog_bytes,
             total_backlog=config.max_backlog_bytes,
         )
-        policy = PrefixLoadPolicy(config.min_handoff_tokens, config.handoff_patience)
+        policy = placement_policy(config)
         dispatcher = Dispatcher(pool, fleet, policy, admission, metrics, limits)
         tokenizer = Tokenizer.load(config.model)
         tokenizer.max_text_chars = config.max_text_chars
@@ -206,6 +206,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.openapi = cache(partial(document, app, has_keys=has_keys))  # type: ignore[method-assign]
     app.state.router = router
     app.state.fleet = router.fleet
+    app.state.explanations = router.dispatcher.explanations
     app.state.readiness = readiness
     app.state.responses = ResponseStore(
         most=config.max_stored_responses,

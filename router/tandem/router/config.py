@@ -12,6 +12,7 @@ from tandem.protocol.sampling import MAX_BAD_WORDS, MAX_LOGIT_BIAS
 from tandem.protocol.settings import (
     check_choices,
     check_integer,
+    check_optional_integer,
     check_positive,
     check_share,
     setting,
@@ -23,6 +24,12 @@ from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 
+HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.02}
+"""Seconds by placement, unless given."""
+MIN_HANDOFF_TOKENS = {"conditional": 16, "elastic": 0, "strict": 0}
+"""By placement, unless given."""
+TARGET_TTFT_MS, TARGET_ITL_MS = 300.0, 25.0
+
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "port": (0, 65_535),
     "grpc_port": (0, 65_535),
@@ -31,7 +38,6 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "max_inflight_tokens": (1, None),
     "max_queued_requests": (0, None),
     "max_queued_tokens": (0, None),
-    "min_handoff_tokens": (0, None),
     "max_body_bytes": (1, None),
     "max_bodies_bytes": (1, None),
     "max_stream_backlog_bytes": (1 << 10, None),
@@ -115,13 +121,37 @@ class RouterConfig(TracingConfig):
         "An attempt without a token for this long has failed, whatever the beats say; time in the "
         "queue of a worker that moves does not count.",
     )
-    min_handoff_tokens: int = setting(
-        16, "Prompts with fewer uncached tokens than this are prefilled by the decode worker."
+    placement: str = setting(
+        "conditional",
+        "conditional: prompts are handed off, but for short ones and those that would wait for a "
+        "prefill worker. elastic: a prompt goes where measured rates say that it costs least, "
+        "first token, second token and what others lose counted: over a prefill and a decode "
+        "worker, to a decode worker alone, or to a prefill worker that decodes on. strict: prefill "
+        "workers prefill, decode workers decode, as long as both are there.",
+        choices=("conditional", "elastic", "strict"),
     )
-    handoff_patience: float = setting(
-        1.0,
-        "Seconds that a prompt may wait longer for a prefill worker and its KV than for a decode "
-        "worker, what its others lose there counted in; a prompt that would goes there whole.",
+    min_handoff_tokens: int | None = setting(
+        None,
+        "Prompts with fewer uncached tokens than this are never handed off: "
+        f"{MIN_HANDOFF_TOKENS['conditional']} with conditional placement, else 0, unless given.",
+    )
+    handoff_patience: float | None = setting(
+        None,
+        "With conditional placement, seconds that a prompt may wait longer for a prefill worker "
+        "and its KV than for a decode worker, what its others lose there counted in; a prompt that "
+        f"would goes there whole; {HANDOFF_PATIENCE['conditional']:g} unless given. With elastic "
+        "placement, seconds of cost by which another way must be cheaper; "
+        f"{HANDOFF_PATIENCE['elastic']:g} unless given. Not with strict placement.",
+    )
+    target_ttft_ms: float | None = setting(
+        None,
+        "Time to the first token that elastic placement takes for good; more weighs more. "
+        f"{TARGET_TTFT_MS:g} unless given.",
+    )
+    target_itl_ms: float | None = setting(
+        None,
+        "Time between tokens that elastic placement takes for good; steps near it weigh more. "
+        f"{TARGET_ITL_MS:g} unless given.",
     )
     prefix_index_mib: int = setting(256, "Memory for the index of the workers' cached blocks.")
     max_inflight_requests: int = setting(
@@ -249,7 +279,7 @@ class RouterConfig(TracingConfig):
         ):
             check_positive(name, getattr(self, name))
         check_positive("worker_wait", self.worker_wait, or_zero=True)
-        check_positive("handoff_patience", self.handoff_patience, or_zero=True)
+        self._check_placement()
         if self.beat_timeout <= self.beat_interval:
             raise InvalidParameter(
                 "beat_timeout", self.beat_timeout, f"more than beat_interval, {self.beat_interval}"
@@ -267,6 +297,21 @@ class RouterConfig(TracingConfig):
         for endpoint in self.workers:
             check_endpoint("workers", endpoint)
         self._check_secrets()
+
+    def _check_placement(self) -> None:
+        if self.handoff_patience is not None:
+            check_positive("handoff_patience", self.handoff_patience, or_zero=True)
+            if self.placement == "strict":
+                allowed = "none with placement strict"
+                raise InvalidParameter("handoff_patience", self.handoff_patience, allowed)
+        check_optional_integer("min_handoff_tokens", self.min_handoff_tokens, 0)
+        for name in ("target_ttft_ms", "target_itl_ms"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            check_positive(name, value)
+            if self.placement != "elastic":
+                raise InvalidParameter(name, value, "only with placement elastic")
 
     def _check_secrets(self) -> None:
         """No empty key opens the door, and no worker of another machine is spoken to openly."""

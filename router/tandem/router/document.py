@@ -147,6 +147,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
     ("get", "/debug/canary"): Operation(gives="text/plain"),
     ("get", "/debug/fleet"): Operation(gives=answers.Status),
+    ("get", "/debug/placements"): Operation(gives=answers.Status),
     ("get", "/debug/requests/{request_id}"): Operation(
         gives=answers.Status, errors=(404, 500, 503)
     ),

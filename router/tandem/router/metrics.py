@@ -118,6 +118,10 @@ class RouterMetrics:
         """An attempt was sent to its workers."""
         self._attempts.labels(shape, rung).inc()
 
+    def forecast(self, way: str, error: float) -> None:
+        """A first token came ``error`` seconds away from what placement had forecast."""
+        self._forecast_errors.labels(way).observe(error)
+
     def attempt_failed(self, kind: str, reason: str) -> None:
         """An attempt ended without finishing: refused or failed, and why."""
         self._attempt_failures.labels(kind, reason).inc()
@@ -192,6 +196,13 @@ class RouterMetrics:
         )
         self._discovery_failed = self._counter(
             "tandem:router_discovery_failures", "Lists or watches of pods that failed."
+        )
+        self._forecast_errors = Histogram(
+            "tandem:router_forecast_error_seconds",
+            "How far first tokens came from what placement had forecast, by way.",
+            ("way",),
+            registry=self.registry,
+            buckets=_TTFT,
         )
         self._attempts = self._counter(
             "tandem:router_attempts", "Dispatches by shape and ladder rung.", ("shape", "rung")

@@ -124,6 +124,12 @@ async def debug_request(request: Request, request_id: str) -> Response:
     return _json(full(recording, time.monotonic()))
 
 
+@routes.get("/debug/placements")
+async def debug_placements(request: Request) -> Response:
+    """Where the latest attempts went, what each way was to come to, and what came of it."""
+    return _json({"placements": request.app.state.explanations.to_json()})
+
+
 @routes.post("/reset_prefix_cache")
 async def reset_prefix_cache(request: Request) -> Response:
     """Drop cached blocks on every worker; 503 when one refuses."""

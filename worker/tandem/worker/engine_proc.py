@@ -14,6 +14,7 @@ import time
 from functools import partial
 from types import FrameType
 
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore, StepOutputs
@@ -30,7 +31,6 @@ from tandem.protocol.messages import (
     Cancel,
     Draining,
     Frame,
-    LoadReport,
     PeerSet,
     ReplyTo,
     Submit,
@@ -250,16 +250,8 @@ class EngineCoreProc:
     def _beat(self) -> WorkerBeat:
         """Called by the I/O thread; reads what the loop left."""
         load = self._load
-        report = LoadReport(
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            waiting_tokens=load.waiting_tokens,
-            loading_tokens=load.loading_tokens,
-            free_blocks=load.free_blocks,
-            total_blocks=load.total_blocks,
-            leased_blocks=self._handoff.leased_blocks(),
-            prefill_tokens_per_s=load.prefill_tokens_per_s,
-            draining=self._drain.begun,
+        report = structs.replace(
+            load, leased_blocks=self._handoff.leased_blocks(), draining=self._drain.begun
         )
         progress = self._handoff.progress()
         beat = Beat(self._steps, progress, load.num_running + load.num_waiting > 0)

@@ -8,6 +8,7 @@ from tandem.protocol.settings import (
     check_flag,
     check_integer,
     check_optional_integer,
+    check_positive,
     check_share,
     setting,
 )
@@ -28,6 +29,8 @@ CPU_NUM_SEQS = 48
 """Sequences in one step on a CPU, unless given."""
 MOST_REPLAYED = 128
 """What ``replay_check_tokens`` may be at most: a step has no more drafts."""
+LEAST_CHUNK_TOKENS = 64
+"""Prompt tokens that a mixed step may hold whatever ``max_itl_ms`` says."""
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
 """Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
 
@@ -68,6 +71,14 @@ class SchedulerConfig:
         f"however few decode; {GPU_LEAST_MIXED_TOKENS} on GPUs and {CPU_LEAST_MIXED_TOKENS} on "
         "CPUs unless this or max_num_mixed_tokens is given.",
         unit="tokens",
+    )
+    max_itl_ms: float | None = setting(
+        None,
+        "Milliseconds that a step in which some sequence decodes may take for the sake of prompts, "
+        "by what steps here took so far: as many prompt tokens as fit, "
+        f"{LEAST_CHUNK_TOKENS} at least, so that prompts get on. Takes the place of the other "
+        "bounds of mixed steps once steps of both kinds were measured; none leaves it to those.",
+        unit="ms",
     )
     long_prefill_token_threshold: int | None = setting(
         None,
@@ -126,6 +137,8 @@ class SchedulerConfig:
                 if getattr(self, name) is not None:
                     allowed = "none where max_num_mixed_tokens is given"
                     raise InvalidParameter(name, getattr(self, name), allowed)
+        if self.max_itl_ms is not None:
+            check_positive("max_itl_ms", self.max_itl_ms)
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)

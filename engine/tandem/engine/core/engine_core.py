@@ -235,6 +235,9 @@ class EngineCore:
         Raises IntegrityError when blocks leaked.
         """
         stats = self.scheduler.take_stats()
+        for record in stats.finished:
+            if record.decode is not None and record.prefill is not None:
+                self.scheduler.measured.note_end(record.prefill + record.decode)
         if self._metrics is not None:
             self._metrics.observe(stats, self.scheduler.make_stats())
         self._check_when_idle()
@@ -282,6 +285,11 @@ class EngineCore:
             total_blocks=self.manager.pool.num_blocks,
             leased_blocks=now.held_blocks,
             prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
+            num_decoding=self.scheduler.num_decoding,
+            decode_steps=self.scheduler.measured.decode_steps,
+            prompt_steps=self.scheduler.measured.prompt_steps,
+            chunk_tokens=self.scheduler.chunk_tokens,
+            residence_s=self.scheduler.measured.residence_s,
             draining=self.draining,
         )
 
@@ -346,10 +354,18 @@ class EngineCore:
         self._note_rate(plan, self._updated_at - started)
 
     def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
-        """Prompt tokens a second, over steps that are mostly prompt."""
+        """What the step took: prompt tokens a second, over steps that are mostly prompt, and the
+        times of steps by what they hold."""
         if plan.drafts:
             return  # several tokens of a row need not be a prompt's
-        chunked = sum(row.num_tokens for row in plan.rows if row.num_tokens > 1)
+        chunked = decodes = 0
+        for row in plan.rows:
+            if row.num_tokens > 1:
+                chunked += row.num_tokens
+            else:
+                decodes += 1
+        if plan.rows:
+            self.scheduler.measured.note(decodes, chunked, seconds)
         if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
             self._prefill_rate.note(chunked, seconds)
 

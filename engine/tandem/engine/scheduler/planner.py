@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held
 from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
+from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import NewSequence, RowDraft, SchedulerOutput, StepRow
 
@@ -59,13 +60,17 @@ class Planner:
         roster: Roster,
         remote: RemoteKV | None = None,
         in_step: InStepConnector | None = None,
+        measured: MeasuredSteps | None = None,
     ) -> None:
+        """``measured`` is what ``max_itl_ms`` goes by."""
         self._roster = roster
         self._in_step = in_step
         self._manager = roster.manager
         self._remote = remote
         self._budget = config.max_num_batched_tokens
         self._mixed = config.mixed_tokens
+        self._measured = measured or MeasuredSteps()
+        self._max_itl = None if config.max_itl_ms is None else config.max_itl_ms / 1000
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
@@ -149,8 +154,19 @@ class Planner:
                 draft.due.append(request)
             budget -= 1
         rows = draft.num_tokens = len(draft.decodes)
-        draft.budget = min(budget, self._mixed(rows) - rows) if decoding else budget
+        draft.budget = min(budget, self.mixed_prompt_tokens(rows)) if decoding else budget
         return prompts, preempted
+
+    def mixed_prompt_tokens(self, decodes: int) -> int:
+        """Prompt tokens of a step beside so many decodes, at most; of a step without any, all."""
+        if not decodes:
+            return self._budget
+        if self._max_itl is not None:
+            most = self._budget - decodes
+            fitting = self._measured.prompt_tokens_within(decodes, self._max_itl, most)
+            if fitting is not None:
+                return min(most, max(fitting, LEAST_CHUNK_TOKENS))
+        return self._mixed(decodes) - decodes
 
     def _hold_drafted(self, draft: Draft) -> list[Held]:
         """Tokens and blocks for sequences with drafts, before the others; one token is left."""

@@ -33,6 +33,7 @@ from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
+from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk, Updater
 from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
@@ -78,7 +79,8 @@ class Scheduler:
             self._remote = RemoteKV(
                 connector, self.roster, self._updater, max_num_seqs=seats, in_step=self._in_step
             )
-        self._planner = Planner(config, self.roster, self._remote, self._in_step)
+        self.measured = MeasuredSteps()
+        self._planner = Planner(config, self.roster, self._remote, self._in_step, self.measured)
         self._fingerprint = fingerprint
         self._clock = clock
         self._arrivals = 0
@@ -162,6 +164,17 @@ class Scheduler:
         """Prompt tokens that are to be brought, not computed here."""
         away = (*self.roster.parked.values(), *self.roster.loading.values())
         return sum(each.num_prefill for each in away)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences that are past their prompt."""
+        return sum(each.num_computed >= each.num_prefill for each in self.roster.running)
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens that a step takes beside those that decode now."""
+        chunk = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
+        return max(1, min(chunk, self._planner.mixed_prompt_tokens(self.num_decoding)))
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
         """Queue a request, or say why not; then nothing is held."""

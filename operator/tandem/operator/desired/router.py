@@ -61,8 +61,7 @@ def router_arguments(facts: Facts) -> list[str]:
     if spec.kv_transfer.failure_policy is FailurePolicy.FAIL:
         flags["max-attempts"] = 1
     if spec.disaggregation.mode is DisaggregationMode.ALWAYS:
-        flags["min-handoff-tokens"] = 0
-        flags["handoff-patience"] = stream
+        flags["placement"] = "strict"
     arguments = [str(Role.ROUTER)]
     for flag, value in flags.items():
         if value is not None:

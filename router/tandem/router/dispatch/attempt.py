@@ -24,6 +24,7 @@ from tandem.protocol.outputs import (
 from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes
+from tandem.router.dispatch.explain import Explained
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.inbox import Backlog, Inbox
 from tandem.router.placement.base import Placement
@@ -139,6 +140,8 @@ class Attempt:
         self._open = num_open
         self._ended: set[int] = set()
         self._all_said = all_said
+        self.explained: Explained | None = None
+        """What was expected of it; set when it is sent."""
         self.given_up: AttemptFailure | None = None
         """Set from outside when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None

@@ -26,6 +26,7 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
+from tandem.router.dispatch.explain import Explanations
 from tandem.router.dispatch.failure import AttemptFailure, FailedClosed, ReaderTooSlow
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.inbox import Backlog
@@ -86,6 +87,7 @@ class Dispatcher:
         self._metrics = metrics
         self.canary_metrics = RouterMetrics()
         """What canaries count, apart: they are no users."""
+        self.explanations = Explanations()
         self._limits = limits
         self._jobs: dict[str, Job] = {}
         self._next_name = 0
@@ -301,6 +303,7 @@ class Dispatcher:
         if job.num_dispatched:
             logger.info("request %s: %s, %s", job.name, rung, placement.rule)
         job.placement, job.attempt = placement, attempt
+        self.explanations.sent(job.name, job.num_prompt, attempt)
         watch = None
         if job.recording is not None:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
@@ -342,6 +345,7 @@ class Dispatcher:
         job.fingerprint = leg.worker.fingerprint
         note_way(job.route, attempt)
         pair = attempt.placement.pair
+        self.explanations.spoke(attempt, leg, job.metrics, self.fleet)
         if not any(each.spoke for each in attempt.legs):
             job.metrics.first_token_from(str(leg.worker.role))
         if pair is not None and not leg.is_prefill:

@@ -15,6 +15,8 @@ from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
+TAIL_SHARE = 0.2
+"""Weight of the latest hand-off in the mean of a link's tails."""
 
 
 class Fleet:
@@ -25,6 +27,7 @@ class Fleet:
         self.index = index
         self.links = LinkHealth()
         self.health = WorkerHealth()
+        self._tails: dict[Pair, float] = {}
 
     def worker_up(self, worker: Worker) -> None:
         """Nothing is known of its cache yet."""
@@ -34,6 +37,8 @@ class Fleet:
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
+        for pair in [pair for pair in self._tails if worker.incarnation in pair]:
+            del self._tails[pair]
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
         """A worker's prefix cache changed."""
@@ -72,7 +77,12 @@ class Fleet:
 
     def _pace(self, pair: Pair) -> LinkPace:
         health = self.pool.workers[pair[1]].peers[pair[0]]
-        return LinkPace(health.bytes_per_s, health.waiting_bytes)
+        return LinkPace(health.bytes_per_s, health.waiting_bytes, self._tails.get(pair))
+
+    def note_tail(self, pair: Pair, seconds: float) -> None:
+        """A hand-off's decode worker spoke so long after token 1."""
+        known = self._tails.get(pair, seconds)
+        self._tails[pair] = known + TAIL_SHARE * (seconds - known)
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
         """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""
@@ -101,6 +111,7 @@ class Fleet:
 
     def _view(self, worker: Worker, now: float, *, admitted: bool) -> WorkerView:
         load, card = worker.load, worker.card
+        layout = card.fingerprint.layout
         total = load.total_blocks if load is not None else 0
         return WorkerView(
             incarnation=worker.incarnation,
@@ -115,6 +126,15 @@ class Fleet:
             waiting_tokens=load.waiting_tokens if load is not None else 0,
             loading_tokens=load.loading_tokens if load is not None else 0,
             prefill_tokens_per_s=load.prefill_tokens_per_s if load is not None else 0.0,
+            num_decoding=load.num_decoding if load is not None else 0,
+            decode_steps=load.decode_steps if load is not None else (),
+            prompt_steps=load.prompt_steps if load is not None else (),
+            chunk_tokens=load.chunk_tokens if load is not None else 0,
+            residence_s=load.residence_s if load is not None else 0.0,
+            total_blocks=total,
+            free_blocks=load.free_blocks if load is not None else 0,
+            block_size=card.block_size,
+            token_bytes=layout.block_bytes / layout.block_size,
             free_share=load.free_blocks / total if load is not None and total else 1.0,
             num_legs=worker.num_legs,
             leg_tokens=worker.leg_tokens,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.protocol.ids import Incarnation
+from tandem.router.placement.forecast import Forecast
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 
@@ -23,6 +24,11 @@ class Placement:
     """Prefills and hands over; None: ``worker`` does both halves."""
     rule: str
     """Why this shape: hand-off, or which reason kept the request whole."""
+
+    forecast: Forecast | None = None
+    """What it was expected to come to, where rates are known."""
+    considered: tuple[Forecast, ...] = ()
+    """All ways that were looked at, the cheapest first."""
 
     @property
     def pair(self) -> tuple[Incarnation, Incarnation] | None:

@@ -55,17 +55,8 @@ class PrefixLoadPolicy:
         self, prompt: PromptFacts, fleet: FleetSnapshot, now: float, exclusions: Exclusions
     ) -> Placement | None:
         """The cheapest worker or pair outside ``exclusions``; None when there is none."""
-        usable = [
-            worker
-            for worker in fleet.workers
-            if not worker.draining
-            and _may_serve(prompt, worker)
-            and prompt.num_tokens < worker.max_model_len
-            and worker.incarnation not in exclusions.workers
-            and prompt.fingerprint in (None, worker.fingerprint)
-            and (worker.pools or not prompt.pooled)
-        ]
-        decode = _roomy(prompt, [each for each in usable if each.role is WorkerRole.DECODE])
+        usable = usable_workers(prompt, fleet, exclusions)
+        decode = roomy(prompt, [each for each in usable if each.role is WorkerRole.DECODE])
         prefill = [
             worker
             for worker in usable
@@ -78,7 +69,7 @@ class PrefixLoadPolicy:
             return None
         if prompt.pooled:
             return _alone(prompt, decode, "it ends with its prompt, and no prefill worker is free")
-        prefill = [worker for worker in prefill if _may_hand_over(prompt, worker)]
+        prefill = [worker for worker in prefill if may_hand_over(prompt, worker)]
         rule = self._why_whole(prompt, decode, prefill, exclusions)
         if rule is None or prompt.shape == DISAGGREGATED:
             placement = _pair(prompt, decode, prefill, fleet, exclusions)
@@ -136,19 +127,35 @@ class PrefixLoadPolicy:
         )
 
 
+def usable_workers(
+    prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions
+) -> list[WorkerView]:
+    """Workers that may take the prompt, alone or with others."""
+    return [
+        worker
+        for worker in fleet.workers
+        if not worker.draining
+        and _may_serve(prompt, worker)
+        and prompt.num_tokens < worker.max_model_len
+        and worker.incarnation not in exclusions.workers
+        and prompt.fingerprint in (None, worker.fingerprint)
+        and (worker.pools or not prompt.pooled)
+    ]
+
+
 def _may_serve(prompt: PromptFacts, worker: WorkerView) -> bool:
     """Users are served by admitted revisions, a canary by those that it names."""
     wanted = prompt.revisions.get(worker.role)
     return worker.admitted if wanted is None else worker.revision == wanted
 
 
-def _may_hand_over(prompt: PromptFacts, worker: WorkerView) -> bool:
+def may_hand_over(prompt: PromptFacts, worker: WorkerView) -> bool:
     """Whether the prompt's KV is within what the worker may promise to others."""
     limit = worker.max_handoff_tokens
     return limit is None or prompt.num_tokens <= limit
 
 
-def _roomy(prompt: PromptFacts, decode: list[WorkerView]) -> list[WorkerView]:
+def roomy(prompt: PromptFacts, decode: list[WorkerView]) -> list[WorkerView]:
     """Workers that can hold all that was asked for; where none can, all that hold the prompt."""
     whole = prompt.num_tokens + (prompt.max_new_tokens or 0)
     return [each for each in decode if whole <= each.max_model_len] or decode
@@ -173,7 +180,7 @@ def _pair(
         (producer, consumer)
         for producer in producers
         for consumer in consumers
-        if _may_meet(producer.worker, consumer.worker, fleet, exclusions)
+        if may_meet(producer.worker, consumer.worker, fleet, exclusions)
     ]
     if not pairs:
         return None
@@ -183,9 +190,10 @@ def _pair(
     return Placement(consumer.worker.incarnation, producer.worker.incarnation, "hand-off")
 
 
-def _may_meet(
+def may_meet(
     producer: WorkerView, consumer: WorkerView, fleet: FleetSnapshot, exclusions: Exclusions
 ) -> bool:
+    """Whether the link between them works and was not ruled out."""
     pair = (producer.incarnation, consumer.incarnation)
     return (
         producer.fingerprint == consumer.fingerprint

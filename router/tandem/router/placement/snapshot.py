@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.steps import StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,22 @@ class WorkerView:
     """Of the waiting tokens, those whose KV is to come from a prefill worker."""
     prefill_tokens_per_s: float = 0.0
     """Measured over the last steps; 0 while unknown."""
+    num_decoding: int = 0
+    """Running sequences past their prompt."""
+    decode_steps: StepTimes = ()
+    """Seconds of its steps by the number of their decodes."""
+    prompt_steps: StepTimes = ()
+    """Seconds that prompt tokens take there, or add to a step, by their number."""
+    chunk_tokens: int = 0
+    """Prompt tokens that it takes in a step now; 0 while unknown."""
+    residence_s: float = 0.0
+    """Mean seconds that a request holds its blocks; 0 while unknown."""
+    total_blocks: int = 0
+    """0 while unknown."""
+    free_blocks: int = 0
+    block_size: int = 16
+    token_bytes: float = 0.0
+    """KV bytes of a token."""
     free_share: float = 1.0
     """Free KV blocks over all of them."""
     num_legs: int = 0
@@ -94,6 +111,9 @@ class LinkPace:
     bytes_per_s: float = 0.0
     """0 while unknown."""
     waiting_bytes: int = 0
+    tail_s: float | None = None
+    """Mean seconds from a prompt's first token to the first word of who decodes, as this router
+    saw it; None while unknown."""
 
     @property
     def wait(self) -> float:

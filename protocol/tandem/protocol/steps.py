@@ -1,0 +1,44 @@
+"""How long an engine's steps take, as measured points: what a worker reports and a router reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from msgspec import Meta
+
+StepTimes = Annotated[tuple[tuple[int, float], ...], Meta(max_length=32)]
+"""(size of a step, seconds), by size. A size is decodes, or prompt tokens; none is unknown."""
+
+
+def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
+    """Seconds of a step of ``size``: between points on the line through its two neighbours, beyond
+    them in proportion to the nearest one. 0 while nothing is known, and for a size of 0."""
+    if not points or size <= 0:
+        return 0.0
+    before = points[0]
+    if size <= before[0]:
+        return before[1] * size / before[0]
+    for after in points[1:]:
+        if size <= after[0]:
+            share = (size - before[0]) / (after[0] - before[0])
+            return before[1] + share * (after[1] - before[1])
+        before = after
+    return before[1] * size / before[0]
+
+
+def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
+    """Seconds of a step of so many decodes. A few take as long as the fewest that were measured, as
+    weights are read once for all; beyond the most, the line of the last two points goes on."""
+    if not points or decodes <= 0:
+        return 0.0
+    first, last = points[0], points[-1]
+    if decodes <= first[0]:
+        return first[1]
+    if decodes <= last[0]:
+        return seconds_at(points, decodes)
+    if len(points) == 1:
+        return last[1]
+    before = points[-2]
+    slope = max(0.0, (last[1] - before[1]) / (last[0] - before[0]))
+    return last[1] + slope * (decodes - last[0])

@@ -1,0 +1,45 @@
+"""Elastic roles with real processes: whoever is cheapest serves, and tokens are those of others."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import Any
+
+from conftest import StackMaker
+from stack import Stack
+from test_tokens import check
+
+ELASTIC = ["--placement", "elastic"]
+
+
+def ways(stack: Stack) -> list[dict[str, Any]]:
+    """What was chosen for the latest attempts, where it was forecast."""
+    with urllib.request.urlopen(f"{stack.url}/debug/placements", timeout=5) as answer:
+        placements = json.load(answer)["placements"]
+    return [way for each in placements for way in each["ways"] if way["chosen"]]
+
+
+async def test_each_way_gives_the_reference_tokens(start_stack: StackMaker) -> None:
+    """Prompts of many lengths at once, twice: P is held busy by some, so that others go to D alone;
+    the second time most is cached there."""
+    indices = tuple(range(0, 64, 4))
+    with start_stack(router_flags=ELASTIC) as stack:
+        await check(stack, indices)
+        await check(stack, indices)
+        taken = {way["way"] for way in ways(stack)}
+        assert "decode" in taken
+        assert stack.total("router", "tandem:router_forecast_error_seconds_count") > 0
+
+
+async def test_a_prefill_worker_decodes_on_where_decode_workers_are_full(
+    start_stack: StackMaker,
+) -> None:
+    """D takes no queue at all, and P goes on with what it has computed."""
+    flags = {"router_flags": ELASTIC, "worker_flags": ["--max-num-seqs", "2"]}
+    indices = tuple(range(0, 64, 4))
+    with start_stack(**flags) as stack:
+        await check(stack, indices[:4])
+        await check(stack, indices)
+        assert "prefill" in {way["way"] for way in ways(stack)}
+        assert stack.total("prefill-0", "vllm:generation_tokens_total") > len(indices) + 4

@@ -1,0 +1,46 @@
+"""What placement expected of an attempt, and what came of it, for each that was made."""
+
+from __future__ import annotations
+
+from tests.router.builders import Stack, beats, make_request
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.messages import LoadReport
+from tandem.router.placement.elastic import ElasticPolicy
+from tandem.router.placement.forecast import Targets
+
+LOAD = LoadReport(
+    num_running=0,
+    num_waiting=0,
+    waiting_tokens=0,
+    free_blocks=1000,
+    total_blocks=1000,
+    prompt_steps=((64, 1.0),),
+    decode_steps=((1, 0.01),),
+    chunk_tokens=64,
+)
+"""A slow worker: what D would take from its streams is worth the hand-off."""
+
+
+async def test_an_attempt_is_explained(make_worker) -> None:
+    """All ways with their numbers, times as they came; the error of the forecast is counted."""
+    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE)
+    producer.load = consumer.load = LOAD
+    stack = Stack()
+    stack.dispatcher._policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
+    await stack.find(producer, consumer)
+    await beats(stack, producer)
+    await beats(stack, consumer)
+    await stack.run(make_request(40))
+
+    (told,) = stack.dispatcher.explanations.to_json()
+    assert told["prompt_tokens"] == 40
+    assert told["rule"].startswith("pair ")
+    assert [way["way"] for way in told["ways"] if way["chosen"]] == ["pair"]
+    assert {way["way"] for way in told["ways"]} == {"pair", "decode", "prefill"}
+    assert 0 <= told["ttft_s"] < 5
+    assert told["second_s"] >= 0
+    pair = (producer.incarnation, consumer.incarnation)
+    assert stack.fleet.snapshot(0.0).paces[pair].tail_s == told["second_s"]
+    assert stack.metric("tandem:router_forecast_error_seconds_count", way="pair") == 1
+    await stack.close()

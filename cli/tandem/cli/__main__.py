@@ -32,6 +32,7 @@ COMMANDS = {
     "prepare": "Read or fetch a model, and report what it is.",
     "chat": "Talk to a running server in the terminal.",
     "explain": "Show where the time of one of a server's last calls went.",
+    "run-batch": "Answer all requests of a file, in OpenAI's batch format.",
     "bench": "Measure a server, an engine or a start.",
 }
 
@@ -67,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"tandem: {name!r} is no command; see `tandem --help`", file=sys.stderr)
         return 2
     end_with_parent()
-    module = importlib.import_module(f"tandem.cli.{name}")
+    module = importlib.import_module(f"tandem.cli.{name.replace('-', '_')}")
     try:
         return int(module.run(arguments[1:]) or 0)
     except TandemError as error:

@@ -1,0 +1,1 @@
+"""OpenAI's batch files: ``lines`` reads and checks them, ``asking`` sends them to a server."""

@@ -1,0 +1,107 @@
+"""Sends the requests of a batch, some at a time, and writes each answer as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import httpx
+import msgspec
+
+from tandem.cli.batch.lines import BatchRequest, answer_line
+
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+"""Statuses after which the same request may be answered."""
+LONGEST_WAIT = 60.0
+"""Seconds between two tries, whatever a server asks for."""
+MAX_DEAD = 20
+"""Requests in a row that no server took, after which the rest is given up."""
+
+
+class ServerGone(Exception):
+    """Nobody has answered for many requests in a row."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """One run over a file."""
+
+    client: httpx.AsyncClient
+    output: BinaryIO
+    concurrency: int
+    max_attempts: int
+    told: Callable[[Batch], None] = lambda _: None
+    """Called after each answer."""
+    answered: int = 0
+    failed: int = 0
+    """Answered by an error, or not at all; the rest is ``answered``."""
+    tokens: int = 0
+    """That were generated."""
+    _dead: int = field(default=0)
+
+    async def run(self, requests: Iterator[BatchRequest]) -> None:
+        """All of them; answers stand in the order in which they come. Raises ServerGone."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.concurrency):
+                group.create_task(self._work(requests))
+
+    async def _work(self, requests: Iterator[BatchRequest]) -> None:
+        for request in requests:
+            self.output.write(await self._line(request))
+            self.told(self)
+            if self._dead >= MAX_DEAD:
+                raise ServerGone
+
+    async def _line(self, request: BatchRequest) -> bytes:
+        """The answer of the last try, as a line."""
+        request_id = uuid.uuid4().hex
+        for attempt in range(1, self.max_attempts + 1):
+            is_last, wait = attempt == self.max_attempts, float(2 ** (attempt - 1))
+            try:
+                answer = await self.client.post(
+                    request.url,
+                    content=msgspec.json.encode(request.body),
+                    headers={"Content-Type": "application/json", "X-Request-Id": request_id},
+                )
+            except httpx.HTTPError as error:
+                if is_last:
+                    self.failed += 1
+                    self._dead += 1
+                    words = str(error) or type(error).__name__
+                    told = {"code": "no_answer", "message": words}
+                    return answer_line(request, 0, request_id, None, told)
+            else:
+                self._dead = 0
+                if is_last or answer.status_code not in RETRIED:
+                    return self._read(request, request_id, answer)
+                wait = _seconds(answer.headers.get("retry-after"), wait)
+            await asyncio.sleep(min(wait, LONGEST_WAIT))
+        raise AssertionError("at least one try is made")
+
+    def _read(self, request: BatchRequest, request_id: str, answer: httpx.Response) -> bytes:
+        try:
+            body: Any = msgspec.json.decode(answer.content)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            body = answer.text[:10_000]
+        if answer.status_code == 200:
+            self.answered += 1
+            usage = body.get("usage") if isinstance(body, dict) else None
+            self.tokens += _generated(usage)
+        else:
+            self.failed += 1
+        return answer_line(request, answer.status_code, request_id, body)
+
+
+def _generated(usage: Any) -> int:
+    if not isinstance(usage, dict):
+        return 0
+    count = usage.get("completion_tokens") or usage.get("output_tokens") or 0
+    return count if isinstance(count, int) else 0
+
+
+def _seconds(asked: str | None, otherwise: float) -> float:
+    """What Retry-After says, where it says seconds."""
+    return float(asked) if asked is not None and asked.isdecimal() else otherwise

@@ -1,0 +1,146 @@
+"""`tandem run-batch`: answers all requests of a file, in OpenAI's batch format.
+
+By a server that runs (--url), or by one that is started for it (--model) and ended after it. All
+lines are checked before the first is sent. Answers are written as they come, under their custom_id;
+the output appears under its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from tandem.cli.batch.asking import Batch, ServerGone
+from tandem.cli.batch.lines import check_lines, read_lines
+from tandem.cli.chat import check_url
+from tandem.cli.command import Parser
+from tandem.cli.ports import free_ports
+from tandem.protocol.errors import InvalidParameter
+
+SAY_EVERY = 10.0
+"""Seconds between two words on how far it is."""
+STOP_SECONDS = 60.0
+_POLL = 0.25
+
+
+def run(argv: list[str]) -> int:
+    """1 if a request was not answered by 200."""
+    parser = Parser(prog="tandem run-batch", description=__doc__)
+    parser.add_argument("-i", "--input-file", required=True, help="requests, one as JSON a line")
+    parser.add_argument("-o", "--output-file", required=True, help="where answers are written")
+    parser.add_argument("--url", help="a server that runs")
+    parser.add_argument("--model", help="what a server is started for, as `tandem serve` takes it")
+    parser.add_argument("--serve-flags", default="", help="flags of that `tandem serve`, a word")
+    parser.add_argument("--api-key", help="sent as a bearer token")
+    parser.add_argument("--concurrency", type=int, default=64, help="requests at a time")
+    parser.add_argument("--max-attempts", type=int, default=5, help="tries of each request")
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one try")
+    parser.add_argument("--ready-seconds", type=float, default=900.0, help="for a start to take")
+    options = parser.read(argv)
+    _check(options)
+    source = Path(options.input_file)
+    total = check_lines(source)
+    with _server(options) as url:
+        return _answer(options, url, source, total)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if (options.url is None) is (options.model is None):
+        raise InvalidParameter("--url", options.url, "a server's URL, or --model in its place")
+    if options.url is not None:
+        check_url("--url", options.url)
+    if options.serve_flags and options.model is None:
+        raise InvalidParameter("--serve-flags", options.serve_flags, "only with --model")
+    for name, most in (("concurrency", 4_096), ("max_attempts", 100)):
+        if not 1 <= (value := getattr(options, name)) <= most:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidParameter(flag, value, f"an integer, 1 to {most:,}")
+    for name in ("timeout", "ready_seconds"):
+        if not getattr(options, name) > 0:
+            flag = f"--{name.replace('_', '-')}"
+            raise InvalidParameter(flag, getattr(options, name), "a number above 0")
+
+
+@contextmanager
+def _server(options: argparse.Namespace) -> Iterator[str]:
+    """The URL of the server, which is started where none runs."""
+    if options.url is not None:
+        yield options.url
+        return
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tandem.cli", "serve", options.model, "--port", str(port)]
+    process = subprocess.Popen([*command, *options.serve_flags.split()], stdout=sys.stderr)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_ready(process, url, options.ready_seconds)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise OSError(f"the server ended with status {process.returncode} before it served")
+        try:
+            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(_POLL)
+    raise OSError(f"the server was not ready within {seconds:g} s")
+
+
+def _answer(options: argparse.Namespace, url: str, source: Path, total: int) -> int:
+    target = Path(options.output_file)
+    partial = target.with_name(f"{target.name}.part")
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    started = said = time.monotonic()
+
+    def told(batch: Batch) -> None:
+        nonlocal said
+        done = batch.answered + batch.failed
+        if done == total or time.monotonic() >= said + SAY_EVERY:
+            said = time.monotonic()
+            _say(batch, total, said - started)
+
+    async def ask() -> Batch:
+        limits = httpx.Limits(max_connections=options.concurrency)
+        async with httpx.AsyncClient(
+            base_url=url, headers=headers, timeout=options.timeout, limits=limits
+        ) as client:
+            batch = Batch(client, output, options.concurrency, options.max_attempts, told)
+            await batch.run(read_lines(source))
+            return batch
+
+    with partial.open("wb") as output:
+        try:
+            batch = asyncio.run(ask())
+        except* ServerGone:
+            raise OSError(
+                f"no server answers at {url}; what was answered is in {partial}"
+            ) from None
+    partial.replace(target)
+    return 1 if batch.failed else 0
+
+
+def _say(batch: Batch, total: int, seconds: float) -> None:
+    done = batch.answered + batch.failed
+    rate = f"{batch.tokens / max(seconds, 1e-9):,.0f} tokens/s"
+    failed = f", {batch.failed:,} failed" if batch.failed else ""
+    print(f"tandem run-batch: {done:,} of {total:,}{failed}, {rate}", file=sys.stderr, flush=True)

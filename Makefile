@@ -37,6 +37,13 @@ test: setup  ## Run all tests but the longest (ARGS='tests/hub -x' to choose)
 test-full: setup  ## Run every test that needs no cluster
 	$(PYTEST) $(BESIDE) -m "not cluster" $(ARGS)
 
+REQUESTS ?= 10000
+SEED ?= 1
+
+.PHONY: chaos
+chaos: setup  ## Hurt a stack of four workers under load (REQUESTS=10000 SEED=1, ARGS='--help')
+	$(BIN)/python -m tests.chaos line --requests $(REQUESTS) --seed $(SEED) $(ARGS)
+
 .PHONY: cov
 cov: setup  ## Run the tests and say which lines they never reach
 	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)

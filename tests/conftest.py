@@ -6,7 +6,7 @@ import pytest
 
 from tandem.hub import DEFAULT_MODEL, prepare
 
-ALONE = {"operator": "API server", "e2e": "stacks of processes"}
+ALONE = {"operator": "API server", "e2e": "stacks of processes", "chaos": "as e2e"}
 """Rooms of tests whose files share something of the machine: all run in one process."""
 
 

@@ -213,7 +213,7 @@ class RouterConfig(TracingConfig):
     )
     body_timeout: float = setting(60.0, "Time that the body of a request may take to come.")
     beat_interval: float = setting(1.0, "Time between two beats to a worker.")
-    beat_timeout: float = setting(5.0, "A worker that is silent this long is lost.")
+    beat_timeout: float = setting(4.0, "A worker that is silent this long is lost.")
     stall_timeout: float = setting(
         120.0, "A worker that beats but makes no progress with work pending this long is lost."
     )

@@ -1,0 +1,107 @@
+"""The two commands: flags in, a report and an exit status out."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.chaos.blackbox import Pids
+from tests.chaos.run import Target, endure, learn, run
+from tests.chaos.schedule import Kind, Schedule, make_schedule
+
+CONNECTORS = ("tcp", "nixl", "shm")
+AT_ONCE = 12
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(prog="python -m tests.chaos", description="See README.md.")
+    commands = top.add_subparsers(dest="command", required=True)
+    line = commands.add_parser("line", help="raise two prefill and two decode workers, hurt them")
+    line.add_argument("--connector", choices=CONNECTORS, default="tcp")
+    line.add_argument("--folder", type=Path, help="for the model and the log; none is a new one")
+    box = commands.add_parser("blackbox", help="hurt any OpenAI server whose pids are known")
+    box.add_argument("--url", required=True)
+    box.add_argument("--model", required=True)
+    who = box.add_mutually_exclusive_group(required=True)
+    who.add_argument("--pids", help="ROLE=PID,... of the workers: stopped and continued")
+    who.add_argument("--pids-from", help="command that prints that; workers are killed, too")
+    box.add_argument("--sampled", action="store_true", help="the server's answers to a seed recur")
+    box.add_argument("--deadline", type=float, default=60.0, help="of a request, in seconds")
+    for each in (line, box):
+        each.add_argument("--requests", type=int, default=300)
+        each.add_argument("--seed", type=int, default=1)
+        each.add_argument("--every", type=int, default=40, help="requests between two faults")
+        each.add_argument("--longest", type=float, default=8.0, help="seconds of a fault")
+        each.add_argument("--questions", type=int, default=2000, help="different ones, at most")
+        each.add_argument("--at-once", type=int, default=AT_ONCE)
+    return top
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a command; 1 if something did not hold."""
+    top = parser()
+    args = top.parse_args(words)
+    if args.longest < 0.1:
+        top.error(f"--longest: {args.longest:g}; 0.1 or more is allowed")
+    for name in ("requests", "every", "questions", "at_once"):
+        if getattr(args, name) < 1:
+            top.error(f"--{name.replace('_', '-')}: {getattr(args, name)}; 1 or more is allowed")
+    problems = _line(args) if args.command == "line" else _blackbox(args, top)
+    print("all held" if not problems else f"{problems} problems; again: {_again(words)}")
+    return 1 if problems else 0
+
+
+def _again(words: Sequence[str]) -> str:
+    return f"{Path(sys.executable).name} -m tests.chaos {' '.join(words)}"
+
+
+def _schedule(args: argparse.Namespace, **more: object) -> Schedule:
+    return make_schedule(
+        args.seed,
+        args.requests,
+        questions=args.questions,
+        every=args.every,
+        longest=args.longest,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def _blackbox(args: argparse.Namespace, top: argparse.ArgumentParser) -> int:
+    try:
+        pids = Pids.said_by(args.pids_from) if args.pids_from else Pids.fixed(args.pids)
+    except ValueError as error:
+        top.error(str(error))
+    kinds = (Kind.STOP, Kind.KILL) if args.pids_from else (Kind.STOP,)
+    schedule = _schedule(args, kinds=kinds, sampled=args.sampled, roles=pids.roles)
+    target = Target(args.url, args.model, at_once=args.at_once, deadline=args.deadline)
+    report, hand = run(target, schedule, pids)
+    print(f"{len(hand.struck)} faults\n{report}")
+    return len(report.problems)
+
+
+def _line(args: argparse.Namespace) -> int:
+    from tests.chaos.line import raised
+    from tests.chaos.model import make_model
+
+    from tandem.hub import DEFAULT_MODEL, prepare
+
+    folder = args.folder or Path(tempfile.mkdtemp(prefix="tandem-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    model = folder / "model"
+    if not model.exists():
+        make_model(model, prepare(DEFAULT_MODEL, progress=False).path)
+    schedule = _schedule(args)
+    with raised(model, folder / "stack.log", args.connector) as line:
+        target = Target(line.stack.url, "smol", at_once=args.at_once)
+        truths, unstable = asyncio.run(learn(target, schedule))
+        line.remember()
+        report, hand = asyncio.run(endure(target, schedule, line, truths, unstable))
+        report.problems += line.problems()
+        print(line.summary())
+    print(f"{len(hand.struck)} faults, log in {folder}\n{report}")
+    return len(report.problems)

@@ -1,0 +1,188 @@
+"""Two prefill and two decode workers of this project, with a router: raised, hurt, looked after."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from stack import Stack
+from tests.chaos.leaks import leaks_after, maps_of
+from tests.waiting import wait_for
+
+SEEN_SECONDS = 5.0
+"""A peer that is dead or hung is to be known as such by then."""
+POLL_SECONDS = 0.05
+READY_SECONDS = 120.0
+DRAIN_SECONDS = 2.0
+LEAK_SECONDS = 60.0
+"""By then all is free: the last request's deadline, and what waits for it, lie behind."""
+FLAGS = {
+    "worker_flags": [
+        *("--max-model-len", "1024", "--block-size", "16", "--num-gpu-blocks-override", "300"),
+        *("--max-num-batched-tokens", "128", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
+    ],
+    "router_flags": ["--request-timeout", "60"],
+}
+"""Little of everything, so that there are chunks, parts, preemptions and evictions."""
+
+
+class Line:
+    """Processes of a stack by name; says who died of himself."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.died: list[str] = []
+        """Processes that ended and were not told to, or not with the status that is due."""
+        self.seen: dict[str, list[float]] = {"kill": [], "stop": []}
+        """Seconds from the blow until the router knew, by what was done."""
+        self.before: dict[str, int] = {}
+        self._blows: dict[str, float] = {}
+        """When each worker that is down now was struck."""
+        self._told: set[str] = set()
+
+    def name_of(self, role: str, worker: int) -> str:
+        """``role-number``."""
+        count = sum(name.startswith(role) for name in self.stack.workers)
+        return f"{role}-{worker % count}"
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send it. One that ends is waited for; one that is killed or stopped, until it is seen."""
+        child = self.stack.workers[name]
+        struck = time.monotonic()
+        if number == signal.SIGCONT:
+            self._blows.pop(name, None)
+        if number in (signal.SIGKILL, signal.SIGTERM):
+            self._told.add(name)
+        child.signal(number)
+        if number == signal.SIGTERM and child.process is not None:
+            try:
+                code = child.process.wait(DRAIN_SECONDS + 30)
+                if code not in (0, -signal.SIGTERM):
+                    self.died.append(f"{name} was told to end and ended with {code}")
+            except subprocess.TimeoutExpired:
+                self.died.append(f"{name} was told to end and did not")
+                child.kill()
+        elif number == signal.SIGKILL and child.process is not None:
+            child.process.wait(10)
+            self._watch("kill", name, struck)
+        elif number == signal.SIGSTOP:
+            self._watch("stop", name, struck)
+
+    def start(self, name: str) -> None:
+        """Start one that has ended, on the same addresses."""
+        child = self.stack.workers[name]
+        self._blows.pop(name, None)
+        child.join_output()
+        child.start(self.stack.log)
+        self._told.discard(name)
+
+    def wait(self, name: str) -> None:
+        """Until it serves, or has ended, which is noted."""
+        child = self.stack.workers[name]
+        wait_for(
+            lambda: child.check_ready() or child.exit_code is not None, READY_SECONDS, every=0.2
+        )
+        self.look()
+
+    def look(self) -> None:
+        """Note who has ended without being told."""
+        for child in self.stack.children:
+            if child.exit_code is not None and child.name not in self._told:
+                self._told.add(child.name)
+                self.died.append(f"{child.name} ended of itself with {child.exit_code}")
+
+    def whole(self) -> None:
+        """Wait until every worker is linked to the router and each pair to each other."""
+
+        def whole() -> bool:
+            self.look()
+            workers = self.fleet()["workers"]
+            decodes = [each["peers"] for each in workers if any(each["peers"].values())]
+            prefills = sum(name.startswith("prefill") for name in self.stack.workers)
+            linked = [sum(peers.values()) == prefills for peers in decodes]
+            count = len(self.stack.workers)
+            return len(workers) == count and sum(linked) == count - prefills
+
+        wait_for(whole, READY_SECONDS, every=0.1, seen=self.fleet)
+
+    def remember(self) -> None:
+        """How it is before anything breaks: what it holds later is compared with that."""
+        self.before = maps_of(self.stack)
+
+    def problems(self) -> list[str]:
+        """After a run: who died of himself, who was seen too late, and what is still held."""
+        try:
+            self.whole()
+        except AssertionError as error:
+            return [*self.died, f"the line is not whole again: {error}"]
+        left = leaks_after(self.stack, self.before, LEAK_SECONDS)
+        return [*self.died, *self.slow_sights(), *left]
+
+    def summary(self) -> str:
+        """How soon blows were seen."""
+        words = [
+            f"{len(times)} of {blow} seen, the slowest after {max(times):.2f} s"
+            for blow, times in self.seen.items()
+            if times
+        ]
+        return "; ".join(words) or "no blow that a router would see"
+
+    def fleet(self) -> dict[str, Any]:
+        """What the router says of its workers."""
+        with urllib.request.urlopen(f"{self.stack.url}/debug/fleet", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def slow_sights(self, least: float = SEEN_SECONDS) -> list[str]:
+        """Who was seen too late."""
+        return [
+            f"after a {blow} the router knew only {seconds:.1f} s later"
+            for blow, times in self.seen.items()
+            for seconds in times
+            if seconds > least
+        ]
+
+    def _watch(self, blow: str, name: str, struck: float) -> None:
+        """In a thread: until the router has lost the worker, or the blow is over."""
+        port = self.stack.workers[name].arguments[
+            self.stack.workers[name].arguments.index("--port") + 1
+        ]
+
+        self._blows[name] = struck
+
+        def watch() -> None:
+            while self._blows.get(name) == struck:
+                with suppress(OSError, ValueError):
+                    up = [state for where, state in self.fleet()["links"].items() if port in where]
+                    if up and up != ["up"]:
+                        self.seen[blow].append(time.monotonic() - struck)
+                        return
+                time.sleep(POLL_SECONDS)
+            self.seen[blow] += [over] if (over := time.monotonic() - struck) > SEEN_SECONDS else []
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def raised(model: Path, log: Path, connector: str, *, workers: int = 2) -> Iterator[Line]:
+    """The line, ready to serve; ended at the end, however that comes."""
+    flags = [*FLAGS["worker_flags"], "--kv-connector", connector]
+    with Stack.running(
+        str(model),
+        log,
+        prefill=workers,
+        decode=workers,
+        worker_flags=flags,
+        router_flags=FLAGS["router_flags"],
+    ) as stack:
+        line = Line(stack)
+        line.whole()
+        yield line

@@ -1,0 +1,157 @@
+"""The harness itself: a seed is a run, and what it is there to see it sees."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.chaos.blackbox import Pids, read_pids
+from tests.chaos.commands import main
+from tests.chaos.judge import Truth, Verdict, judge, report_of
+from tests.chaos.leaks import count_shared
+from tests.chaos.load import Answer
+from tests.chaos.schedule import Kind, make_schedule
+from tests.waiting import wait_for
+
+from tandem.cli.ports import free_ports
+
+ASKED = 80
+"""Questions; each is learned twice, which the stand-in answers well."""
+
+
+def test_a_seed_is_a_run():
+    """The same requests and faults; of another seed, others; other faults change no request."""
+    one, again = make_schedule(7, 500), make_schedule(7, 500)
+    assert one == again
+    assert one.faults
+    assert any(ask.leaves_after is not None for ask in one.asks)
+    other = make_schedule(8, 500)
+    assert one.asks != other.asks
+    assert one.questions != other.questions
+    assert one.faults != other.faults
+    calm = make_schedule(7, 500, kinds=(Kind.STOP,), every=9)
+    assert (calm.asks, calm.questions) == (one.asks, one.questions)
+    assert {fault.kind for fault in calm.faults} == {Kind.STOP}
+
+
+def test_prompts_share_beginnings():
+    """Most questions begin as another one does, by more than a block."""
+    prompts = sorted(question.prompt for question in make_schedule(1, 400).questions)
+    alike = [one[:100] == other[:100] for one, other in pairwise(prompts)]
+    assert sum(alike) > len(prompts) / 2
+
+
+TRUTH = Truth((" one two", " three"), ("length", "stop"))
+WHOLE = Answer(200, [" one two", " three"], ["length", "stop"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (WHOLE, Verdict.RIGHT),
+        (replace(WHOLE, texts=[" one", ""], finishes=[None, None], left=True), Verdict.LEFT),
+        (replace(WHOLE, texts=[" on", "x"], finishes=[None, None], left=True), Verdict.WRONG),
+        (replace(WHOLE, texts=[" one two", " four"]), Verdict.WRONG),
+        (replace(WHOLE, texts=[" one", " three"]), Verdict.WRONG),
+        (replace(WHOLE, finishes=["length", "length"]), Verdict.WRONG),
+        (replace(WHOLE, texts=[" one", ""], finishes=[None, None]), Verdict.WRONG),
+        (Answer(200, ["", ""], [None, None], hung=True), Verdict.HUNG),
+        (Answer(503, ["", ""], [None, None], error="no", retry_after="1"), Verdict.REFUSED),
+        (Answer(503, ["", ""], [None, None], error="no"), Verdict.FAILED),
+        (Answer(500, ["", ""], [None, None], error="no", retry_after="1"), Verdict.FAILED),
+        (Answer(200, [" one", ""], [None, None], error="gave up"), Verdict.FAILED),
+        (Answer(200, [" two", ""], [None, None], error="gave up"), Verdict.WRONG),
+        (Answer(0, ["", ""], [None, None], broken="ReadError()"), Verdict.FAILED),
+    ],
+)
+def test_verdicts(answer: Answer, verdict: Verdict):
+    """Right is all of it; of an answer that was left or cut off, what came is right."""
+    assert judge(answer, TRUTH) is verdict
+
+
+def test_an_answer_that_is_missing_is_a_problem():
+    """A request that nobody answered does not drop out of the report."""
+    schedule = make_schedule(1, 3)
+    assert len(report_of(schedule, {}, {}).problems) == 3
+
+
+def test_shared_mappings_are_counted():
+    """Memory of other processes, not libraries or the heap."""
+    maps = """7f0-7f1 rw-s 0000 00:01 1 /memfd:tandem-kv (deleted)
+7f1-7f2 r-xp 0000 08:01 2 /usr/lib/libc.so.6
+7f2-7f3 rw-s 0000 00:01 3 /dev/shm/x
+7f3-7f4 rw-p 0000 00:00 0 [heap]"""
+    assert count_shared(maps) == 2
+
+
+def test_pids_are_read_and_refused_by_name():
+    """Roles with several processes; no pid that means a group or init."""
+    assert read_pids("prefill=12,prefill=13,decode=14\n") == {"prefill": [12, 13], "decode": [14]}
+    for words in ("prefill", "prefill=x", "=12", "prefill=1", "prefill=-5", "prefill=0"):
+        with pytest.raises(ValueError, match="ROLE=PID"):
+            read_pids(words)
+    with pytest.raises(ValueError, match="none are named"):
+        Pids.fixed("")
+
+
+Start = Callable[[str], tuple[str, int]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts a stand-in with a fault: its URL and pid."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(fault: str) -> tuple[str, int]:
+        (port,) = free_ports(1)
+        script = Path(__file__).parent / "stand_in.py"
+        processes.append(subprocess.Popen([sys.executable, str(script), str(port), fault]))
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) == 0
+
+        wait_for(listens)
+        return f"http://127.0.0.1:{port}", processes[-1].pid
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("none", "all held"),
+        ("busy", "all held"),
+        ("wrong", "wrong tokens"),
+        ("cut", "wrong tokens"),
+        ("rude", "failed"),
+        ("hang", "hung past its deadline"),
+    ],
+)
+def test_any_server_is_judged(
+    fault: str, words: str, start: Start, capsys: pytest.CaptureFixture[str], monkeypatch
+):
+    """The black-box half: with stops and clients that leave, only the lie is found, with a seed."""
+    monkeypatch.setattr("tests.chaos.load.LATE", 1.0)
+    url, pid = start(fault)
+    flags = (
+        f"blackbox --url {url} --model m --pids decode={pid} --deadline 4 --longest 0.5 --sampled"
+    )
+    asked = f"--requests 240 --questions {ASKED} --every 60 --seed 5"
+    status = main([*flags.split(), *asked.split()])
+    said = capsys.readouterr().out
+    assert words in said
+    assert status == (0 if words == "all held" else 1)
+    assert "0 faults" not in said.splitlines()
+    if status:
+        assert "seed 5, request" in said
+        assert "--seed 5" in said.splitlines()[-1]

@@ -1,0 +1,71 @@
+"""The short form: a few hundred requests to two prefill and two decode workers that are hurt."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from tests.chaos.leaks import leaks
+from tests.chaos.line import Line, raised
+from tests.chaos.model import make_model
+from tests.chaos.run import Target, endure, learn
+from tests.chaos.schedule import make_schedule
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def tiny(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that all stacks here serve."""
+    return make_model(tmp_path_factory.mktemp("chaos") / "model", smollm2)
+
+
+def assert_endured(line: Line, seed: int, requests: int, every: int) -> None:
+    """Learn, hurt, judge."""
+    target = Target(line.stack.url, "smol")
+    schedule = make_schedule(seed, requests, questions=120, every=every, longest=6.0)
+    truths, unstable = asyncio.run(learn(target, schedule))
+    line.remember()
+    report, hand = asyncio.run(endure(target, schedule, line, truths, unstable))
+    problems = [*report.problems, *line.problems()]
+    assert not problems, f"seed {seed}, struck {list(hand.struck)}\n" + "\n".join(problems)
+    assert len(hand.struck) >= 3, hand.skipped
+
+
+def test_hurt_workers_cost_no_token(tiny: Path, tmp_path: Path):
+    """Kills, stops and restarts: nothing wrong, nothing that hangs, nothing left, nobody dead."""
+    with raised(tiny, tmp_path / "log", "tcp") as line:
+        assert_endured(line, seed=11, requests=300, every=50)
+
+
+def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
+    """What the line holds is looked at for real: a worker that dies of itself is named, and so is
+    what a request holds that runs, and memory that a worker has mapped since."""
+    with raised(tiny, tmp_path / "log", "tcp", workers=1) as line:
+        line.remember()
+        assert leaks(line.stack, line.before) == []
+        less = {name: count - 1 for name, count in line.before.items()}
+        assert [each for each in leaks(line.stack, less) if "shared mappings" in each]
+        schedule = make_schedule(1, 200, kinds=())
+
+        async def while_busy() -> list[str]:
+            target = Target(line.stack.url, "smol")
+            asking = asyncio.create_task(learn(target, schedule))
+            found: list[str] = []
+            while not found and not asking.done():
+                found = await asyncio.to_thread(leaks, line.stack, line.before)
+            await asking
+            return found
+
+        assert asyncio.run(while_busy())
+        child = line.stack.workers["decode-0"]
+        child.signal(signal.SIGKILL)
+        wait_for(lambda: child.exit_code is not None)
+        line.look()
+        assert line.died == ["decode-0 ended of itself with -9"]
+        line.start("decode-0")
+        line.wait("decode-0")
+        line.whole()

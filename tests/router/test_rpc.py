@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +16,10 @@ from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import ANSWER, Served
 from tests.router.rpc_client import RpcClient
 from tests.waiting import wait_for
+
+from tandem.protocol.errors import InvalidParameter
+from tandem.router import app
+from tandem.router.config import RouterConfig
 
 Serve = Callable[..., Served]
 Make = Callable[..., FakeWorker]
@@ -270,3 +275,12 @@ def test_a_stream_under_way_is_finished_when_the_router_stops(dial: Any) -> None
 
     said = "".join(c.get("text", "") for s in [first, *rest] for c in s.get("choices", ()))
     assert said == ANSWER
+
+
+def test_without_its_packages_it_is_refused(
+    small_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the flag's name, at the start."""
+    monkeypatch.setattr(app, "find_spec", lambda name: None)
+    with pytest.raises(InvalidParameter, match="grpc_port: 8001 is not allowed; 0, unless"):
+        app.create_app(RouterConfig(model=str(small_model), grpc_port=8001))

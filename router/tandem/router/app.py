@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -173,7 +174,12 @@ class Router:
 
 
 def create_app(config: RouterConfig) -> FastAPI:
-    """The ASGI application. Its lifespan holds the links to the workers."""
+    """The ASGI application. Its lifespan holds the links to the workers.
+
+    Raises InvalidParameter for gRPC where its packages are not installed.
+    """
+    if config.grpc_port and find_spec("grpc_reflection") is None:
+        raise InvalidParameter("grpc_port", config.grpc_port, "0, unless tandem[grpc] is installed")
     router = Router.of(config)
     readiness = ops.Readiness(
         router.fleet, prefill=config.ready_prefill, decode=config.ready_decode

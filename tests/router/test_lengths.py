@@ -65,12 +65,22 @@ def test_what_was_asked_for_goes_where_all_of_it_fits() -> None:
     assert where(prompt, short) == (None, 1)
 
 
+def wait_for_kv(turn: Turn) -> Iterator[float]:
+    """Nothing without the KV that was promised; a request of its own is served."""
+    if isinstance(turn.request.kv, Consume):
+        turn.accept()
+        yield 60.0
+    else:
+        yield from serve_well(turn)
+
+
 async def test_never_fits_from_a_producer_is_no_word_on_the_request(
     stack: Stack, prefill: Make, decode: Make
 ) -> None:
     """Two prefill workers whose cards said nothing refuse: the decode worker does all of it."""
     refusing = refuse_with(RefusalCode.NEVER_FITS)
-    p1, p2, d = prefill(behaviour=refusing), prefill(behaviour=refusing), decode()
+    p1, p2 = prefill(behaviour=refusing), prefill(behaviour=refusing)
+    d = decode(behaviour=wait_for_kv)
     await stack.find(p1, p2, d)
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
@@ -136,7 +146,7 @@ async def test_the_longest_context_is_what_clients_are_held_to(stack: Stack, dec
 
 def never_fits_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was: nobody knows P's limit, and its no is the client's answer."""
-    monkeypatch.setattr(prefix_load, "_may_hand_over", lambda prompt, worker: True)
+    monkeypatch.setattr(prefix_load, "may_hand_over", lambda prompt, worker: True)
     monkeypatch.setattr(
         "tandem.router.dispatch.ladder.NON_RETRYABLE", NON_RETRYABLE | {RefusalCode.NEVER_FITS}
     )

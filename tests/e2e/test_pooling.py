@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,10 +143,22 @@ def test_a_classifier_in_one_worker(smollm2: Path, tmp_path: Path) -> None:
 def test_a_death_in_the_middle_is_not_seen(
     start_stack: StackMaker, wanted: list[torch.Tensor]
 ) -> None:
-    """SIGKILL to the prefill worker under load: every call has its vectors, from who is left."""
+    """SIGKILL to the prefill worker under load: every call has its vectors, from who is left.
+
+    The worker is stopped first, for calls come in waves: between two of them nothing would be lost.
+    """
     with start_stack(worker_flags=EXACT) as stack, ThreadPoolExecutor(6) as threads:
         answers = [threads.submit(embedded, stack, TEXTS) for _ in range(24)]
         stack.until(lambda: sum(each.done() for each in answers) >= 3, 60, "no answers")
+        stack.signal("prefill-0", signal.SIGSTOP)
+
+        def asked() -> bool:
+            """Whether an input is at a worker: all of an answered call's have left it."""
+            answered = sum(each.done() for each in answers) * len(TEXTS)
+            return stack.total("router", "tandem:router_attempts_total") > answered
+
+        time.sleep(0.5)  # Answers on their way are read before it is judged.
+        stack.until(asked, 2, "nothing at the stopped worker")
         stack.signal("prefill-0", signal.SIGKILL)
         for each in answers:
             check(each.result(timeout=120), wanted)

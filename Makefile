@@ -44,6 +44,11 @@ SEED ?= 1
 chaos: setup  ## Hurt a stack of four workers under load (REQUESTS=10000 SEED=1, ARGS='--help')
 	$(BIN)/python -m tests.chaos line --requests $(REQUESTS) --seed $(SEED) $(ARGS)
 
+.PHONY: fuzz
+fuzz: setup  ## Throw requests made from the OpenAPI document at a stack (ARGS='--seconds 600 --seed 1')
+	UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --locked --no-install-project --only-group fuzz
+	$(BIN)/python -m tests.fuzz --schemathesis .tools/fuzz/bin/schemathesis $(ARGS)
+
 .PHONY: cov
 cov: setup  ## Run the tests and say which lines they never reach
 	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)

@@ -120,7 +120,8 @@ def conforms(document: dict[str, Any], answer: httpx.Response) -> int:
         events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
         if path not in NAMED_EVENTS:
             assert events.pop() == "[DONE]"
-        values, schema = [json.loads(event) for event in events], schema["x-event"]
+        schema = schema["properties"]["data"]["contentSchema"]
+        values = [json.loads(event) for event in events]
     else:
         values = [answer.text if kind == "text/plain" else answer.json()]
     for value in values:

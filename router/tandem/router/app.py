@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match, Route
+from starlette.types import Scope
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.liveness import LinkTimes
@@ -296,11 +298,20 @@ def _handle_errors(app: FastAPI, client_gone: Callable[[], None]) -> None:
         kind = "invalid_request_error" if error.status_code < 500 else "server_error"
         message = f"{error.detail}: {request.method} {request.url.path}"
         headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods(app, request.scope))
         answer = ErrorAnswer(status=error.status_code, message=message, type=kind, headers=headers)
         return _response(request, answer)
 
     app.add_exception_handler(TandemError, ours)
     app.add_exception_handler(HTTPException, starlettes)
+
+
+def _methods(app: FastAPI, scope: Scope) -> list[str]:
+    """Of all routes of a path; the one that was met first knows its own alone."""
+    routes = [each for each in app.routes if isinstance(each, Route)]
+    met = [each for each in routes if each.matches(scope)[0] is not Match.NONE]
+    return sorted({method for each in met for method in each.methods or ()})
 
 
 def _response(request: Request, answer: ErrorAnswer) -> Response:

@@ -65,6 +65,8 @@ class Operation:
     takes: type[Body] | None = None
     streams: type[BaseModel] | None = None
     """Events instead of the answer, with stream=true."""
+    names_events: bool = False
+    """Whether an event says its name beside its data."""
     errors: tuple[int, ...] = (500, 503)
     says: tuple[int, ...] = ()
     """Statuses beside 200 that may have the same object in the place of an error."""
@@ -91,12 +93,14 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         takes=response_bodies.ResponsesBody,
         gives=response_answers.ResponseObject,
         streams=response_answers.ResponseEvent,
+        names_events=True,
         errors=_GENERATING,
     ),
     ("post", "/v1/messages"): Operation(
         takes=message_bodies.MessagesBody,
         gives=message_answers.MessageObject,
         streams=message_answers.MessageEvent,
+        names_events=True,
         fails=message_answers.MessageError,
         errors=_GENERATING,
     ),
@@ -196,10 +200,20 @@ def _answer(operation: Operation, description: str) -> dict[str, Any]:
     else:
         content["application/json"] = {"schema": _ref(operation.gives)}
     if operation.streams is not None:
-        words = "Server-sent events, a JSON object each (x-event); chats end with [DONE]."
-        stream = {"type": "string", "description": words, "x-event": _ref(operation.streams)}
-        content["text/event-stream"] = {"schema": stream}
+        content["text/event-stream"] = {"schema": _event(operation.streams, operation.names_events)}
     return {"description": description, "content": content, "headers": _headers("X-Request-Id")}
+
+
+def _event(model: type[BaseModel], has_name: bool) -> dict[str, Any]:
+    """One server-sent event, which is what a stream's schema is of before OpenAPI 3.2."""
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": _ref(model),
+        "description": "A JSON object." if has_name else "A JSON object; the last one is [DONE].",
+    }
+    fields = {"event": {"type": "string"}, "data": data} if has_name else {"data": data}
+    return {"type": "object", "properties": fields, "required": [*fields]}
 
 
 def _error(operation: Operation, status: int) -> dict[str, Any]:

@@ -20,10 +20,12 @@ from tandem.operator.desired.job import model_job
 from tandem.operator.desired.merge import merged
 from tandem.operator.desired.naming import Identity, Manifest, Role
 from tandem.operator.desired.router import router_arguments
+from tandem.operator.desired.router import service as router_service
 from tandem.operator.desired.worker import worker_arguments
 from tandem.operator.desired.workload import rendered
 from tandem.operator.settings import OperatorSettings
 from tandem.prefill.config import PrefillConfig
+from tandem.protocol import names
 from tandem.router.config import RouterConfig
 
 EVERYTHING: dict[str, Any] = {
@@ -91,6 +93,29 @@ def test_routers_get_flags_that_exist(changes: dict[str, Any]):
     config = RouterConfig(**given[RouterConfig])
     assert config.served_model_name == ("smollm2",)
     assert config.request_timeout == (300 if changes else 600)
+
+
+def test_grpc_has_a_port_where_it_is_asked_for():
+    """Flag, container, Service and policy agree; another port of the Service rolls nothing."""
+    given = facts(router__service={"grpcPort": 9000})
+    arguments = router_arguments(given)
+    assert arguments[arguments.index("--grpc-port") + 1] == str(names.GRPC_PORT)
+    (container,) = rendered(given, Role.ROUTER)["spec"]["containers"]
+    named = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert named["grpc"] == names.GRPC_PORT
+    _, grpc = router_service(given)["spec"]["ports"]
+    assert (grpc["port"], grpc["targetPort"]) == (9000, "grpc")
+    (policy,) = [
+        each["spec"]
+        for each in base(given)
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "demo-router"
+    ]
+    assert {"protocol": "TCP", "port": names.GRPC_PORT} in policy["ingress"][0]["ports"]
+
+    moved = facts(router__service={"grpcPort": 9001})
+    assert target_revisions(moved) == target_revisions(given)
+    assert target_revisions(given)[Role.ROUTER] != target_revisions(facts())[Role.ROUTER]
+    assert "--grpc-port" not in router_arguments(facts())
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "connector TCP cannot use transport RDMA",
     ),
     "own port": ({"observability__metrics": {"port": 5570}}, "must not be one of Tandem's own"),
+    "one port for two": (
+        {"router__service": {"grpcPort": 8000}},
+        "grpcPort must not be the port of HTTP",
+    ),
     "wide replica": ({"decode__nodesPerReplica": 2}, "nodesPerReplica may not be above"),
     "template of lists": (
         {"decode__podTemplate": {"spec": ["x"]}},

@@ -107,6 +107,7 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "router.replicas": ({}, {"router__replicas": 5}),
     "router.service.type": ({}, {"router__service": {"type": "NodePort"}}),
     "router.service.port": ({}, {"router__service": {"port": 9}}),
+    "router.service.grpcPort": ({}, {"router__service": {"grpcPort": 9}}),
     "router.service.annotations": ({}, {"router__service": {"annotations": {"a": "b"}}}),
     "router.auth.apiKeysSecretRef.name": (
         {},

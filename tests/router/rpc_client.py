@@ -18,8 +18,8 @@ SERVICE = "tandem.v1.Inference"
 class RpcClient:
     """Calls methods by their names, with messages as JSON."""
 
-    def __init__(self, port: int, key: str | None = None) -> None:
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    def __init__(self, port: int, key: str | None = None, host: str = "127.0.0.1") -> None:
+        self.channel = grpc.insecure_channel(f"{host}:{port}")
         self.metadata = () if key is None else (("authorization", f"Bearer {key}"),)
         channel = grpc.intercept_channel(self.channel, _WithMetadata(self.metadata))
         self._pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))

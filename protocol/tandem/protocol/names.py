@@ -1,6 +1,8 @@
 """Names that two images must agree on: ports, environment variables, labels."""
 
 ROUTER_PORT = 8000
+GRPC_PORT = 50051
+"""Of a router, where a service asks for it."""
 WORKER_PORT = 5570
 """ZMQ ROUTER socket of a worker, for routers."""
 CONTROL_PORT = 5580

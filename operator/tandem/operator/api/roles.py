@@ -105,6 +105,10 @@ class RouterService(Api, frozen=True, kw_only=True):
         ServiceType | None, doc("ClusterIP (unless given), NodePort or LoadBalancer.")
     ] = None
     port: Annotated[PortNumber | None, doc("Port of the Service (8000 unless given).")] = None
+    grpc_port: Annotated[
+        PortNumber | None,
+        doc("Port of the Service for gRPC (none unless given: routers speak HTTP alone)."),
+    ] = None
     annotations: Annotated[
         StringMap, doc("Annotations of the Service, for instance of a load balancer.")
     ] = field(default_factory=dict)
@@ -131,7 +135,7 @@ class RouterQueue(Api, frozen=True, kw_only=True):
 
 
 class Router(Api, frozen=True, kw_only=True):
-    """The role that speaks HTTP."""
+    """The role that speaks HTTP and gRPC."""
 
     replicas: Annotated[Replicas | None, doc("Router pods (2 unless given).")] = None
     service: Annotated[RouterService, doc("The Service in front of the routers.")] = field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.operator.api.model import Model, ModelCache, ModelSource, SourceType
-from tandem.operator.api.roles import Scaling, WorkerSpec
+from tandem.operator.api.roles import RouterService, Scaling, WorkerSpec
 from tandem.operator.api.scaler import LLMRoleScalerSpec
 from tandem.operator.api.service import Engine, LLMServiceSpec
 from tandem.operator.api.transfer import KVTransfer, NodeLocalVolume
@@ -125,6 +125,13 @@ RULES: dict[type, tuple[Rule, ...]] = {
             " * (has(self.parallelism.data) ? self.parallelism.data : 1))",
             "nodesPerReplica may not be above the ranks of a replica (tensor x pipeline x data)",
             ".nodesPerReplica",
+        ),
+    ),
+    RouterService: (
+        Rule(
+            "!has(self.grpcPort) || self.grpcPort != (has(self.port) ? self.port : 8000)",
+            "grpcPort must not be the port of HTTP",
+            ".grpcPort",
         ),
     ),
     NodeLocalVolume: (

@@ -67,7 +67,10 @@ def _router(facts: Facts) -> Manifest:
         {"ports": [_tcp(port) for port in _API_SERVER_PORTS]},
     ]
     egress += _spans(facts)
-    return {"ingress": [{"ports": [_tcp(names.ROUTER_PORT)]}], "egress": egress}
+    ports = [names.ROUTER_PORT]
+    if facts.spec.router.service.grpc_port:
+        ports.append(names.GRPC_PORT)
+    return {"ingress": [{"ports": [_tcp(port) for port in ports]}], "egress": egress}
 
 
 def _spans(facts: Facts) -> list[Manifest]:

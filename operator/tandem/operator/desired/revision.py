@@ -60,6 +60,7 @@ def _router_inputs(spec: LLMServiceSpec) -> list[Any]:
         router.max_stream_seconds,
         spec.disaggregation,
         spec.kv_transfer.failure_policy,
+        *(["grpc"] if router.service.grpc_port else []),  # which port of the Service is not theirs
     ]
 
 

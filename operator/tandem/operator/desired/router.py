@@ -31,7 +31,7 @@ def router_template(facts: Facts) -> Manifest:
         command=["tandem"],
         args=router_arguments(facts),
         image=facts.settings.router_image,
-        ports={"http": names.ROUTER_PORT},
+        ports=_ports(facts),
         env=_env(facts),
         resources=facts.spec.router.resources,
         volumes=volumes,
@@ -50,6 +50,7 @@ def router_arguments(facts: Facts) -> list[str]:
     flags: dict[str, object] = {
         "host": "0.0.0.0",
         "port": names.ROUTER_PORT,
+        "grpc-port": _ports(facts).get("grpc"),
         "model": delivery(spec).path,
         "request-timeout": stream,
         "drain-timeout": stream,
@@ -69,6 +70,12 @@ def router_arguments(facts: Facts) -> list[str]:
     for name in spec.model.served_names or [spec.model.name]:
         arguments += ["--served-model-name", name]
     return [*arguments, *spec.router.extra_args]
+
+
+def _ports(facts: Facts) -> dict[str, int]:
+    """Ports of a router's container by their names."""
+    grpc = {"grpc": names.GRPC_PORT} if facts.spec.router.service.grpc_port else {}
+    return {"http": names.ROUTER_PORT, **grpc}
 
 
 def _env(facts: Facts) -> list[Manifest]:
@@ -114,13 +121,9 @@ def service(facts: Facts, revision: str | None = None) -> Manifest:
     metadata = owner.metadata(owner.name, Role.ROUTER)
     if section.annotations:
         metadata["annotations"] = section.annotations
-    port = {
-        "name": "http",
-        "port": service_port(facts),
-        "targetPort": "http",
-        "protocol": "TCP",
-        "appProtocol": "http",
-    }
+    ports = [_service_port("http", service_port(facts), "http")]
+    if section.grpc_port:
+        ports.append(_service_port("grpc", section.grpc_port, "kubernetes.io/h2c"))
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -128,8 +131,18 @@ def service(facts: Facts, revision: str | None = None) -> Manifest:
         "spec": {
             "type": str(section.type or ServiceType.CLUSTER_IP),
             "selector": owner.selector(Role.ROUTER, revision),
-            "ports": [port],
+            "ports": ports,
         },
+    }
+
+
+def _service_port(name: str, port: int, protocol: str) -> Manifest:
+    return {
+        "name": name,
+        "port": port,
+        "targetPort": name,
+        "protocol": "TCP",
+        "appProtocol": protocol,
     }
 
 

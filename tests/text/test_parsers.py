@@ -319,13 +319,20 @@ def test_calls_that_a_grammar_writes_are_read(name: str) -> None:
     """What a model is held to where its tools are strict is what its own parser reads."""
     table = TOOL_FORMATS[name]
     assert isinstance(table, ToolFormat)
-    if table.text is None:
-        return
-    text, arguments = table.text, '{"a":"} x","b":[1]}'
-    call = text.begin.replace("{name}", "get_weather") + arguments + text.end
-    assert text.begin.startswith(text.trigger)
-    assert text.trigger in table.opens
-    said = check_cuts(f"Well. {call}{call}", name)
+    for text in table.texts:
+        arguments = '{"a":"} x","b":[1]}'
+        if text.parameters is not None:
+            each = text.parameters
+            values = {"a": "} x", "b": "[1]"}
+            arguments = "".join(
+                each.begin.replace("{key}", key) + value + each.pad + each.end + each.after
+                for key, value in values.items()
+            )
+        number = f"0{text.after_number}" if text.after_number else ""
+        call = text.begin.replace("{name}", "get_weather") + number + arguments + text.end
+        assert text.begin.startswith(text.trigger)
+        assert text.trigger in table.opens
+        said = check_cuts(f"Well. {call}{call}", name)
 
-    assert said.content == "Well. "
-    assert said.meant == [("get_weather", json.loads(arguments))] * 2
+        assert said.content == "Well. "
+        assert said.meant == [("get_weather", {"a": "} x", "b": [1]})] * 2

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from tandem.text.parsers.bodies import JsonCall, NamedJson, TaggedParameters
 from tandem.text.parsers.literals import BareKeys, PythonCall
-from tandem.text.parsers.tables import CallText, ChannelFormat, ReasoningFormat, ToolFormat
+from tandem.text.parsers.tables import (
+    CallText,
+    ChannelFormat,
+    ParameterText,
+    ReasoningFormat,
+    ToolFormat,
+)
 
 HARMONY = ChannelFormat()
 
@@ -12,11 +18,16 @@ _HERMES = ToolFormat(
     opens=("<tool_call>",),
     body=JsonCall(),
     closes=("</tool_call>",),
-    text=CallText(
-        trigger="<tool_call>",
-        begin='<tool_call>\n{"name": "{name}", "arguments": ',
-        end="}\n</tool_call>",
+    texts=(
+        CallText(
+            trigger="<tool_call>",
+            begin='<tool_call>\n{"name": "{name}", "arguments": ',
+            end="}\n</tool_call>",
+        ),
     ),
+)
+_QWEN_PARAMETER = ParameterText(
+    begin="<parameter={key}>\n", key_end=">", pad="\n", end="</parameter>", after="\n"
 )
 _QWEN = ToolFormat(
     opens=("<tool_call>", "<function="),
@@ -30,6 +41,20 @@ _QWEN = ToolFormat(
         end="</function>",
     ),
     closes=("</tool_call>",),
+    texts=(
+        CallText(
+            trigger="<tool_call>",
+            begin="<tool_call>\n<function={name}>\n",
+            parameters=_QWEN_PARAMETER,
+            end="</function>\n</tool_call>",
+        ),
+        CallText(
+            trigger="<function=",
+            begin="<function={name}>\n",
+            parameters=_QWEN_PARAMETER,
+            end="</function>",
+        ),
+    ),
 )
 _LLAMA = ToolFormat(
     opens=("<|python_tag|>",),
@@ -50,16 +75,18 @@ _MISTRAL_JSON = ToolFormat(
     body=JsonCall(),
     listed=True,
     needs_list=True,
-    text=CallText(
-        trigger="[TOOL_CALLS]",
-        begin='[TOOL_CALLS][{"name": "{name}", "arguments": ',
-        end="}]",
+    texts=(
+        CallText(
+            trigger="[TOOL_CALLS]",
+            begin='[TOOL_CALLS][{"name": "{name}", "arguments": ',
+            end="}]",
+        ),
     ),
 )
 _MISTRAL = ToolFormat(
     opens=("[TOOL_CALLS]",),
     body=NamedJson(separators=("[ARGS]",), id_mark="[CALL_ID]", bare=True),
-    text=CallText(trigger="[TOOL_CALLS]", begin="[TOOL_CALLS]{name}[ARGS]", end=""),
+    texts=(CallText(trigger="[TOOL_CALLS]", begin="[TOOL_CALLS]{name}[ARGS]", end=""),),
 )
 _DEEPSEEK_V3 = ToolFormat(
     opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
@@ -67,10 +94,17 @@ _DEEPSEEK_V3 = ToolFormat(
     call_close="<｜tool▁call▁end｜>",
     body=NamedJson(before="function<｜tool▁sep｜>", separators=("\n```json\n",), after="```"),
     closes=("<｜tool▁calls▁end｜>",),
-    text=CallText(
-        trigger="<｜tool▁calls▁begin｜>",
-        begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
-        end="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    texts=(
+        CallText(
+            trigger="<｜tool▁calls▁begin｜>",
+            begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            end="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        CallText(
+            trigger="<｜tool▁call▁begin｜>",
+            begin="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+            end="\n```<｜tool▁call▁end｜>",
+        ),
     ),
 )
 _DEEPSEEK_V31 = ToolFormat(
@@ -79,10 +113,17 @@ _DEEPSEEK_V31 = ToolFormat(
     call_close="<｜tool▁call▁end｜>",
     body=NamedJson(separators=("<｜tool▁sep｜>",)),
     closes=("<｜tool▁calls▁end｜>",),
-    text=CallText(
-        trigger="<｜tool▁calls▁begin｜>",
-        begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-        end="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    texts=(
+        CallText(
+            trigger="<｜tool▁calls▁begin｜>",
+            begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+            end="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        CallText(
+            trigger="<｜tool▁call▁begin｜>",
+            begin="<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
+            end="<｜tool▁call▁end｜>",
+        ),
     ),
 )
 _KIMI = ToolFormat(
@@ -93,6 +134,20 @@ _KIMI = ToolFormat(
         separators=("<|tool_call_argument_begin|>",), name_prefix="functions.", says_id=True
     ),
     closes=("<|tool_calls_section_end|>",),
+    texts=(
+        CallText(
+            trigger="<|tool_calls_section_begin|>",
+            begin="<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:",
+            after_number="<|tool_call_argument_begin|>",
+            end="<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        CallText(
+            trigger="<|tool_call_begin|>",
+            begin="<|tool_call_begin|>functions.{name}:",
+            after_number="<|tool_call_argument_begin|>",
+            end="<|tool_call_end|>",
+        ),
+    ),
 )
 _GLM = ToolFormat(
     opens=("<tool_call>",),
@@ -103,6 +158,19 @@ _GLM = ToolFormat(
         value_open="<arg_value>",
         value_end="</arg_value>",
         end="</tool_call>",
+    ),
+    texts=(
+        CallText(
+            trigger="<tool_call>",
+            begin="<tool_call>{name}\n",
+            parameters=ParameterText(
+                begin="<arg_key>{key}</arg_key>\n<arg_value>",
+                key_end="</arg_key>",
+                end="</arg_value>",
+                after="\n",
+            ),
+            end="</tool_call>",
+        ),
     ),
 )
 _MINIMAX = ToolFormat(
@@ -117,6 +185,19 @@ _MINIMAX = ToolFormat(
         end="</invoke>",
     ),
     closes=("</minimax:tool_call>",),
+    texts=(
+        CallText(
+            trigger="<minimax:tool_call>",
+            begin='<minimax:tool_call>\n<invoke name="{name}">\n',
+            parameters=ParameterText(
+                begin='<parameter name="{key}">',
+                key_end='">',
+                end="</parameter>",
+                after="\n",
+            ),
+            end="</invoke>\n</minimax:tool_call>",
+        ),
+    ),
 )
 _GEMMA4 = ToolFormat(opens=("<|tool_call>",), body=BareKeys('<|"|>'), closes=("<tool_call|>",))
 _FUNCTION_GEMMA = ToolFormat(
@@ -127,10 +208,12 @@ _NEMOTRON = ToolFormat(
     body=JsonCall(),
     listed=True,
     closes=("</TOOLCALL>",),
-    text=CallText(
-        trigger="<TOOLCALL>",
-        begin='<TOOLCALL>[{"name": "{name}", "arguments": ',
-        end="}]</TOOLCALL>",
+    texts=(
+        CallText(
+            trigger="<TOOLCALL>",
+            begin='<TOOLCALL>[{"name": "{name}", "arguments": ',
+            end="}]</TOOLCALL>",
+        ),
     ),
 )
 

@@ -8,14 +8,35 @@ from tandem.text.parsers.bodies import Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterText:
+    """How one parameter of a call stands in a text."""
+
+    begin: str
+    """From its first mark to its value, with ``{key}`` for its name."""
+    key_end: str
+    """Ends the name."""
+    pad: str = ""
+    """May stand between the value and its end, and belongs to neither."""
+    end: str
+    """Ends the value."""
+    after: str = ""
+    """Stands before the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallText:
-    """How a call stands in a text, its arguments as JSON in the middle: what a grammar may hold a
-    model to."""
+    """How a call stands in a text, its arguments in the middle: what a grammar may hold a model
+    to."""
 
     trigger: str
-    """Begins a region of calls, and nothing else does."""
+    """Begins a region of calls."""
     begin: str
     """From the trigger to the arguments, with ``{name}`` for the tool's name."""
+    after_number: str = ""
+    """Where set, the call's number stands behind ``begin``, and this between it and the
+    arguments."""
+    parameters: ParameterText | None = None
+    """How arguments are written one by one; None: they are one object in JSON."""
     end: str
     """From the arguments to the end of the region."""
 
@@ -44,8 +65,9 @@ class ToolFormat:
     """Texts that begin a region only where the model has said nothing yet; they are read again as
     the region's own."""
 
-    text: CallText | None = None
-    """None where calls may begin without a mark, or arguments are no JSON."""
+    texts: tuple[CallText, ...] = ()
+    """One for each mark that begins a region; none where calls may begin without a mark, or
+    arguments are neither JSON nor parameters between tags."""
 
     @property
     def marks(self) -> tuple[str, ...]:

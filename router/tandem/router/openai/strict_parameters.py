@@ -1,0 +1,144 @@
+"""Arguments that a model writes as parameters between tags, as elements of a structural tag.
+
+What stands between two tags is read by the tool's schema (``tandem.text.parsers.values``): a string
+as it is written, all else as JSON. So a string cannot be held to everything that a schema may say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tandem.text.parsers.tables import ParameterText
+from tandem.text.parsers.values import types_of
+
+Form = dict[str, Any]
+
+_ROOT = frozenset(
+    {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+)
+_STRING = frozenset({"type", "enum", "const", "minLength", "maxLength"})
+_NOTES = frozenset(
+    {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
+    | {"readOnly", "writeOnly", "strict"}
+)
+"""Keywords that demand nothing."""
+_DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")
+_NULLS = ("null", "none")
+"""Texts that are read as null where null is allowed."""
+_NOTHING: Form = {"type": "const_string", "value": ""}
+
+
+class NotFollowed(ValueError):
+    """A schema that this way of writing cannot be held to: where, and what is allowed there."""
+
+    def __init__(self, at: str, allowed: str) -> None:
+        super().__init__(f"{at}: {allowed}")
+        self.at, self.allowed = at, allowed
+
+
+def parameters_form(schema: object, text: ParameterText) -> Form:
+    """All parameters of an object's schema, in its order; those that need not be there may be left
+    out. Raises NotFollowed."""
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        raise NotFollowed("/type", "object")
+    _only(schema, _ROOT, "")
+    properties = schema.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        raise NotFollowed("/properties", "an object")
+    required = schema.get("required") or []
+    unknown = [each for each in required if each not in properties]
+    if unknown:
+        raise NotFollowed("/required", f"names in properties, not {unknown[0]!r}")
+    defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    made = [
+        _parameter(key, each, text, defined, needed=key in required)
+        for key, each in properties.items()
+    ]
+    return {"type": "sequence", "elements": made or [_NOTHING]}
+
+
+def _parameter(
+    key: str, schema: object, text: ParameterText, defined: Form, *, needed: bool
+) -> Form:
+    at = f"/properties/{key}"
+    if not key.strip() or key != key.strip() or text.key_end in key or "\n" in key:
+        raise NotFollowed(at, "a name without line ends and marks of the format")
+    content, is_free = _value(schema, text, defined, at)
+    tag = {
+        "type": "tag",
+        "begin": text.begin.replace("{key}", key),
+        "content": content,
+        # A free text ends at the first mark, whatever stands before it.
+        "end": text.end if is_free else text.pad + text.end,
+    }
+    behind = [{"type": "const_string", "value": text.after}] if text.after else []
+    written: Form = {"type": "sequence", "elements": [tag, *behind]}
+    return written if needed else {"type": "or", "elements": [written, _NOTHING]}
+
+
+def _value(schema: object, text: ParameterText, defined: Form, at: str) -> tuple[Form, bool]:
+    """What a value may be, and whether it is any text at all."""
+    for where in _references(schema, at):
+        raise NotFollowed(where, "a $ref to a schema of $defs")
+    types = types_of(schema)
+    if not isinstance(schema, Mapping) or "string" not in types:
+        if isinstance(schema, Mapping):
+            schema = {**schema, **defined}
+        return {"type": "json_schema", "json_schema": schema}, False
+    if types - {"string", "null"}:
+        raise NotFollowed(at, "string, or other types, not both")
+    several = schema.get("anyOf", schema.get("oneOf"))
+    if several is not None and all(_is_plain(each) for each in several):
+        _only(schema, frozenset({"anyOf", "oneOf"}), at)
+        return {"type": "any_text"}, True
+    _only(schema, _STRING, at)
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if values is not None:
+        elements = [_constant(each, text, at, nullable="null" in types) for each in values]
+        return {"type": "or", "elements": elements}, False
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if least or most != "":
+        if "null" in types:
+            raise NotFollowed(at, "minLength and maxLength of a string that is never null")
+        return {"type": "regex", "pattern": f"[^<\\n]{{{least},{most}}}"}, False
+    return {"type": "any_text"}, True
+
+
+def _constant(value: object, text: ParameterText, at: str, *, nullable: bool) -> Form:
+    if value is None and nullable:
+        return {"type": "const_string", "value": "null"}
+    if not isinstance(value, str):
+        raise NotFollowed(at, "values of its type")
+    read_as_null = nullable and value.strip().lower() in _NULLS
+    if read_as_null or text.end in value or value != value.strip("\n"):
+        raise NotFollowed(at, f"other values than {value!r}, which would be read as another")
+    return {"type": "const_string", "value": value}
+
+
+def _is_plain(schema: object) -> bool:
+    """Whether it says no more than string or null."""
+    if not isinstance(schema, Mapping) or schema.get("type") not in ("string", "null"):
+        return False
+    return schema.keys() <= {"type", *_NOTES}
+
+
+def _only(schema: Mapping[str, Any], known: frozenset[str], at: str) -> None:
+    for keyword in schema:
+        if keyword not in known and keyword not in _NOTES:
+            allowed = ", ".join(sorted(known))
+            raise NotFollowed(f"{at}/{keyword}", f"{allowed} in this model's format of calls")
+
+
+def _references(value: object, at: str) -> Iterator[str]:
+    """Places of references that would not be found from within a property."""
+    if isinstance(value, Mapping):
+        to = value.get("$ref")
+        if isinstance(to, str) and not _DEFINED.fullmatch(to):
+            yield f"{at}/$ref"
+        for key, each in value.items():
+            yield from _references(each, f"{at}/{key}")
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, each in enumerate(value):
+            yield from _references(each, f"{at}/{index}")

@@ -94,6 +94,8 @@ WRITERS: dict[str, Write] = {
     "hermes": _each("<tool_call>\n%s\n</tool_call>", _json()),
     "qwen3_xml": _each("<tool_call>\n%s\n</tool_call>", _xml),
     "qwen3_coder": _each("%s", _xml),
+    "seed_oss": _each("<seed:tool_call>\n%s\n</seed:tool_call>", _xml),
+    "granite": lambda text, calls: _listed("<|tool_call|>[%s]")(text, calls) if calls else text,
     "glm45": _each("<tool_call>%s</tool_call>", _glm),
     "minimax_m2": lambda text, calls: (
         text + f"<minimax:tool_call>\n{chr(10).join(map(_invoke, calls))}\n</minimax:tool_call>"
@@ -130,6 +132,7 @@ WRITERS: dict[str, Write] = {
 }
 THOUGHTS = {
     "qwen3": "<think>\n%s</think>\n\n",
+    "seed_oss": "<seed:think>%s</seed:think>",
     "deepseek_r1": "%s</think>",
     "glm45": "<think>%s</think>",
     "minimax_m2": "<think>%s</think>",

@@ -23,6 +23,7 @@ from tandem.text.tokenizer import Tokenizer
         ("[TOOL_CALLS] [", "mistral_json", None),
         ("<｜Assistant｜><think>\n<｜tool▁calls▁begin｜>```json", "deepseek_v3", "deepseek_r1"),
         ("<|python_tag|>", "llama3_json", None),
+        ('<|python_tag|> <function=f>{"a": 1}</function>', None, None),
         ("<|tool_call>call: <channel|>", "gemma4", "gemma4"),
         ("{{ messages }}", None, None),
     ],

@@ -32,6 +32,8 @@ PAIRS = {
     "qwen3_xml": "qwen3",
     "qwen3_coder": "qwen3",
     "nemotron_json": "qwen3",
+    "seed_oss": "seed_oss",
+    "granite": "qwen3",
     "glm45": "glm45",
     "minimax_m2": "minimax_m2",
     "mistral": "mistral",

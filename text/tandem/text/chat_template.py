@@ -8,6 +8,7 @@ which field it did not like. Called by ``Tokenizer.render_chat``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from jinja2 import TemplateSyntaxError, meta, nodes
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.chat_environment import template_environment
-from tandem.text.chat_messages import Message, plain_messages
+from tandem.text.chat_messages import Message, plain_messages, with_written_arguments
 from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
 _CONTINUED = "\ue000continue-here\ue000"
@@ -95,19 +96,19 @@ class ChatTemplates:
             messages,
             keeps_parts=template.keeps_parts,
             knows_developer=template.knows_developer,
+            asks_for_none=template.asks_for_none,
         )
         if options.continue_final_message:
             _mark_last(plain)
-        text = template.render(
-            {
-                **self._named_tokens,
-                **options.template_kwargs,
-                "messages": plain,
-                "tools": options.tools,
-                "documents": options.documents,
-                "add_generation_prompt": options.add_generation_prompt,
-            }
-        )
+        names = {
+            **self._named_tokens,
+            **options.template_kwargs,
+            "messages": plain,
+            "tools": options.tools,
+            "documents": options.documents,
+            "add_generation_prompt": options.add_generation_prompt,
+        }
+        text = template.render(names)
         return _cut_at_mark(text) if options.continue_final_message else text
 
     def names_of(self, options: ChatOptions) -> frozenset[str]:
@@ -144,8 +145,23 @@ class _Template:
         self.names = frozenset(meta.find_undeclared_variables(tree))
         self.keeps_parts = _walks_over_content(tree)
         self.knows_developer = "developer" in source
+        tests = tree.find_all(nodes.Test)
+        self.asks_for_none = any(each.name == "none" and _is_content(each.node) for each in tests)
 
     def render(self, names: dict[str, Any]) -> str:
+        """The text. Arguments of calls are objects, as most templates want them; where one fails
+        with those, it is asked again with texts."""
+        try:
+            return self._render(names)
+        except InvalidParameter:
+            messages = with_written_arguments(names["messages"])
+            if messages is None:
+                raise
+            with suppress(InvalidParameter):
+                return self._render({**names, "messages": messages})
+            raise
+
+    def _render(self, names: dict[str, Any]) -> str:
         try:
             return self._template.render(names)
         except Exception as error:

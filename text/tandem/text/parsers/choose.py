@@ -11,7 +11,9 @@ NONE = "none"
 
 _TOOLS = (
     (("<|channel|>", "<|message|>"), "openai"),
+    (("<seed:tool_call>",), "seed_oss"),
     (("<function=", "<parameter="), "qwen3_xml"),
+    (("<function=",), NONE),  # with arguments in JSON behind it, which no table here reads
     (("<arg_key>",), "glm45"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
@@ -22,6 +24,7 @@ _TOOLS = (
     (("<|tool_call>",), "gemma4"),
     (("<start_function_call>",), "functiongemma"),
     (("<TOOLCALL>",), "nemotron_json"),
+    (("<|tool_call|>",), "granite"),
     (("<tool_call>",), "hermes"),
     (("<|python_tag|>",), "llama3_json"),
     (('"parameters": dictionary of argument name',), "llama3_json"),
@@ -32,6 +35,7 @@ _TOOLS = (
 _REASONING = (
     (("<|channel|>", "<|message|>"), "openai_gptoss"),
     (("[THINK]",), "mistral"),
+    (("</seed:think>",), "seed_oss"),
     (("<channel|>",), "gemma4"),
     (("<arg_key>", "</think>"), "glm45"),
     (("<minimax:tool_call>", "</think>"), "minimax_m2"),
@@ -62,5 +66,5 @@ def _choose(asked: str, template: str, told: tuple[tuple[tuple[str, ...], str], 
         return None if asked == NONE else asked
     for texts, name in told:
         if all(text in template for text in texts):
-            return name
+            return None if name == NONE else name
     return None

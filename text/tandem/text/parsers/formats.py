@@ -56,6 +56,42 @@ _QWEN = ToolFormat(
         ),
     ),
 )
+_SEED = ToolFormat(
+    opens=("<seed:tool_call>",),
+    call_opens=("<function=",),
+    body=TaggedParameters(
+        name_end=(">",),
+        open="<parameter=",
+        key_end=">",
+        value_open="",
+        value_end="</parameter>",
+        end="</function>",
+    ),
+    closes=("</seed:tool_call>",),
+    texts=(
+        CallText(
+            trigger="<seed:tool_call>",
+            begin="<seed:tool_call>\n<function={name}>\n",
+            parameters=ParameterText(
+                begin="<parameter={key}>", key_end=">", end="</parameter>", after="\n"
+            ),
+            end="</function>\n</seed:tool_call>",
+        ),
+    ),
+)
+_GRANITE = ToolFormat(
+    opens=("<|tool_call|>",),
+    body=JsonCall(),
+    listed=True,
+    needs_list=True,
+    texts=(
+        CallText(
+            trigger="<|tool_call|>",
+            begin='<|tool_call|>[{"name": "{name}", "arguments": ',
+            end="}]",
+        ),
+    ),
+)
 _LLAMA = ToolFormat(
     opens=("<|python_tag|>",),
     at_start=("{",),
@@ -227,6 +263,7 @@ TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     "gemma4": _GEMMA4,
     "glm45": _GLM,
     "glm47": _GLM,
+    "granite": _GRANITE,
     "hermes": _HERMES,
     "kimi_k2": _KIMI,
     "llama3_json": _LLAMA,
@@ -240,6 +277,7 @@ TOOL_FORMATS: dict[str, ToolFormat | ChannelFormat] = {
     "pythonic": _PYTHONIC,
     "qwen3_coder": _QWEN,
     "qwen3_xml": _QWEN,
+    "seed_oss": _SEED,
 }
 """``--tool-call-parser`` to its table."""
 
@@ -256,5 +294,6 @@ REASONING_FORMATS: dict[str, ReasoningFormat | ChannelFormat] = {
     "nemotron_v3": _THINK,
     "openai_gptoss": HARMONY,
     "qwen3": _THINK,
+    "seed_oss": ReasoningFormat(opens=("<seed:think>",), close="</seed:think>"),
 }
 """``--reasoning-parser`` to its table."""

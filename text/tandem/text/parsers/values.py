@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ _INTEGER = re.compile(r"[-+]?\d{1,400}", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,400}\.?\d{0,400}|\.\d{1,400})(?:[eE][-+]?\d{1,3})?", re.ASCII)
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 _MAX_UNION = 64
+_MAX_LITERAL = 100_000
 
 
 def types_of(schema: object) -> frozenset[str]:
@@ -59,13 +61,35 @@ def _number(text: str) -> str:
 
 
 def _parsed(text: str) -> str | None:
+    """A value in JSON, or as Python writes it, as templates do that print an object as it is."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        found = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        found = json.dumps(_value(text), ensure_ascii=False, allow_nan=False)
         found.encode()
         return found
-    except (ValueError, RecursionError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def _value(text: str) -> object:
+    """Raises what ``json.loads`` and ``ast.literal_eval`` raise."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        if not text.startswith(("[", "{")) or len(text) > _MAX_LITERAL:
+            raise
+    value = ast.literal_eval(text)
+    if not _is_json(value):
+        raise ValueError(text)
+    return value
+
+
+def _is_json(value: object) -> bool:
+    """Whether JSON means the same: no tuples, sets or bytes, and no names but texts."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def _refuse(word: str) -> None:

@@ -67,7 +67,7 @@ def written(path: Path) -> dict[str, Any]:
 def test_every_request_has_its_answer(
     answering: Callable[[Answers], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those that are refused for now are asked again; those that are wrong are not."""
+    """Who is told to come back is asked again; what is wrong is not."""
 
     def answers(before: int, body: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
         if body["at"] == 1:

@@ -21,7 +21,7 @@ _ROOT = frozenset(
 _STRING = frozenset({"type", "enum", "const", "minLength", "maxLength"})
 _NOTES = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
-    | {"readOnly", "writeOnly", "strict"}
+    | {"readOnly", "writeOnly"}
 )
 """Keywords that demand nothing."""
 _DEFINED = re.compile(r"#/(\$defs|definitions)/[^/]+")

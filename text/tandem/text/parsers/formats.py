@@ -26,20 +26,21 @@ _HERMES = ToolFormat(
         ),
     ),
 )
+_FUNCTION = TaggedParameters(
+    name_end=(">",),
+    open="<parameter=",
+    key_end=">",
+    value_open="",
+    value_end="</parameter>",
+    end="</function>",
+)
 _QWEN_PARAMETER = ParameterText(
     begin="<parameter={key}>\n", key_end=">", pad="\n", end="</parameter>", after="\n"
 )
 _QWEN = ToolFormat(
     opens=("<tool_call>", "<function="),
     call_opens=("<function=",),
-    body=TaggedParameters(
-        name_end=(">",),
-        open="<parameter=",
-        key_end=">",
-        value_open="",
-        value_end="</parameter>",
-        end="</function>",
-    ),
+    body=_FUNCTION,
     closes=("</tool_call>",),
     texts=(
         CallText(
@@ -59,14 +60,7 @@ _QWEN = ToolFormat(
 _SEED = ToolFormat(
     opens=("<seed:tool_call>",),
     call_opens=("<function=",),
-    body=TaggedParameters(
-        name_end=(">",),
-        open="<parameter=",
-        key_end=">",
-        value_open="",
-        value_end="</parameter>",
-        end="</function>",
-    ),
+    body=_FUNCTION,
     closes=("</seed:tool_call>",),
     texts=(
         CallText(

@@ -1,9 +1,10 @@
-"""Hand-offs of two services in one process, on a CPU: python bench/handoffs.py [--rounds 5].
+"""Hand-offs of two services in one process: python bench/handoffs.py [--rounds 5] [--device cuda].
 
 What a hand-off costs besides computing: control messages, machines, packing, reading, verifying.
 For each of ``--connectors``: hand-offs a second, processors' time of one, bytes a second. Of short
 prompts (one part, where the machines count) and of long ones (where bytes do), eight at a time; the
-best of ``--rounds``. Prints JSON.
+best of ``--rounds``. Prints JSON. On a GPU blocks are those of Qwen3-8B at 64 tokens (9 MiB), and a
+long prompt has 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import time
 from typing import Any
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from tandem.kernels.memory.shared import shared_tensor
@@ -29,11 +31,17 @@ from tandem.protocol.layout import KVGroup, KVLayout
 LAYOUT = KVLayout(
     (KVGroup(num_layers=8, num_kv_heads=4, head_dim=64, block_size=16, dtype="bfloat16"),)
 )
-NUM_BLOCKS = 1024
+QWEN3_8B = KVLayout(
+    (KVGroup(num_layers=36, num_kv_heads=8, head_dim=128, block_size=64, dtype="bfloat16"),)
+)
+NUM_BLOCKS = {"cpu": 1024, "cuda": 512}
 AT_ONCE = 8
 ROUTER = b"R" * 16
 SECONDS = 60.0
-CASES = {"short": (4, 400), "long": (128, 40)}
+CASES = {
+    "cpu": {"short": (4, 400), "long": (128, 40)},
+    "cuda": {"short": (4, 100), "long": (32, 40)},
+}
 """Blocks of a prompt, and hand-offs of one round."""
 
 
@@ -48,8 +56,10 @@ class Done:
 class Pair:
     """Both services, linked."""
 
-    def __init__(self, connector: str) -> None:
-        config = KVTransferConfig(kv_connector=connector, kv_control_port=0)
+    def __init__(self, connector: str, device: str, **settings: int | None) -> None:
+        config = KVTransferConfig(kv_connector=connector, kv_control_port=0, **settings)  # type: ignore[arg-type]
+        self.layout = LAYOUT if device == "cpu" else QWEN3_8B
+        self.num_blocks, self.device = NUM_BLOCKS[device], device
         self.woken = threading.Event()
         self.me, self.peer = new_incarnation(), new_incarnation()
         self.producer: Any = self._made(HandoffProducer, config, self.peer)
@@ -61,16 +71,22 @@ class Pair:
     def _made(self, kind: Any, config: KVTransferConfig, incarnation: Any) -> Any:
         made = kind(
             config,
-            slab=shared_tensor(NUM_BLOCKS * LAYOUT.block_bytes).fill_(1).view(NUM_BLOCKS, -1),
-            layout=LAYOUT,
-            num_blocks=NUM_BLOCKS,
-            fingerprint=Fingerprint(revision="bench", dtype="bfloat16", layout=LAYOUT),
+            slab=self._slab(),
+            layout=self.layout,
+            num_blocks=self.num_blocks,
+            fingerprint=Fingerprint(revision="bench", dtype="bfloat16", layout=self.layout),
             incarnation=incarnation,
             registry=CollectorRegistry(),
             notify=self.woken.set,
         )
         made.start()
         return made
+
+    def _slab(self) -> torch.Tensor:
+        size = self.num_blocks * self.layout.block_bytes
+        if self.device == "cpu":
+            return shared_tensor(size).fill_(1).view(self.num_blocks, -1)
+        return torch.ones(size, dtype=torch.uint8, device=self.device).view(self.num_blocks, -1)
 
     def _until(self, check: Any) -> None:
         end = time.monotonic() + SECONDS
@@ -81,11 +97,12 @@ class Pair:
 
     def run(self, name: str, blocks: int, count: int) -> tuple[float, float]:
         """Seconds for so many hand-offs, ``AT_ONCE`` at a time, and of processors."""
-        tables = [list(range(n * blocks, (n + 1) * blocks)) for n in range(NUM_BLOCKS // blocks)]
+        most = self.num_blocks // blocks
+        tables = [list(range(n * blocks, (n + 1) * blocks)) for n in range(most)]
         spare = tables[:AT_ONCE]
         live: dict[RequestKey, list[int]] = {}
         begun = ended = released = 0
-        tokens = blocks * LAYOUT.block_size
+        tokens = blocks * self.layout.block_size
         started, spent = time.perf_counter(), time.process_time()
 
         def step() -> bool:
@@ -126,18 +143,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--connectors", default="memory,memory_blocks,shm,tcp,nixl")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--tcp-streams", type=int, help="none is as workers choose")
+    parser.add_argument("--slot-mib", type=int, help="of a slot; none is as workers choose")
     asked = parser.parse_args()
+    settings = {"kv_tcp_streams": asked.tcp_streams}
+    if asked.slot_mib:
+        settings["kv_slot_bytes"] = asked.slot_mib << 20
     found: dict[str, dict[str, dict[str, float]]] = {}
     for connector in asked.connectors.split(","):
-        pair = Pair(connector)
-        for case, (blocks, count) in CASES.items():
+        pair = Pair(connector, asked.device, **settings)
+        for case, (blocks, count) in CASES[asked.device].items():
             rounds = range(asked.rounds)
             times = [pair.run(f"{case}{n}-", blocks, count) for n in rounds]
             best, cpu = (min(each) for each in zip(*times, strict=True))
             found.setdefault(connector, {})[case] = {
                 "handoffs_per_s": round(count / best, 1),
                 "cpu_ms": round(1000 * cpu / count, 3),
-                "gb_per_s": round(count * blocks * LAYOUT.block_bytes / best / 1e9, 3),
+                "gb_per_s": round(count * blocks * pair.layout.block_bytes / best / 1e9, 3),
             }
         pair.close()
     print(json.dumps(found, indent=1))

@@ -167,7 +167,8 @@ class Chaos:
             link = self.draw.choice(list(mover._links.values()))
             worker.service._channel.post(Drop(link, "chaos", self.draw.choice((0, 200))))
         elif what == "data" and isinstance(transport, TcpTransport) and transport._links:
-            sock = self.draw.choice(list(transport._links.values())).sock
+            link = self.draw.choice(list(transport._links.values()))
+            sock = self.draw.choice(link.streams).sock
             with contextlib.suppress(OSError):  # closed meanwhile
                 if sock is not None:
                     sock.shutdown(socket.SHUT_RDWR)

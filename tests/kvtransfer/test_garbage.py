@@ -95,7 +95,8 @@ def test_garbage_on_the_data_port_ends_its_own_connection_only(pair):
     bad = [
         os.urandom(1000),
         wrong,
-        right + REQUEST.pack(10_000, 10, 1),
+        right + REQUEST.pack(slot_bytes - 5, 10, 1),
+        right + REQUEST.pack(1 << 60, 10, 1),
         right + REQUEST.pack(0, slot_bytes + 1, 1),
         right + REQUEST.pack(0, 0, 1),
     ]

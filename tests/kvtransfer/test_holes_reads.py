@@ -77,7 +77,7 @@ def test_hole_14_a_read_that_failed_costs_its_link_which_comes_back_with_another
         consumer.load(key, [20])
         consumer.wait_for(ending, key)
 
-    mover.parts.transports["tcp"]._links[peer].sock.shutdown(socket.SHUT_RDWR)
+    mover.parts.transports["tcp"]._links[peer].streams[0].sock.shutdown(socket.SHUT_RDWR)
     hand_over("unlucky", events.LoadFailed)
     consumer.until(lambda: mover._links.get(peer, first) != first)
     consumer.until(lambda: consumer.service.peer_up(peer))

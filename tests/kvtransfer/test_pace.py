@@ -186,3 +186,10 @@ def test_slots_follow_the_device_and_the_block_size(given, block, gpu, slot, ahe
     """Large where parts are dear, small where copies are, and never less than a block."""
     sizes = slot_sizes(KVTransferConfig(**given), block, count=16, gpu_bytes=gpu)
     assert (sizes.slot_bytes, sizes.credits) == (slot, ahead)
+
+
+@pytest.mark.parametrize(("staged", "slot"), [(True, 32 * MIB), (False, 9 * MIB + 4096)])
+def test_slots_of_a_gpus_blocks_in_host_memory_hold_several(staged, slot):
+    """Sockets and the GPU's copies carry them; between CPUs a part is a block."""
+    sizes = slot_sizes(KVTransferConfig(), 9 * MIB, count=16, gpu_bytes=None, staged=staged)
+    assert sizes.slot_bytes == slot

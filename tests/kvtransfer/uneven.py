@@ -43,10 +43,14 @@ class UnevenNixl(Uneven, NixlTransport):
 
 
 class UnevenTcp(Uneven, TcpTransport):
-    """A consumer's receives nothing while it stands."""
+    """A consumer's says of nothing that it has come while it stands."""
 
     def __init__(self) -> None:
         super().__init__(new_incarnation(), host="127.0.0.1")
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """See Transport."""
+        return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 
 class UnevenBlocks(Uneven, MemoryTransport):

@@ -35,7 +35,7 @@ class KVTransferConfig:
         None,
         "Size of a send or receive slot; raised to one KV block and its header if below. None is "
         "64 MiB where slots lie in GPU memory (less on a GPU of under 64 GiB), 4 MiB in the "
-        "host's.",
+        "host's, and 32 MiB there for a GPU's blocks.",
         unit="bytes",
     )
     kv_send_slots: int = setting(16, "Send slots of a worker that exports KV.", unit="slots")
@@ -113,6 +113,11 @@ class KVTransferConfig:
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")
+    kv_tcp_streams: int | None = setting(
+        None,
+        "Sockets of the tcp connector to each peer, and threads that move bytes by them, 1 to 16. "
+        "None is 4 for a GPU's blocks, 2 for a CPU's.",
+    )
     kv_secret: str = setting(
         "", "Shared by the workers of a service; peers without it are turned away."
     )
@@ -130,6 +135,7 @@ class KVTransferConfig:
         for name in ("kv_control_port", "kv_data_port"):
             check_integer(name, getattr(self, name), 0, 65535)
         check_integer("kv_data_ports", self.kv_data_ports, 1, 65535)
+        check_optional_integer("kv_tcp_streams", self.kv_tcp_streams, 1, 16)
         for each in fields(self):
             if each.name.endswith(("_seconds", "_timeout")) or each.name == "kv_lease_backlog":
                 check_positive(each.name, getattr(self, each.name))

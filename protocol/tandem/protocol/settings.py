@@ -78,10 +78,10 @@ def check_integer(param: str, value: object, low: int, high: int | None = None) 
         raise InvalidParameter(param, value, allowed)
 
 
-def check_optional_integer(param: str, value: object, low: int) -> None:
+def check_optional_integer(param: str, value: object, low: int, high: int | None = None) -> None:
     """As ``check_integer``, and None is allowed."""
     if value is not None:
-        check_integer(param, value, low)
+        check_integer(param, value, low, high)
 
 
 def check_positive(

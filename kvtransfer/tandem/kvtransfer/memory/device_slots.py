@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tandem.kernels.blocks import digest, pack, unpack
 from tandem.kernels.memory.device import MappedAllocator
+from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
 
 
-class HostSlotsOfDevice(SlotMemory):
-    """Slots in host memory, blocks on a GPU: the copy engines carry whole blocks."""
+class _OnStream(SlotMemory):
+    """What it does runs on a stream of its own."""
 
     def __init__(self, count: int, slot_bytes: int, slab: Tensor) -> None:
         self._device = slab.device
@@ -45,7 +47,50 @@ class HostSlotsOfDevice(SlotMemory):
             self._stream.synchronize()
 
 
-class DeviceSlots(HostSlotsOfDevice):
+class HostSlotsOfDevice(_OnStream):
+    """Slots in page-locked host memory, blocks on a GPU. Blocks are gathered, scattered and summed
+    on the GPU, in a slot's length beside the slab: the host's processors touch no byte of them."""
+
+    _pinned = True
+
+    def __init__(self, count: int, slot_bytes: int, slab: Tensor) -> None:
+        size = slot_bytes - HEADER_BYTES
+        self._staging = torch.empty(size, dtype=torch.uint8, device=slab.device)
+        self._staged: tuple[int, int] | None = None
+        """Slot and bytes of the payload that was summed last: ``unpack`` takes the very bytes."""
+        super().__init__(count, slot_bytes, slab)
+
+    def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
+        """See SlotMemory."""
+        self._staged = None
+        with self._own_stream():
+            payload = self._payload(slot, len(block_ids), slab.shape[1])
+            staged = self._staging[: payload.numel()]
+            pack(slab, torch.tensor(block_ids, dtype=torch.int64), staged.view_as(payload))
+            payload.copy_(staged.view_as(payload), non_blocking=True)
+            return digest(staged)
+
+    def unpack(self, slot: int, block_ids: Sequence[int], slab: Tensor) -> None:
+        """See SlotMemory."""
+        with self._own_stream():
+            payload = self._payload(slot, len(block_ids), slab.shape[1])
+            staged = self._staging[: payload.numel()].view_as(payload)
+            if self._staged != (slot, payload.numel()):
+                staged.copy_(payload, non_blocking=True)
+            unpack(staged, torch.tensor(block_ids, dtype=torch.int64), slab)
+        self._staged = None
+
+    def digest(self, slot: int, nbytes: int) -> int:
+        """See SlotMemory."""
+        with self._own_stream():
+            payload = self.rows[slot, HEADER_BYTES:nbytes]
+            staged = self._staging[: payload.numel()]
+            staged.copy_(payload, non_blocking=True)
+            self._staged = slot, payload.numel()
+            return digest(staged)
+
+
+class DeviceSlots(_OnStream):
     """Slots beside the slab, in memory that other processes can open (``cudaMalloc``'s)."""
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:

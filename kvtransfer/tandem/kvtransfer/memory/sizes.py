@@ -2,8 +2,9 @@
 
 A part costs both ends some milliseconds of their interpreters whatever its size, so that small ones
 fill them: with parts of one 9 MiB block KV of 8B weights moved at 4 GB/s under load, with parts of
-64 MiB at 13 (bench/results/pair_h200.md). In host memory copies take longer than what is around
-them, and small slots stay in caches.
+64 MiB at 13 (bench/results/pair_h200.md). Slots of a GPU's blocks in host memory are copied by the
+GPU and by sockets' threads, and three blocks a part beat one by far (handoffs_tcp_h200.md, there).
+Between CPUs copies take longer than what is around them, and small slots stay in caches.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tandem.kvtransfer.memory.header import HEADER_BYTES
 PAGE = mmap.PAGESIZE
 HOST_SLOT_BYTES = 4 << 20
 HOST_CREDITS = 4
+STAGED_SLOT_BYTES = 32 << 20
 GPU_SLOT_BYTES = 64 << 20
 GPU_CREDITS = 6
 GPU_SHARE = 64
@@ -37,14 +39,20 @@ def slot_bytes_for(wanted: int, block_bytes: int) -> int:
 
 
 def slot_sizes(
-    config: KVTransferConfig, block_bytes: int, *, count: int, gpu_bytes: int | None
+    config: KVTransferConfig,
+    block_bytes: int,
+    *,
+    count: int,
+    gpu_bytes: int | None,
+    staged: bool = False,
 ) -> SlotSizes:
     """Sizes of ``count`` slots for blocks of ``block_bytes``.
 
-    ``gpu_bytes`` is the memory of the GPU that holds the slots, None for slots in host memory.
+    ``gpu_bytes`` is the memory of the GPU that holds the slots, None for slots in host memory;
+    ``staged`` are those of blocks that lie on a GPU.
     """
     if gpu_bytes is None:
-        wanted, ahead = HOST_SLOT_BYTES, HOST_CREDITS
+        wanted, ahead = STAGED_SLOT_BYTES if staged else HOST_SLOT_BYTES, HOST_CREDITS
     else:
         wanted, ahead = min(GPU_SLOT_BYTES, gpu_bytes // GPU_SHARE // count), GPU_CREDITS
     if config.kv_slot_bytes is not None:

@@ -25,8 +25,12 @@ class SlotMemory:
         self.rows = self._allocate(count, slot_bytes)
         self.digest(0, slot_bytes)  # the first one makes its tables: not at a request's expense
 
+    _pinned = False
+    """Whether a GPU's copies reach the slots without help of the processor."""
+
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
-        raw = torch.empty(count * slot_bytes + PAGE, dtype=torch.uint8)
+        size = count * slot_bytes + PAGE
+        raw = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
         skip = -raw.data_ptr() % PAGE
         rows = raw[skip : skip + count * slot_bytes].view(count, slot_bytes)
         self._bytes: memoryview = rows.numpy().data.cast("B")
@@ -51,9 +55,9 @@ class SlotMemory:
         return self._bytes[offset : offset + nbytes]
 
     def is_within_a_slot(self, offset: int, nbytes: int) -> bool:
-        """Whether these bytes are the start of one slot: all that peers may ask for."""
+        """Whether these bytes belong to one slot: all that peers may ask for."""
         slot, rest = divmod(offset, self.slot_bytes)
-        return rest == 0 and 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes
+        return 0 <= slot < self.count and 0 < nbytes <= self.slot_bytes - rest
 
     def read(self, slot: int, nbytes: int) -> bytes:
         """A copy of the first ``nbytes`` of a slot."""

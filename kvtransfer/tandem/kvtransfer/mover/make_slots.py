@@ -24,7 +24,8 @@ def sized_slots(
     as large as the settings and the device want. Raises TransportError where there is no room."""
     near = lies_near(slab, traits := tuple(traits))
     total = torch.cuda.get_device_properties(slab.device).total_memory if near else None
-    sizes = slot_sizes(config, slab.shape[1], count=count, gpu_bytes=total)
+    staged = slab.is_cuda and not near
+    sizes = slot_sizes(config, slab.shape[1], count=count, gpu_bytes=total, staged=staged)
     try:
         return make_slots(count + spare, sizes.slot_bytes, slab, traits), sizes
     except torch.OutOfMemoryError as error:

@@ -41,6 +41,7 @@ def make_transports(
             host=config.kv_control_host,
             first_port=config.kv_data_port,
             num_ports=config.kv_data_ports,
+            streams=config.kv_tcp_streams or (4 if on_gpu else 2),
             on_garbage=on_garbage,
         )
 

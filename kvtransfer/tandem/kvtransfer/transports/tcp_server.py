@@ -1,6 +1,6 @@
-"""P's half of tcp: a thread that sends slots to peers that greeted rightly, and nothing else.
+"""P's half of tcp: threads that send slots to peers that greeted rightly, and nothing else.
 
-It serves whole slots from their start, never addresses. Whatever does not follow the protocol
+They serve bytes of slots, never addresses. Whatever does not follow the protocol
 (garbage, a wrong secret, a slot or size that does not exist, silence before the greeting) closes
 that connection and is counted.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import itertools
 import logging
 import os
 import selectors
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from tandem.kvtransfer.errors import AddressInUse
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.tcp_wire import ANSWER, GREETING, MAGIC, REQUEST, SECRET_BYTES
+from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -45,43 +47,41 @@ class _Peer:
         """Answers in order; the first may be partly sent."""
 
 
-class TcpServer:
-    """Listens on construction; ``start`` runs the thread."""
+class _Sender:
+    """A thread that serves some of the connections."""
 
     def __init__(
-        self,
-        memory: SlotMemory,
-        incarnation: Incarnation,
-        *,
-        host: str,
-        first_port: int,
-        num_ports: int,
-        on_garbage: Callable[[], None],
+        self, memory: SlotMemory, expected: bytes, on_garbage: Callable[[], None], name: str
     ) -> None:
-        self.secret = os.urandom(SECRET_BYTES)
         self._memory = memory
-        self._expected = GREETING.pack(MAGIC, incarnation, self.secret)
+        self._expected = expected
         self._on_garbage = on_garbage
-        self._listener = _listen(host, first_port, num_ports)
-        self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
-        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._bell: WakeQueue[socket.socket | None] = WakeQueue()
+        """Connections to take over; None ends the thread."""
+        self._selector.register(self._bell, selectors.EVENT_READ, None)
         self._peers: set[_Peer] = set()
-        self._rests_until: float | None = None
-        """Set while nobody is let in."""
-        self._thread = threading.Thread(target=self._run, name="kv-tcp", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Serve in a thread of its own."""
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._selector.register(self._stop_reader, selectors.EVENT_READ, None)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread and close every connection."""
-        self._stop_writer.send(b"\0")
+        self.take_over(None)
         self._thread.join(timeout=5.0)
-        self._stop_writer.close()
+        self._bell.close()
+
+    def take_over(self, sock: socket.socket | None) -> None:
+        """Serve this connection from now on; None: end."""
+        self._bell.add(sock)
+        self._bell.wake()
+
+    @property
+    def num_peers(self) -> int:
+        """Connections that are open."""
+        return len(self._peers)
 
     def _run(self) -> None:
         try:
@@ -90,45 +90,32 @@ class TcpServer:
         finally:
             for peer in list(self._peers):
                 self._close(peer)
-            self._listener.close()
-            self._stop_reader.close()
             self._selector.close()
 
     def _turn(self) -> bool:
         """Serve what is due; False when the end was asked for."""
-        waiting = self._rests_until is not None or any(not peer.greeted for peer in self._peers)
-        for key, events in self._selector.select(1.0 if waiting else None):
-            if key.fileobj is self._stop_reader:
-                return False
-            if key.data is None:
+        for key, events in self._selector.select(1.0 if self._is_waiting() else None):
+            if key.fileobj is self._bell:
+                self._bell.hush()
+                for sock in self._bell.take():
+                    if sock is None:
+                        return False
+                    self._begin(sock)
+            elif key.data is None:
                 self._accept()
             else:
                 self._serve(key.data, events)
         self._drop_the_silent()
-        if self._rests_until is not None and time.monotonic() >= self._rests_until:
-            self._rests_until = None
-            self._selector.register(self._listener, selectors.EVENT_READ, None)
         return True
 
-    def _rest(self) -> None:
-        """Let nobody in for a while: a caller that cannot be let in stays at the door, and asking
-        again and again would take the thread from those who are served."""
-        logger.error("tcp: no descriptor is left for another connection")
-        self._selector.unregister(self._listener)
-        self._rests_until = time.monotonic() + REST_SECONDS
+    def _is_waiting(self) -> bool:
+        """Whether something is due that no descriptor tells."""
+        return any(not peer.greeted for peer in self._peers)
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._rest()
-            return
-        if len(self._peers) >= MAX_CONNECTIONS:
-            sock.close()
-            return
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raise AssertionError("only one of the threads listens")
+
+    def _begin(self, sock: socket.socket) -> None:
         peer = _Peer(sock, time.monotonic())
         self._peers.add(peer)
         self._selector.register(sock, selectors.EVENT_READ, peer)
@@ -193,6 +180,83 @@ class TcpServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.sock)
         peer.sock.close()
+
+
+class TcpServer(_Sender):
+    """Listens on construction; ``start`` runs the threads. The first one takes connections, and
+    all share them."""
+
+    def __init__(
+        self,
+        memory: SlotMemory,
+        incarnation: Incarnation,
+        *,
+        host: str,
+        first_port: int,
+        num_ports: int,
+        threads: int = 1,
+        on_garbage: Callable[[], None],
+    ) -> None:
+        self.secret = os.urandom(SECRET_BYTES)
+        expected = GREETING.pack(MAGIC, incarnation, self.secret)
+        super().__init__(memory, expected, on_garbage, "kv-tcp")
+        self._others = [
+            _Sender(memory, expected, on_garbage, f"kv-tcp-{index}") for index in range(1, threads)
+        ]
+        self._turns = itertools.cycle([self, *self._others])
+        self._listener = _listen(host, first_port, num_ports)
+        self.port: int = self._listener.getsockname()[1]
+        self._rests_until: float | None = None
+        """Set while nobody is let in."""
+
+    def start(self) -> None:
+        """Serve in threads of its own."""
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        for each in self._others:
+            each.start()
+        super().start()
+
+    def stop(self) -> None:
+        """End the threads and close every connection."""
+        super().stop()
+        for each in self._others:
+            each.stop()
+        self._listener.close()
+
+    def _is_waiting(self) -> bool:
+        return self._rests_until is not None or super()._is_waiting()
+
+    def _turn(self) -> bool:
+        goes_on = super()._turn()
+        if goes_on and self._rests_until is not None and time.monotonic() >= self._rests_until:
+            self._rests_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+        return goes_on
+
+    def _rest(self) -> None:
+        """Let nobody in for a while: a caller that cannot be let in stays at the door, and asking
+        again and again would take the thread from those who are served."""
+        logger.error("tcp: no descriptor is left for another connection")
+        self._selector.unregister(self._listener)
+        self._rests_until = time.monotonic() + REST_SECONDS
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._rest()
+            return
+        if self.num_peers + sum(each.num_peers for each in self._others) >= MAX_CONNECTIONS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        one = next(self._turns)
+        if one is self:
+            self._begin(sock)
+        else:
+            one.take_over(sock)
 
 
 def _listen(host: str, first_port: int, num_ports: int) -> socket.socket:

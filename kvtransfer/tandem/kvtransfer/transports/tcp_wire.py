@@ -1,8 +1,8 @@
-"""Bytes of the tcp transport: a greeting, requests for starts of slots, answers with their bytes.
+"""Bytes of the tcp transport: a greeting, requests for bytes of slots, answers with them.
 
-A slot is named by its offset behind the first. The greeting carries P's incarnation and a secret
-that P gave to D over the authenticated control link, so that whoever else finds the port is turned
-away.
+Bytes are named by their offset behind the first slot's start. The greeting carries P's incarnation
+and a secret that P gave to D over the authenticated control link, so that whoever else finds the
+port is turned away.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tandem.kvtransfer.errors import TransportError
 
 GREETING = struct.Struct("<8s16s16s")
 """Magic, P's incarnation, P's secret."""
-MAGIC = b"TDMDATA2"
+MAGIC = b"TDMDATA3"
 REQUEST = struct.Struct("<QIQ")
 """Offset, bytes, ticket."""
 ANSWER = struct.Struct("<QI")

@@ -7,13 +7,14 @@ import json
 import pytest
 
 from tandem.protocol.errors import (
+    DeadlinePassed,
     FailCause,
     Refusal,
     RefusalCode,
     RequestFailed,
     RequestRefused,
 )
-from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed
+from tandem.router.dispatch.failure import FailedClosed
 from tandem.router.openai.errors import answer_of
 
 

@@ -111,6 +111,12 @@ BOTH: dict[str, tuple[Mapping[str, Any], See]] = {
     ),
     "cache_salt": ({"cache_salt": "s"}, lambda seen: seen.request.cache_salt == "s"),
     "priority": ({"priority": 2}, lambda seen: seen.request.priority == 2),
+    "timeout": ({"timeout": 5}, lambda seen: 0 < (seen.request.budget_ms or 0) <= 5000),
+    # What it does when the time has passed: test_deadlines.
+    "partial_on_timeout": (
+        {"partial_on_timeout": True},
+        lambda seen: seen.answer["choices"][0]["finish_reason"] != "abort",
+    ),
     "request_id": ({"request_id": "mine"}, lambda seen: seen.answer["id"].endswith("-mine")),
     "return_token_ids": (
         {"return_token_ids": True},

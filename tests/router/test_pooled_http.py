@@ -260,6 +260,7 @@ SHARED: dict[str, tuple[Mapping[str, Any], Callable[[Any, Any], bool]]] = {
         lambda sent, answer: len(sent.prompt_token_ids) == 1,
     ),
     "cache_salt": ({"cache_salt": "s"}, lambda sent, answer: sent.cache_salt == "s"),
+    "timeout": ({"timeout": 5}, lambda sent, answer: 0 < sent.budget_ms <= 5000),
     "priority": ({"priority": 2}, lambda sent, answer: sent.priority == 2),
     "request_id": ({"request_id": "m"}, lambda sent, answer: answer["id"].endswith("-m")),
     "user": ({"user": "me"}, lambda sent, answer: True),

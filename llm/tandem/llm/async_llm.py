@@ -25,6 +25,7 @@ from tandem.protocol.client import EngineCoreClient
 from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import (
+    DeadlinePassed,
     FailCause,
     InvalidParameter,
     Refusal,
@@ -130,7 +131,8 @@ class AsyncLLM:
         """Send the request and yield what comes, until every choice has ended.
 
         Raises InvalidParameter for a ``request_id`` that is running, RequestRefused and
-        RequestFailed as the client does. Closing it aborts the request.
+        RequestFailed as the client does, but for a deadline behind which the caller takes what
+        there is. Closing it aborts the request.
         """
         self._take_id(prepared)
         state = self._outputs.begin(prepared.processed)
@@ -152,6 +154,12 @@ class AsyncLLM:
                         yield _render(prepared, state, shown)
                     if state.must_abort:
                         break
+        except DeadlinePassed:
+            shown = state.cut() if prepared.processed.partial_on_timeout else []
+            if not shown:
+                raise
+            self._free_id(prepared)
+            yield _render(prepared, state, shown)
         finally:
             self._free_id(prepared)
         if not state.finished:

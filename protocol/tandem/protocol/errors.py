@@ -133,5 +133,9 @@ class RequestFailed(TandemError):
         super().__init__(message)
 
 
+class DeadlinePassed(RequestFailed):
+    """The request's own deadline, whatever was computing it."""
+
+
 class WireError(TandemError):
     """Bytes that are not a frame of this protocol; the receiver counts and drops them."""

@@ -18,7 +18,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     """max_tokens, or the longest context that the model can hold."""
     ABORT = "abort"
-    """Whoever asked went away."""
+    """Whoever asked went away, or its deadline passed."""
     ERROR = "error"
     """Nobody could bring the request to its end; an error says why."""
 

@@ -56,6 +56,8 @@ class InputOptions:
     """Lower goes first under the priority policy."""
     budget_ms: int | None = None
     """Deadline of the whole request, from now on; None is none."""
+    partial_on_timeout: bool = False
+    """What was drawn by the deadline is the answer; otherwise passing it is an error."""
     seen_special_ids: frozenset[int] = frozenset()
     """Special tokens that stand in the answer's text though others are skipped."""
     reasoning: Callable[[str], ReasoningSpan | None] | None = None
@@ -70,6 +72,8 @@ class ProcessedInput:
     prompt: str | None
     """Text of the prompt, chat template applied; None where the client gave ids alone."""
     seen_special_ids: frozenset[int] = frozenset()
+    """See InputOptions."""
+    partial_on_timeout: bool = False
     """See InputOptions."""
 
 
@@ -169,7 +173,10 @@ class InputProcessor:
             budget_ms=options.budget_ms,
         )
         return ProcessedInput(
-            request=request, prompt=prompt.text, seen_special_ids=options.seen_special_ids
+            request=request,
+            prompt=prompt.text,
+            seen_special_ids=options.seen_special_ids,
+            partial_on_timeout=options.partial_on_timeout,
         )
 
     def _check_spaces(self, params: SamplingParams) -> None:

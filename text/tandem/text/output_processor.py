@@ -121,6 +121,18 @@ class RequestState:
             return [shown]
         return [] if self._running else [each.snapshot() for each in self.choices]
 
+    def cut(self) -> list[CompletionOutput]:
+        """End every choice that has not ended, where it stands; what the caller shows for that.
+
+        None where no token has come at all.
+        """
+        if not self.num_generated_tokens:
+            return []
+        running = [each for each in self.choices if each.finish_reason is None]
+        ended = [each.cut() for each in running]
+        self._running = 0
+        return [each.snapshot() for each in self.choices] if self._final_only else ended
+
 
 class ChoiceState:
     """One choice: detokenizer, stop strings, counts, and (unless DELTA) all that came so far."""
@@ -189,6 +201,16 @@ class ChoiceState:
         self._token_ids += token_ids
         if self._logprobs is not None:
             self._logprobs += logprobs or ()
+        return self.snapshot()
+
+    def cut(self) -> CompletionOutput:
+        """End here, as ``abort``: what was held back of the text, or a snapshot for other kinds
+        than DELTA."""
+        text = "" if self._detokenizer is None else self._flush()
+        self._end(FinishReason.ABORT, None)
+        if self._delta:
+            return self._show(text, [], None if self._logprobs is None else [])
+        self._text += text
         return self.snapshot()
 
     def snapshot(self) -> CompletionOutput:

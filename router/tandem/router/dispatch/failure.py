@@ -12,10 +12,6 @@ class FailedClosed(RequestFailed):
     """Two legs disagreed on a token: nothing more may be emitted, by anybody."""
 
 
-class DeadlinePassed(RequestFailed):
-    """The request's own deadline, whatever its workers were doing."""
-
-
 class ReaderTooSlow(RequestFailed):
     """The client does not read its answer, and too much of it waits."""
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from tandem.protocol.errors import FailCause, RefusalCode, RequestFailed, RequestRefused
-from tandem.router.dispatch.failure import AttemptFailure, DeadlinePassed
+from tandem.protocol.errors import (
+    DeadlinePassed,
+    FailCause,
+    RefusalCode,
+    RequestFailed,
+    RequestRefused,
+)
+from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.job import Job
 
 

@@ -6,8 +6,14 @@ metrics, which have all of it; a client can do nothing with it and is not to lea
 
 from __future__ import annotations
 
-from tandem.protocol.errors import FailCause, Refusal, RefusalCode, RequestFailed
-from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed, ReaderTooSlow
+from tandem.protocol.errors import (
+    DeadlinePassed,
+    FailCause,
+    Refusal,
+    RefusalCode,
+    RequestFailed,
+)
+from tandem.router.dispatch.failure import FailedClosed, ReaderTooSlow
 
 _AGAIN = "no worker could take the request; try again"
 _REFUSED = {

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from tandem.protocol.errors import (
+    DeadlinePassed,
     InvalidParameter,
     RefusalCode,
     RequestFailed,
@@ -26,7 +27,7 @@ from tandem.protocol.errors import (
     TandemError,
 )
 from tandem.router.admission.queue import AdmissionRefused, RejectReason
-from tandem.router.dispatch.failure import DeadlinePassed, FailedClosed
+from tandem.router.dispatch.failure import FailedClosed
 from tandem.router.openai.client_words import param_of, words_of_failure, words_of_refusal
 from tandem.router.openai.written import MAX_NAME, shortened, written
 from tandem.text.errors import ContextLengthExceeded

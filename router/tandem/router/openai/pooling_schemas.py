@@ -45,6 +45,7 @@ class PooledBody(Body):
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: Salt | None = None
     priority: int | None = None
+    timeout: float | None = None
     request_id: str | None = None
     user: Information | None = None
 

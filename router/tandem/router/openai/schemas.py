@@ -88,6 +88,8 @@ class GenerationBody(Body):
     truncation_side: Literal["left", "right"] | None = None
     cache_salt: Salt | None = None
     priority: int | None = None
+    timeout: float | None = None
+    partial_on_timeout: bool | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
     echo: bool | None = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -33,6 +34,9 @@ from tandem.text.parsers.model import ModelParsers
 MAX_REQUEST_ID = 256
 MAX_CACHE_SALT = 1024
 MAX_PRIORITY = 2**31 - 1
+MAX_TIMEOUT = 86_400.0
+"""Seconds that a client's own deadline may be away; the server's ends a request before it."""
+TIMEOUT_HEADER = "X-Request-Timeout"
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 
@@ -160,8 +164,17 @@ def request_id_of(request: Request, body: _Identified) -> str:
 
 
 def input_options(body: GenerationBody | PooledBody, request: Request) -> InputOptions:
-    """What a body says beside prompt and sampling parameters."""
-    return options_of(body, service_of(request))
+    """What a body says beside prompt and sampling parameters, and the header of a deadline."""
+    options = options_of(body, service_of(request))
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return options
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    limits = [each for each in (_budget(TIMEOUT_HEADER, seconds), options.budget_ms) if each]
+    return replace(options, budget_ms=min(limits))
 
 
 def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOptions:
@@ -177,7 +190,17 @@ def options_of(body: GenerationBody | PooledBody, service: Service) -> InputOpti
         truncation_side=side,
         cache_salt=body.cache_salt,
         priority=_priority(body.priority or 0, service),
+        budget_ms=None if body.timeout is None else _budget("timeout", body.timeout),
+        partial_on_timeout=isinstance(body, GenerationBody) and bool(body.partial_on_timeout),
     )
+
+
+def _budget(param: str, seconds: float) -> int:
+    """Milliseconds of a client's own deadline. Raises InvalidParameter."""
+    if not 0.001 <= seconds <= MAX_TIMEOUT:
+        allowed = f"seconds, 0.001 to {MAX_TIMEOUT:g}"
+        raise InvalidParameter(param, None if math.isnan(seconds) else seconds, allowed)
+    return int(seconds * 1000)
 
 
 def _priority(asked: int, service: Service) -> int:

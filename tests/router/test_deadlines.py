@@ -1,0 +1,118 @@
+"""Deadlines that clients set: by body and header, with an error or with what there is by then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+from tests.waiting import wait_for
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+
+BODY = {"model": "fake", "prompt": "Hi", "max_tokens": 20}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 20}
+CALLS = [("/v1/completions", BODY), ("/v1/chat/completions", CHAT)]
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """Of a completion's choice, a chat's or a chunk's."""
+    said = choice.get("text")
+    if said is None:
+        said = choice.get("message", choice.get("delta", {})).get("content")
+    return said or ""
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+@pytest.mark.parametrize("where", ["body", "header"])
+def test_a_deadline_of_the_clients_is_504(
+    serve: Serve, decode: Make, path: str, body: dict[str, Any], where: str
+) -> None:
+    """Long before the server's own, and the worker hears of it."""
+    d = decode(step=0.5)
+    served = serve(d)
+    more = {"timeout": 0.7} if where == "body" else {}
+    headers = {"X-Request-Timeout": "0.7"} if where == "header" else {}
+    answer = served.post(path, json={**body, **more}, headers=headers)
+    assert answer.status_code == 504, answer.text
+    assert answer.json()["error"]["code"] == "timeout"
+    wait_for(lambda: len(d.cancelled) == 1)
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_what_there_is_by_then_is_an_answer(
+    serve: Serve, decode: Make, path: str, body: dict[str, Any]
+) -> None:
+    """Tokens that came in time, the reason, and a usage that counts them; nothing goes on."""
+    d = decode(step=0.3)
+    served = serve(d)
+    answer = served.post(path, json={**body, "timeout": 1.0, "partial_on_timeout": True})
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "abort"
+    assert text_of(choice)
+    assert 0 < answer.json()["usage"]["completion_tokens"] < 20
+    wait_for(lambda: len(d.cancelled) == 1)
+    assert 'finished_reason="abort"' in served.metrics()
+
+
+@pytest.mark.parametrize(("path", "body"), CALLS)
+def test_a_stream_ends_with_the_reason(
+    serve: Serve, decode: Make, path: str, body: dict[str, Any]
+) -> None:
+    """Its last chunk says so; without the wish it is an error event."""
+    served = serve(decode(step=0.3))
+    asked = {**body, "timeout": 1.0, "stream": True}
+    lines = served.post(path, json={**asked, "partial_on_timeout": True}).text.split("\n\n")
+    assert lines[-2] == "data: [DONE]"
+    chunks = [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
+    assert chunks[-1]["finish_reason"] == "abort"
+    assert "".join(map(text_of, chunks))
+    failed = served.post(path, json=asked).text
+    assert '"finish_reason":"abort"' not in failed
+    assert "deadline" in failed
+
+
+def test_without_a_token_there_is_no_part(serve: Serve, decode: Make) -> None:
+    """Nothing is no answer."""
+    served = serve(decode(step=2.0))
+    answer = served.post(
+        "/v1/completions", json={**BODY, "timeout": 0.3, "partial_on_timeout": True}
+    )
+    assert answer.status_code == 504
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 0.0001, 86_401, float("1e300")])
+def test_deadlines_have_bounds(serve: Serve, decode: Make, seconds: float) -> None:
+    """By body and by header."""
+    served = serve(decode())
+    answer = served.post("/v1/completions", json={**BODY, "timeout": seconds})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "timeout"
+    headers = {"X-Request-Timeout": str(seconds)}
+    answer = served.post("/v1/completions", json=BODY, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "X-Request-Timeout"
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "inf", "1,5", ""])
+def test_a_header_that_is_no_number_is_refused(serve: Serve, decode: Make, text: str) -> None:
+    """By its name."""
+    served = serve(decode())
+    answer = served.post("/v1/completions", json=BODY, headers={"X-Request-Timeout": text})
+    assert answer.status_code == 400
+    assert "0.001 to 86400" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_the_header_counts_everywhere(serve: Serve, decode: Make, path: str) -> None:
+    """Also where the body knows no deadline."""
+    served = serve(decode(step=0.5))
+    chat = {"model": "fake", "max_tokens": 20, "messages": CHAT["messages"]}
+    body = {"model": "fake", "input": "Hi"} if path == "/v1/responses" else chat
+    answer = served.post(path, json=body, headers={"X-Request-Timeout": "0.7"})
+    assert answer.status_code == 504, answer.text

@@ -189,6 +189,7 @@ def create_app(config: RouterConfig) -> FastAPI:
 
     has_keys = bool(config.api_key or config.api_keys_dir)
     keys = KnownKeys(config.api_key, config.api_keys_dir) if has_keys else None
+    admin = KnownKeys(config.admin_api_key) if config.admin_api_key else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -211,7 +212,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         # Not included as routers: FastAPI would look each request up twice.
         routes=[route for part in parts for route in part.routes.routes],
     )
-    app.openapi = cache(partial(document, app, has_keys=has_keys))  # type: ignore[method-assign]
+    app.openapi = cache(partial(document, app, has_keys=has_keys, has_admin=admin is not None))  # type: ignore[method-assign]
     app.state.router = router
     app.state.fleet = router.fleet
     app.state.explanations = router.dispatcher.explanations
@@ -243,8 +244,8 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.add_middleware(
         BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
     )
-    if keys is not None:
-        app.add_middleware(ApiKeys, keys=keys)
+    if keys is not None or admin is not None:
+        app.add_middleware(ApiKeys, keys=keys, admin=admin)
     app.add_middleware(Canary, token_file=config.canary_token_file)
     if config.allowed_origins:
         app.add_middleware(CORSMiddleware, **cors_options(config))

@@ -108,6 +108,11 @@ class RouterConfig(TracingConfig):
     api_key: tuple[str, ...] = setting(
         (), "Bearer token that /v1 asks for; may be given more than once. None: no check."
     )
+    admin_api_key: tuple[str, ...] = setting(
+        (),
+        "Bearer token that administration (POST /reset_prefix_cache) asks for; may be given more"
+        " than once. None: refused where there are API keys, open where there are none.",
+    )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
     max_attempts: int = setting(3, "Dispatches of one request over all failures, at most.")
     worker_wait: float = setting(
@@ -315,8 +320,9 @@ class RouterConfig(TracingConfig):
 
     def _check_secrets(self) -> None:
         """No empty key opens the door, and no worker of another machine is spoken to openly."""
-        if not all(key.strip() for key in self.api_key):
-            raise InvalidParameter("api_key", "", "a key of one character or more")
+        for name in ("api_key", "admin_api_key"):
+            if not all(key.strip() for key in getattr(self, name)):
+                raise InvalidParameter(name, "", "a key of one character or more")
         for name in ("api_keys_dir", "canary_token_file"):
             if getattr(self, name) == "":
                 raise InvalidParameter(name, "", "a path; leave it out for none")

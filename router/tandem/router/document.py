@@ -17,6 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 from tandem.router.anthropic import answers as message_answers
 from tandem.router.anthropic import body as message_bodies
+from tandem.router.middleware.auth import ADMINISTRATION
 from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas, structured
 from tandem.router.openai.body import Body
 from tandem.router.openai.responses import answers as response_answers
@@ -25,6 +26,7 @@ from tandem.router.openai.responses import body as response_bodies
 ERRORS: Mapping[int, str] = {
     400: "The request is wrong: the error names the field, its value and what is allowed.",
     401: "No API key, or a wrong one.",
+    403: "Administration is off: no key of its own was given to the server.",
     404: "No such path, no such model, or no such call.",
     408: "The body came too slowly.",
     413: "The body is too large.",
@@ -159,16 +161,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 }
 
 
-def document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
+def document(app: FastAPI, *, has_keys: bool, has_admin: bool) -> dict[str, Any]:
     """The whole document. Raises KeyError for a path that nobody described."""
     content = get_openapi(
         title=app.title, version=app.version, description=_BEFORE, routes=app.routes
     )
     for path, methods in content["paths"].items():
         for method, described in methods.items():
-            _describe(described, OPERATIONS[method, path], has_keys=has_keys)
+            operation = OPERATIONS[method, path]
+            statuses = (401,) if has_keys and not operation.is_open else ()
+            if path in ADMINISTRATION and (has_keys or has_admin):
+                statuses = (401,) if has_admin else (403,)
+            _describe(described, operation, statuses)
     content["components"] = {"schemas": _schemas()}
-    if has_keys:
+    if has_keys or has_admin:
         content["components"]["securitySchemes"] = {
             "ApiKey": {"type": "http", "scheme": "bearer"},
             "XApiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -176,16 +182,16 @@ def document(app: FastAPI, *, has_keys: bool) -> dict[str, Any]:
     return content
 
 
-def _describe(described: dict[str, Any], operation: Operation, *, has_keys: bool) -> None:
-    guarded = has_keys and not operation.is_open
+def _describe(described: dict[str, Any], operation: Operation, guards: tuple[int, ...]) -> None:
+    """``guards``: what a request without the right key is answered with."""
     if operation.takes is not None:
         content: dict[str, Any] = {"schema": _ref(operation.takes)}
         if operation.takes.EXAMPLE:
             content["example"] = operation.takes.EXAMPLE
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
-    if guarded:
+    if guards:
         described["security"] = [{"ApiKey": []}, {"XApiKey": []}]
-    statuses = sorted({*operation.errors, *((401,) if guarded else ())})
+    statuses = sorted({*operation.errors, *guards})
     described["responses"] = {
         "200": _answer(operation, "What was asked for."),
         **{str(status): _error(operation, status) for status in statuses},

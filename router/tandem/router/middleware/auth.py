@@ -10,27 +10,46 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.router.middleware.answer import send_error
-from tandem.router.openai.errors import not_authorized
+from tandem.router.openai.errors import ErrorAnswer, no_administration, not_authorized
 
 logger = logging.getLogger(__name__)
 
 OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
+ADMINISTRATION = frozenset({"/reset_prefix_cache"})
+"""What changes the server for everybody."""
 
 
 class ApiKeys:
-    """``Authorization: Bearer KEY`` with one of the keys, or ``x-api-key: KEY``."""
+    """``Authorization: Bearer KEY`` with one of the keys, or ``x-api-key: KEY``.
 
-    def __init__(self, app: ASGIApp, keys: KnownKeys) -> None:
+    What administers takes keys of its own, which open everything else, too: a client's key is not
+    enough to slow down all the others.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KnownKeys | None, admin: KnownKeys | None) -> None:
+        """``keys``: None where clients need none. ``admin``: None where nobody administers, unless
+        there are no keys at all."""
         self._app = app
         self._keys = keys
+        self._admin = admin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run as an ASGI application."""
         is_open = scope["type"] != "http" or scope["path"] in OPEN or _is_canary(scope)
-        if is_open or self._keys.allow(dict(scope["headers"])):
+        answer = None if is_open else self._refusal(scope["path"], dict(scope["headers"]))
+        if answer is None:
             await self._app(scope, receive, send)
         else:
-            await send_error(scope, send, not_authorized())
+            await send_error(scope, send, answer)
+
+    def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ErrorAnswer | None:
+        if self._admin is not None and self._admin.allow(headers):
+            return None
+        if path in ADMINISTRATION:
+            return not_authorized() if self._admin is not None else no_administration()
+        if self._keys is None or self._keys.allow(headers):
+            return None
+        return not_authorized()
 
 
 class KnownKeys:

@@ -120,6 +120,16 @@ def not_authorized() -> ErrorAnswer:
     )
 
 
+def no_administration() -> ErrorAnswer:
+    """403."""
+    return ErrorAnswer(
+        status=403,
+        message="No key opens this: the server was started without --admin-api-key",
+        type="invalid_request_error",
+        code="no_admin_key",
+    )
+
+
 def answer_of(error: Exception) -> ErrorAnswer:
     """What the client is told of an exception."""
     if isinstance(error, HttpProblem):

@@ -70,6 +70,8 @@ RIGHT: list[tuple[str, str, Mapping[str, Any] | None]] = [
     ("get", "/debug/canary", None),
     ("get", "/debug/fleet", None),
     ("get", "/debug/placements", None),
+    ("get", "/debug/requests", None),
+    ("get", "/debug/requests?limit=5", None),
     ("post", "/reset_prefix_cache", None),
 ]
 

@@ -26,6 +26,7 @@ from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.stats import PrefillRate
+from tandem.engine.stat_loggers.totals import Totals
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.structured import structured_outputs
 from tandem.protocol.card import ModelCard, WorkerRole
@@ -132,6 +133,7 @@ class EngineCore:
         self._executor = executor
         self._clock = clock
         self._seeds = SeedSource(config.model.seed)
+        self.totals = Totals()
         self._metrics = metrics
         if metrics is not None:
             metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
@@ -235,6 +237,7 @@ class EngineCore:
         Raises IntegrityError when blocks leaked.
         """
         stats = self.scheduler.take_stats()
+        self.totals.add(stats)
         for record in stats.finished:
             if record.decode is not None and record.prefill is not None:
                 self.scheduler.measured.note_end(record.prefill + record.decode)
@@ -291,6 +294,8 @@ class EngineCore:
             chunk_tokens=self.scheduler.chunk_tokens,
             residence_s=self.scheduler.measured.residence_s,
             draining=self.draining,
+            computed_tokens=self.totals.computed_tokens,
+            generated_tokens=self.totals.generated_tokens,
         )
 
     def card(

@@ -69,5 +69,5 @@ def _status(call: Json) -> Text:
 def _legend() -> Text:
     text = Text()
     for owner, style in _STYLES.items():
-        text.append("█ ", style).append(f"{owner}  ", "dim")
+        text.append("█ ", f"not dim {style}").append(f"{owner}  ", "dim")
     return text

@@ -61,6 +61,7 @@ from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.policy import placement_policy
 from tandem.router.server import RpcServer, make_server
 from tandem.router.timeline.recorder import Recorder
+from tandem.router.ui import page
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
@@ -209,6 +210,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     parts = (
         *(chat, completions, responses, stored_responses, messages, embeddings, scores),
         *(models, tokenize, ops),
+        *((page,) if config.ui else ()),
     )
     app = FastAPI(
         title="Tandem",

@@ -45,7 +45,8 @@ class RouterRates:
             "failed_per_s": round(over.failed / seconds, 3),
             "prompt_tokens_per_s": round(over.prompt_tokens / seconds, 1),
             "outputs_per_s": round(outputs / seconds, 1),
-            "cached_share": _mean(over.cached_tokens, over.prompt_tokens),
+            # Cached tokens are known a little later than the prompts that they belong to.
+            "cached_share": _mean(min(over.cached_tokens, over.prompt_tokens), over.prompt_tokens),
             "ttft_ms": _mean(1000 * over.first_output_seconds, over.first_outputs),
             "itl_ms": _mean(1000 * over.next_output_seconds, over.next_outputs),
         }

@@ -16,7 +16,7 @@ from typing import Any
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
-from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput
+from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput, TokenMasks
 from tandem.protocol.card import WorkerRole
 from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
@@ -65,6 +65,10 @@ class PacedExecutor:
             if row.sample_choices
         )
         return PacedFuture(ModelRunnerOutput(plan.step, sampled, FenceDone(), {}), self._free_at)
+
+    def draw(self, masks: TokenMasks) -> None:
+        """Nothing here is under a grammar."""
+        raise AssertionError("the benchmark asks for no structured output")
 
     def _draw(self) -> int:
         self._token = (self._token * 1103515245 + 12345) % (1 << 31)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from tests.engine_plan.builders import Harness, request_of
@@ -11,6 +12,7 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 
+SECONDS = 20.0
 P, D = Incarnation(b"p" * 16), Incarnation(b"d" * 16)
 
 
@@ -45,10 +47,11 @@ class Pair:
         """Run the prefill leg to its end; its blocks stay exported."""
         request = produce(name, prompt, **fields)
         assert self.p.add(request) is None
-        for _ in range(100):
-            if self.p.core.holds(request.key):
-                self.p.step()
-        assert not self.p.core.holds(request.key)
+        until = time.monotonic() + SECONDS
+        while self.p.core.holds(request.key):
+            if not self.p.step().progressed:
+                time.sleep(0.001)  # a grammar is compiled
+            assert time.monotonic() < until, self.p.core.stats()
         return request
 
     def reserve(self, name: str = "a", prompt: Any = 40, **fields: Any) -> EngineCoreRequest:

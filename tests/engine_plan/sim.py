@@ -13,7 +13,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
@@ -133,6 +134,16 @@ class _Row:
     """What a vector has come to."""
 
 
+class _Open(NamedTuple):
+    """A step that has written its tokens and drawn none."""
+
+    drawing: list[tuple[_Row, StepRow, int]]
+    """Rows that draw, with the state that they draw behind."""
+    output: ModelRunnerOutput
+    """Without what is drawn."""
+    future: Future[ModelRunnerOutput]
+
+
 class HostMemory:
     """Blocks beside the slab. A load reads them at once and writes the slab as late as it may: when
     ``steps_to_land`` results have been given since, or when somebody waits for it; so it would hit
@@ -195,6 +206,8 @@ class SimExecutor:
         self._block_size = 0
         self.model = SimModel(0)
         self.memory = HostMemory(num_cpu_blocks)
+        self._open: _Open | None = None
+        """The step that awaits its masks."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """An empty slab of the config's block size."""
@@ -204,17 +217,10 @@ class SimExecutor:
         return Capacity(self._num_blocks, config.layout, self.memory.num_blocks)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Run a step; the future is done when this returns."""
-        for seq in plan.dropped:
-            del self._rows[seq]
-        for new in plan.new:
-            assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
-            self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
-        if plan.transfers is not None:
-            self.memory.begin(self._slab, plan.transfers)
-        for source, destination in plan.block_copies:
-            self._slab[destination] = self._slab[source].copy()
-        sampled, drafted = [], []
+        """Run a step; the future is done when this returns, or with ``draw``."""
+        assert self._open is None, "a step is launched before the last one has its masks"
+        self._prepare(plan)
+        drawing, drafted = list[tuple[_Row, StepRow, int]](), []
         prompt_logprobs = {}
         pooled = {}
         drafts = {each.seq: each for each in plan.drafts}
@@ -236,15 +242,36 @@ class SimExecutor:
             if each.seq in drafts:
                 drafted.append(self._sample_drafted(row, each, states, drafts[each.seq]))
             elif each.sample_choices:
-                sampled.append(self._sample(row, each, states[-1], plan.masks))
+                drawing.append((row, each, states[-1]))
         fence = FenceDone() if self._make_fence is None else self._make_fence(plan)
         future: Future[ModelRunnerOutput] = Future()
         report = self.memory.report(self._slab, wait=not plan.rows)
         output = ModelRunnerOutput(
-            plan.step, tuple(sampled), fence, prompt_logprobs, report, pooled, tuple(drafted)
+            plan.step, (), fence, prompt_logprobs, report, pooled, tuple(drafted)
         )
-        future.set_result(output)
+        self._open = _Open(drawing, output, future)
+        if not plan.awaits_masks:
+            self.draw(TokenMasks(plan.step, (), bytearray()))
         return future
+
+    def _prepare(self, plan: SchedulerOutput) -> None:
+        for seq in plan.dropped:
+            del self._rows[seq]
+        for new in plan.new:
+            assert new.seq not in self._rows, f"sequence {new.seq} is introduced twice"
+            self._rows[new.seq] = _Row(new, new.token_ids.copy(), new.block_ids.copy())
+        if plan.transfers is not None:
+            self.memory.begin(self._slab, plan.transfers)
+        for source, destination in plan.block_copies:
+            self._slab[destination] = self._slab[source].copy()
+
+    def draw(self, masks: TokenMasks) -> None:
+        """Draw for the step launched last; its future is done then."""
+        assert self._open is not None, "no step awaits masks"
+        (drawing, output, future), self._open = self._open, None
+        assert output.step == masks.step, "masks of another step"
+        sampled = [self._sample(*each, masks) for each in drawing if each[1].seq not in masks.late]
+        future.set_result(replace(output, sampled=tuple(sampled)))
 
     def regions(self) -> tuple[KVRegion, ...]:
         """No memory that anybody could move."""
@@ -289,7 +316,7 @@ class SimExecutor:
         found = self.read(row.block_ids, range(each.num_computed))
         assert found == expected, f"sequence {each.seq} reads KV of other tokens"
 
-    def _sample(self, row: _Row, each: StepRow, state: int, masks: TokenMasks | None) -> Sampled:
+    def _sample(self, row: _Row, each: StepRow, state: int, masks: TokenMasks) -> Sampled:
         new = row.new
         assert each.num_computed + each.num_tokens == len(row.token_ids), "sampled in mid-prompt"
         position = len(row.token_ids) - new.num_prompt
@@ -297,7 +324,7 @@ class SimExecutor:
             self.model.draw(state, new.params, choice, position, new.eos_token_ids)
             for choice in each.sample_choices
         )
-        if masks is not None and each.seq in masks.seqs:
+        if each.seq in masks.seqs:
             allowed = self.model.allowed(masks, each.seq)
             tokens = tuple(allowed[token % len(allowed)] for token in tokens)
         row.token_ids.append(tokens[each.sample_choices.index(new.choice)])

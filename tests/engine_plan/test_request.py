@@ -138,6 +138,7 @@ OWNERS = {
     "cache_due": {"cache/manager.py"},
     "num_cached_blocks": {"cache/manager.py"},
     "num_computed": {
+        "scheduler/constrained.py",
         "scheduler/planner.py",
         "scheduler/remote.py",
         "scheduler/roster.py",

@@ -37,7 +37,6 @@ from tandem.engine.step import (
     SchedulerOutput,
     SeqId,
     StepRow,
-    TokenMasks,
     TransferReport,
 )
 from tandem.protocol.errors import InvalidParameter
@@ -59,7 +58,7 @@ PLAN = SchedulerOutput(
     ),
     dropped=(SeqId(1),),
     block_copies=((1, 2),),
-    masks=TokenMasks((SeqId(3),), bytes(range(8))),
+    awaits_masks=True,
     transfers=BlockTransfers(stores=((5, 0),), loads=(BlockLoad(1, ((0, 6), (1, 7))),)),
     drafts=(RowDraft(SeqId(3), (5, 6)), RowDraft(SeqId(4), (39,), forced=True)),
 )

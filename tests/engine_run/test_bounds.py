@@ -14,9 +14,10 @@ from tests.engine_run.sample_oracle import plainly_edited
 from tests.engine_run.test_sample_rules import VOCABULARY, ids, sequences
 
 from tandem.engine.sample import Sampler, SamplingBatch
-from tandem.engine.sample.bounds import LOWEST, PART
+from tandem.engine.sample.bounds import PART
 from tandem.engine.sample.edits import edit
 from tandem.engine.step import SeqId, TokenMasks
+from tandem.kernels.sampling import LOWEST
 from tandem.protocol.sampling import SamplingParams
 
 
@@ -32,8 +33,9 @@ def bound(batch: SamplingBatch, allowed: dict[int, list[int]], size: int) -> Non
     if not allowed:
         return
     masks = TokenMasks(
+        1,
         tuple(SeqId(row) for row in allowed),
-        b"".join(words_of(each, size) for each in allowed.values()),
+        bytearray().join(words_of(each, size) for each in allowed.values()),
     )
     batch.mask({seq: int(seq) for seq in masks.seqs}, masks)
 

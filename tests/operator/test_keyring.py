@@ -143,3 +143,27 @@ def test_what_pods_said_of_earlier_keys_counts_for_those_only():
         held(1), before, rotation_id="a", in_use=[1], now=NOW, publish_seconds=90, all_read=True
     )
     assert (begun.generation, begun.active, begun.waits) == (2, 1, 90)
+
+
+def test_a_generation_that_could_not_be_made_whole_is_tried_again():
+    """Its number stays for as long as a name is taken, and no pod gets a half of it."""
+    before = status(1)
+    asked = plan(held(1), before, rotation_id="a", in_use=[1])
+    half = {**held(1), (Role.ROUTER, 2): "router2", (Role.PREFILL, 2): "prefill2"}
+    left = asked.held_back(before)
+    assert left.status == before
+    for later in (1, 1000):
+        again = plan(half, left.status, rotation_id="a", in_use=[1], now=NOW + later)
+        assert (again.generation, again.active, again.retired) == (2, 1, [])
+        assert again.missing == [Role.DECODE]
+        left = again.held_back(left.status)
+    made = plan(held(1, 2), left.status, rotation_id="a", in_use=[1], now=NOW + 2000)
+    assert (made.generation, made.active, made.missing) == (2, 1, [])
+    assert made.status.generation == 2
+
+
+def test_first_keys_that_could_not_be_made_whole_are_tried_again():
+    """The first generation stays the first."""
+    left = plan({}, Keys(), in_use=[]).held_back(Keys())
+    again = plan({(Role.ROUTER, 1): "router1"}, left.status, in_use=[])
+    assert (again.generation, again.missing) == (1, [Role.PREFILL, Role.DECODE])

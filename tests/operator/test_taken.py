@@ -6,6 +6,7 @@ On a real API server, with objects as a person or another controller would have 
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from tests.operator.foreign import foreign_objects
@@ -16,6 +17,7 @@ from tandem.operator.cluster.ownership import taken
 from tandem.operator.cluster.store import CHILDREN
 from tandem.operator.desired.compose import desired
 from tandem.operator.desired.naming import Manifest
+from tandem.operator.reconcile.reconciler import SOON
 
 OURS = {"tandem.dev/service": "demo"}
 FOREIGN = foreign_objects()
@@ -70,7 +72,8 @@ def test_a_service_comes_up_when_the_name_is_free(harness: Harness):
 
 
 def test_a_foreign_key_is_told_while_the_service_goes_on(harness: Harness):
-    """A Secret in the place of a coming key stops the rotation, says so, and stays as it is."""
+    """A Secret in the place of a coming key stops the rotation for as long as it is there, says
+    so, and stays as it is."""
     harness.create()
     harness.ready()
     before = harness.replicas()
@@ -84,6 +87,12 @@ def test_a_foreign_key_is_told_while_the_service_goes_on(harness: Harness):
     assert set(secret["data"]) == {"a"}
     assert harness.replicas() == before
     assert harness.condition("Ready")[0] == "True"
+    time.sleep(2 * SOON)  # looks that could take another name for the key, or forget the refusal
+    assert harness.condition("Accepted")[:2] == ("False", "NameTaken")
+    assert not harness.names("Secret") & {coming.replace("-g2", "-g3")}
+    harness.kubectl("delete", "secret", coming)
+    harness.wait(lambda: harness.condition("Accepted")[0] == "True")
+    assert coming in harness.names("Secret")
 
 
 def test_what_the_collector_is_about_to_remove_is_nobodys_mistake():

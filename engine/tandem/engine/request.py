@@ -3,8 +3,9 @@
 A prompt with n choices starts as one Request that draws n first tokens and is then forked; a
 resumed one starts as a Request for each choice that has not ended. Fields are written by their
 owners only: those of blocks by ``KVCacheManager``; ``num_computed`` by ``Planner`` as it drafts, by
-``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``Roster`` where a preemption takes it back;
-tokens by ``Updater``; state and place by ``Roster`` and ``RemoteKV``.
+``RemoteKV`` as KV comes, by ``Updater`` for a fork, by ``Roster`` where a preemption takes it back,
+by ``Constrained`` where a late mask does; tokens by ``Updater``; state and place by ``Roster`` and
+``RemoteKV``.
 """
 
 from __future__ import annotations
@@ -168,8 +169,8 @@ class Request:
         self.enders: Container[int] = frozenset(eos) | frozenset(params.stop_token_ids)
         """Tokens that may end it; the verdict is ``finish_of``'s."""
         self.constraint: TokenConstraint | None = None
-        """Which tokens may come; then ``enders`` is ``EVERY_TOKEN``, and ``plan_limit`` lets
-        nothing be planned before the last token is known."""
+        """Which tokens may come; then ``enders`` is ``EVERY_TOKEN``, and ``plan_limit`` is 0 while
+        the next one's mask is late."""
         self.block_ids: list[int] = []
         self.block_hashes = block_hashes
         self.capacity = 0

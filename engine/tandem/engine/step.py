@@ -109,13 +109,18 @@ class RowDraft(msgspec.Struct, frozen=True, gc=False):
         return tuple(drawn[: accepted + 1])
 
 
-class TokenMasks(msgspec.Struct, frozen=True, gc=False):
-    """Which tokens the draws of some sequences may give, in one step."""
+class TokenMasks(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Which tokens the draws of some sequences may give, in one step: sent behind its plan, before
+    the next one, since masks are made while the step's forward runs."""
 
+    step: int
     seqs: tuple[SeqId, ...]
-    words: bytes
+    words: bytearray
     """int32 [sequences, ceil(vocabulary / 32)], little-endian: 32 tokens each, the lowest bit the
     lowest id; 1 is allowed."""
+    late: tuple[SeqId, ...] = ()
+    """Sequences whose masks are not there: they draw nothing in this step, and their position is
+    computed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +138,9 @@ class SchedulerOutput:
     transfers: BlockTransfers | None = None
     """What an offload tier moves; None where there is none, or nothing to say. A step without rows
     that has them is there for them alone: its result waits for every load that is under way."""
-    masks: TokenMasks | None = None
-    """Of rows under a grammar; None where none draws."""
+    awaits_masks: bool = False
+    """Whether rows under a grammar draw: the step computes, and draws when its ``TokenMasks`` have
+    come."""
     drafts: tuple[RowDraft, ...] = ()
     """Of the rows that have some. They stand here, and not in the rows, because most steps have
     none, and nobody looks for them there."""

@@ -15,6 +15,7 @@ from tandem.kernels.sampling import (
     best,
     draw,
     gather,
+    keep_bits,
     penalize,
     row_keys,
     score_tokens,
@@ -197,3 +198,23 @@ def test_scores_agree_with_the_reference(top, dtype):
     assert torch.equal(got.top_ids.cpu(), want.top_ids)
     torch.testing.assert_close(got.logprobs.cpu(), want.logprobs, atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(got.top_logprobs.cpu(), want.top_logprobs, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", KINDS)
+@pytest.mark.parametrize("vocab", [31, VOCAB])
+def test_bits_of_grammars_take_the_rest_away(vocab, dtype):
+    """Of some rows, in any order; what the model rules out stays above what is not allowed."""
+    logits = logits_of(7, vocab, dtype=dtype)
+    logits[2, ::3] = -math.inf
+    rows = torch.tensor([5, 0, 2])
+    count = -(-vocab // 32)
+    words = torch.randint(-(1 << 31), 1 << 31, (3, count), generator=torch.manual_seed(1)).int()
+    found, expected = logits.to(DEVICE, copy=True), logits.clone()
+    keep_bits(found, words.to(DEVICE), rows.to(DEVICE), backend=TRITON)
+    keep_bits(expected, words, rows)
+
+    assert torch.equal(found.cpu(), expected)
+    assert torch.equal(expected[1], logits[1])
+    allowed = (words[:, 0, None] >> torch.arange(31)) & 1
+    assert torch.equal(expected[rows, :31] == -math.inf, allowed == 0)
+    keep_bits(found, words[:0].to(DEVICE), rows[:0].to(DEVICE), backend=TRITON)

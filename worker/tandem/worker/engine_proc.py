@@ -17,7 +17,8 @@ from types import FrameType
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
-from tandem.engine.core.engine_core import EngineCore, StepOutputs
+from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.naps import IdlePoll, nap_precisely
 from tandem.link.curve import CurveGuard
 from tandem.link.spans import Spans

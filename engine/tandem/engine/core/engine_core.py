@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
+from tandem.engine.core.mask_wait import MaskWait
+from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.executor.base import Executor
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
@@ -34,9 +35,8 @@ from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
-from tandem.protocol.outputs import BlockEvents, EngineOutput, Failed, Refused
+from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.timeline import NoteBook
 
 logger = logging.getLogger(__name__)
 
@@ -44,31 +44,6 @@ STEP_DEADLINE_S = 600.0
 """A step that takes longer has hung; the engine ends with it."""
 QUIET_S = 0.5
 """Nothing has run for this long: time for a look at every block."""
-
-
-@dataclass(slots=True)
-class StepOutputs:
-    """What one call of ``step`` has to say."""
-
-    progressed: bool
-    """False: nothing ran and nothing was said; wait for a message before the next call."""
-    outputs: dict[bytes, list[EngineOutput]] = field(default_factory=dict)
-    """By router incarnation."""
-    failed: dict[bytes, list[Failed]] = field(default_factory=dict)
-    blocks: BlockEvents | None = None
-    """For every router."""
-    refused: dict[bytes, list[Refused]] = field(default_factory=dict)
-    """What was taken and cannot be, by router incarnation."""
-    ended: Sequence[NoteBook] = ()
-    """Notes of watched requests that ended."""
-
-    def by_router(
-        self,
-    ) -> Iterator[tuple[Incarnation, tuple[EngineOutput, ...], tuple[Failed, ...]]]:
-        """One frame's worth for each router that has something to hear."""
-        for router in {**self.outputs, **self.failed}:
-            outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())
-            yield Incarnation(router), tuple(outputs), tuple(failed)
 
 
 class EngineCore:
@@ -118,9 +93,9 @@ class EngineCore:
         given = (connector, self._offload)
         self.wake: Callable[[], None] = lambda: None
         """Has the shell call ``step`` again; set by the shell, called by any thread."""
-        self._gates = (
-            gates if gates is not None else (structured_outputs(config, lambda: self.wake()),)
-        )
+        if gates is None:
+            gates = (structured_outputs(config, lambda: self.wake()),)
+        self._gates = gates
         self.scheduler = Scheduler(
             config.scheduler,
             self.manager,
@@ -146,6 +121,7 @@ class EngineCore:
         self._steps = 0
         self._prefill_rate = PrefillRate()
         self._updated_at = 0.0
+        self._mask_wait = MaskWait(overlaps=config.device != "cpu" and self._depth > 1)
 
     @classmethod
     def launch(
@@ -215,11 +191,14 @@ class EngineCore:
 
         Raises what the executor raised (the engine must not go on then).
         """
+        self._draw()
         plan = self.scheduler.plan()
         if plan is not None:
             self._in_flight.append((plan, self._executor.execute(plan)))
         updates = bool(self._in_flight) and (plan is None or len(self._in_flight) >= self._depth)
         if updates:
+            if len(self._in_flight) == 1:
+                self._draw()
             self._update()
         outputs, failed = self.scheduler.outbox.take()
         refused = self.scheduler.outbox.take_refused()
@@ -349,6 +328,11 @@ class EngineCore:
         self.manager.put_behind(tier)
         return tier
 
+    def _draw(self) -> None:
+        """Have the step launched last draw under its masks, if it awaits any."""
+        if self.scheduler.awaits_masks:
+            self._executor.draw(self.scheduler.masks(self._mask_wait.until()))
+
     def _update(self) -> None:
         plan, future = self._in_flight.popleft()
         started = self._updated_at if self._in_flight else self._clock()
@@ -356,7 +340,9 @@ class EngineCore:
         self.scheduler.update_from_output(output)
         self._steps += 1
         self._updated_at = self._clock()
-        self._note_rate(plan, self._updated_at - started)
+        seconds = self._updated_at - started
+        self._mask_wait.note(seconds)
+        self._note_rate(plan, seconds)
 
     def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
         """What the step took: prompt tokens a second, over steps that are mostly prompt, and the

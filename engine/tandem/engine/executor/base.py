@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
-from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 
 
 class Executor(Protocol):
@@ -19,7 +19,13 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Launch one step. Two may be in flight; they finish in order."""
+        """Launch one step. Two may be in flight; they finish in order. One that awaits masks is
+        computed, and draws nothing before ``draw``."""
+        ...
+
+    def draw(self, masks: TokenMasks) -> None:
+        """Have the step launched last, which awaits these masks, draw its tokens. What that raises
+        is in the step's future."""
         ...
 
     def regions(self) -> tuple[KVRegion, ...]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.channel import Channel, ChannelClosed
@@ -28,7 +29,7 @@ from tandem.engine.executor.wire import (
     error_of,
 )
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
-from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.kernels.memory.shared import SharedMemory
 from tandem.protocol.errors import InvalidParameter
 
@@ -101,6 +102,11 @@ class MultiprocExecutor:
         else:
             self._pending.append(future)
         return future
+
+    def draw(self, masks: TokenMasks) -> None:
+        """See Executor. A rank that is gone says so in the future of the step."""
+        with suppress(ChannelClosed):
+            self._open.send(encode(masks), seconds=STEP_SECONDS)
 
     def regions(self) -> tuple[KVRegion, ...]:
         """See Executor. On a GPU the child's memory cannot be reached from here: InvalidParameter

@@ -29,7 +29,7 @@ from tandem.engine.executor.wire import (
     failed,
 )
 from tandem.engine.naps import nap, nap_precisely
-from tandem.engine.step import SchedulerOutput
+from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import spin_briefly
 from tandem.kernels.memory.shared import SharedMemory
 from tandem.protocol.errors import TandemError
@@ -55,7 +55,7 @@ class Rank:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._plans: queue.SimpleQueue[SchedulerOutput | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[SchedulerOutput | TokenMasks | None] = queue.SimpleQueue()
         """None is the end: the channel is closed."""
         self._launched: deque[LaunchedStep | Exception] = deque()
 
@@ -85,17 +85,37 @@ class Rank:
         nap_precisely()
         while True:
             try:
-                plan = self._plans.get(block=not self._launched)
+                plan = self._plans.get(block=not self._can_finish)
             except queue.Empty:
                 self._finish_oldest()
                 continue
             if plan is None:
                 return
+            if isinstance(plan, TokenMasks):
+                self._draw(worker, plan)
+                continue
             try:
                 self._launched.append(worker.launch(plan))
             except Exception as error:
                 logger.exception("step %d failed", plan.step)
                 self._launched.append(error)
+
+    @property
+    def _can_finish(self) -> bool:
+        """Whether the oldest step comes to its end without another word."""
+        if not self._launched:
+            return False
+        oldest = self._launched[0]
+        return isinstance(oldest, Exception) or not oldest.awaits_masks
+
+    def _draw(self, worker: Worker, masks: TokenMasks) -> None:
+        if isinstance(self._launched[-1], Exception):
+            return  # it failed, as is said of it
+        try:
+            worker.draw(masks)
+        except Exception as error:
+            logger.exception("step %d failed", masks.step)
+            self._launched[-1] = error
 
     def _read(self) -> None:
         """Plans are taken from the channel while a step runs, or sending one would block."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
-from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.engine.threads import spin_briefly
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ class UniProcExecutor:
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
+        self._open: StepFuture | None = None
+        """The step that awaits its masks."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """See Executor. torch is imported here, not before."""
@@ -54,11 +56,24 @@ class UniProcExecutor:
         What launching raised is in the future too."""
         worker = self.worker
         try:
-            return StepFuture(worker.launch(plan))
+            launched = StepFuture(worker.launch(plan))
         except Exception as error:
             future: Future[ModelRunnerOutput] = Future()
             future.set_exception(error)
             return future
+        if plan.awaits_masks:
+            self._open = launched
+        return launched
+
+    def draw(self, masks: TokenMasks) -> None:
+        """See Executor."""
+        launched, self._open = self._open, None
+        if launched is None:
+            return  # launching it failed, as its future says
+        try:
+            self.worker.draw(masks)
+        except Exception as error:
+            launched.set_exception(error)
 
     def regions(self) -> tuple[KVRegion, ...]:
         """See Executor."""

@@ -19,6 +19,7 @@ from tandem.engine.step import (
     Sampled,
     SchedulerOutput,
     SeqId,
+    TokenMasks,
     TransferReport,
 )
 from tandem.protocol.errors import InvalidParameter, TandemError, shown
@@ -90,11 +91,13 @@ class RankError(TandemError):
     """A rank in another process failed, or is gone; the text says which and how."""
 
 
-ToRank = Start | SchedulerOutput
+ToRank = Start | SchedulerOutput | TokenMasks
 FromRank = Started | StepResult | Failed
 _encoder = msgspec.msgpack.Encoder()
 _start = msgspec.msgpack.Decoder(Start)
-_plan = msgspec.msgpack.Decoder(SchedulerOutput)
+_plan: msgspec.msgpack.Decoder[SchedulerOutput | TokenMasks] = msgspec.msgpack.Decoder(
+    SchedulerOutput | TokenMasks  # a map, and an array
+)
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 
 
@@ -108,7 +111,7 @@ def decode_start(data: bytes) -> Start:
     return _start.decode(data)
 
 
-def decode_plan(data: bytes) -> SchedulerOutput:
+def decode_plan(data: bytes) -> SchedulerOutput | TokenMasks:
     """Any later frame to a rank."""
     return _plan.decode(data)
 

@@ -62,8 +62,10 @@ class SamplingBatch:
         """Rows whose logits are changed before the choice."""
         self.logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and of how many best tokens."""
-        self.masks: dict[int, Tensor] = {}
-        """Rows whose draws of this step a grammar bounds: int32 [words], see ``TokenMasks``."""
+        self.masks: dict[int, int] = {}
+        """Rows whose draws of this step a grammar bounds, and where each one's words are."""
+        self.mask_words = torch.empty(0, 0, dtype=torch.int32)
+        """int32 [bounded, words], on the host: see ``TokenMasks``."""
         self.ahead: dict[tuple[int, int], RowRules] = {}
         """Rules of rows with drafts that look back at their tokens, by row and output position:
         as they are behind the drafts before it, in this step."""
@@ -116,10 +118,10 @@ class SamplingBatch:
     def mask(self, row_of: Mapping[SeqId, int], masks: TokenMasks | None) -> None:
         """What bounds the draws of the coming step; the last one's is forgotten."""
         self.masks = {}
-        if masks is not None:
-            words = torch.frombuffer(bytearray(masks.words), dtype=torch.int32)
-            rows = words.view(len(masks.seqs), -1).unbind()
-            self.masks = dict(zip((row_of[seq] for seq in masks.seqs), rows, strict=True))
+        if masks is not None and masks.seqs:
+            self.masks = {row_of[seq]: at for at, seq in enumerate(masks.seqs)}
+            words = torch.frombuffer(masks.words, dtype=torch.int32)
+            self.mask_words = words.view(len(masks.seqs), -1)
 
     def needs_tokens(self, row: int) -> bool:
         """Whether the row's next draw needs all its earlier tokens given to ``extend`` first.

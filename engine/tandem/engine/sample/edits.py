@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from tandem.engine.sample.batch import SamplingBatch
-from tandem.engine.sample.bounds import LOWEST, Bounds
+from tandem.engine.sample.bounds import Bounds
 from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on, on_device
-from tandem.kernels.sampling import Penalties, penalize
+from tandem.kernels.sampling import LOWEST, Penalties, penalize
 
 
 def edit(
@@ -32,7 +32,7 @@ def edit(
     """
     rules = [batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
     ruled = any(each is not None for each in rules)
-    bounds = _bounds_of(batch, rows, logits.device) if batch.masks else None
+    bounds = bounds_of(batch, rows, logits.device) if batch.masks else None
     best = bounds.best(logits) if ruled and bounds is not None else None
     if ruled:
         mask(logits, rules, positions)
@@ -43,12 +43,16 @@ def edit(
         add_penalties(logits, rules, batch, rows)
 
 
-def _bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -> Bounds | None:
+def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -> Bounds | None:
     """What grammars allow of the rows that have one."""
-    bounded = [at for at, row in enumerate(rows) if row in batch.masks]
-    if not bounded:
+    found = [(at, batch.masks[row]) for at, row in enumerate(rows) if row in batch.masks]
+    if not found:
         return None
-    return Bounds.of(bounded, [batch.masks[rows[at]] for at in bounded], device)
+    bounded, places = zip(*found, strict=True)
+    words = batch.mask_words
+    if places != tuple(range(len(words))):
+        words = words[list(places)]
+    return Bounds.of(bounded, words, device)
 
 
 def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[int]) -> None:

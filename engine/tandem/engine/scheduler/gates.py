@@ -66,11 +66,11 @@ class Gate(Protocol):
 
 class TokenConstraint(Protocol):
     """Which tokens a request may get: what a gate may leave in ``Request.constraint``. A mask is
-    made after each token, and the request is planned when it is there. Methods raise TandemError
-    when the tokens cannot be followed."""
+    made after each token, and the next is drawn when it is there. Methods raise TandemError when
+    the tokens cannot be followed."""
 
     @property
-    def mask(self) -> bytes:
+    def mask(self) -> bytes | bytearray:
         """Of the next token, a row of ``TokenMasks.words``; once ``is_ready``."""
         ...
 
@@ -88,8 +88,12 @@ class TokenConstraint(Protocol):
         """Whether the next token's mask is made, waited for so long."""
         ...
 
-    def accept(self, token: int) -> bool:
-        """The answer went on by ``token``; whether it can only end now."""
+    def call_when_ready(self) -> None:
+        """Have the step loop woken once the mask is made: nobody looks for it meanwhile."""
+        ...
+
+    def accept(self, token: int, *, last: bool = False) -> bool:
+        """The answer went on by ``token``, its ``last`` one or not; whether it can only end now."""
         ...
 
     def ends_with(self, token: int) -> bool:

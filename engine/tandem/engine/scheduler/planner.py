@@ -108,7 +108,7 @@ class Planner:
             dropped=tuple(dropped),
             block_copies=self._manager.take_copies(),
             transfers=transfers,
-            masks=self._roster.constrained.masks(rows),
+            awaits_masks=self._roster.constrained.begin(rows),
             drafts=tuple(draft.drafts),
         )
 

@@ -27,7 +27,7 @@ from tandem.engine.scheduler.admission import (
 )
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
-from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, WAIT_SECONDS
+from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
 from tandem.engine.scheduler.gates import Gate, Gates
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
@@ -35,7 +35,7 @@ from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
 from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk, Updater
-from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
+from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, FinishReason
 from tandem.protocol.hashing import root_hash
@@ -87,8 +87,6 @@ class Scheduler:
         self._planned = 0
         self._updated = 0
         self._fence: Fence = FenceDone()
-        self._all_constrained = False
-        """Whether the last step that was planned has rows under a constraint alone."""
         self._in_flight: deque[tuple[int, list[Chunk]]] = deque()
 
     @property
@@ -224,8 +222,8 @@ class Scheduler:
             self.roster.fail(group, FailCause.TIMEOUT, message, now)
         if self.roster.gates.waiting:
             self._open_gates(now)
-        if self.roster.constrained and not self._apart:
-            self._look_at_constrained(now)
+        if self.roster.constrained.has_late:
+            self._look_at_late(now)
         if self._remote is not None:
             self._remote.poll(now)
             self._remote.ask(self._planned)
@@ -235,10 +233,21 @@ class Scheduler:
         plan = self._planner.seal(draft, self._planned + 1)
         if plan is not None:
             self._planned = plan.step
-            masks = plan.masks
-            self._all_constrained = masks is not None and len(masks.seqs) == len(plan.rows)
             self._in_flight.append((plan.step, draft.chunks))
         return plan
+
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the step planned last is to be told its ``masks`` before anything else."""
+        return self.roster.constrained.awaits_masks
+
+    def masks(self, until: float) -> TokenMasks:
+        """The masks of the step planned last, waited for to ``until`` (``time.monotonic``)."""
+        now = self._clock()
+        masks, ended = self.roster.constrained.look(self._planned, now, until)
+        for each in ended:
+            self._end_constrained(each, now)
+        return masks
 
     def update_from_output(self, output: ModelRunnerOutput) -> None:
         """Apply the result of the oldest step in flight."""
@@ -339,22 +348,21 @@ class Scheduler:
                 finish = Finish(FinishReason.STOP)
             self._place(request, finish, now)
 
-    @property
-    def _apart(self) -> bool:
-        """Whether the step in flight has constrained rows alone: who is ready now goes with them
-        when they are, since a step of all takes hardly longer than one of half."""
-        return bool(self._in_flight) and self._all_constrained
-
-    def _look_at_constrained(self, now: float) -> None:
+    def _look_at_late(self, now: float) -> None:
         roster = self.roster
         others = self._in_flight or roster.waiting.peek() is not None
         idle = not others and all(each.constraint is not None for each in roster.running)
-        seconds = IDLE_WAIT_SECONDS if idle else WAIT_SECONDS
-        for request, refusal in roster.constrained.look(now, seconds):
-            if refusal is not None:
-                self.roster.refuse(request.group, refusal, now)
-            else:
-                self._updater.close_forced(request, Finish(FinishReason.STOP), now)
+        for each in roster.constrained.look_at_late(now, IDLE_WAIT_SECONDS if idle else 0.0):
+            self._end_constrained(each, now)
+
+    def _end_constrained(self, ending: Ending, now: float) -> None:
+        request, refusal = ending
+        if request.finished:
+            return  # with another choice of its request
+        if refusal is not None:
+            self.roster.refuse(request.group, refusal, now)
+        else:
+            self._updater.close_forced(request, Finish(FinishReason.STOP), now)
 
     def _arrive(self, request: Request, now: float) -> None:
         finish = ended_before(request)

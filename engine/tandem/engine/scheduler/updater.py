@@ -351,14 +351,12 @@ class Updater:
         if finish is not None and finish.reason is FinishReason.STOP:
             return finish
         try:
-            if constraint.accept(token):
+            if constraint.accept(token, last=finish is not None):
                 return _STOP
         except TandemError as error:
             message = f"token {token} is not one that the request's constraint allows: {error}"
             self._roster.fail(request.group, FailCause.IDENTITY, message, now)
             return None
-        if finish is None:
-            self._roster.constrained.hold(request)
         return finish
 
     def _emit_first(self, request: Request, first: FirstToken, finish: Finish | None) -> None:

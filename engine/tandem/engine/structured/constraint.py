@@ -6,13 +6,19 @@ long holds up nobody but its own request.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
-from concurrent.futures import CancelledError, Executor, Future
+from threading import Lock
 
 from tandem.engine.structured.grammar import Grammar, GrammarError
+from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.errors import Refusal
 
+logger = logging.getLogger(__name__)
+
 Wake = Callable[[], None]
+Mask = bytes | bytearray
+"""int32 words, 32 tokens each, the lowest bit the lowest id; 1 may come."""
 
 
 class Constraint:
@@ -22,11 +28,11 @@ class Constraint:
     def __init__(
         self,
         grammar: Grammar,
-        mask: bytes,
+        mask: Mask,
         *,
         vocab_size: int,
         ends: Collection[int],
-        threads: Executor,
+        threads: MaskThreads,
         wake: Wake,
         refuse: Callable[[str], Refusal],
     ) -> None:
@@ -34,25 +40,35 @@ class Constraint:
         the grammar accepts it; none where it is not to end by them. ``refuse`` words a refusal.
         """
         self._grammar = grammar
-        self._mask: bytes | None = mask
+        self._mask: Mask | None = mask
         self._vocab_size = vocab_size
         self._ends = frozenset(ends)
         self._threads = threads
         self._wake = wake
         self._refuse = refuse
-        self._making: Future[bytes] | None = None
+        self._making: Lock | None = None
+        """Held until the mask that was begun is made."""
+        self._error: GrammarError | None = None
+        """Why it is not."""
+        self._calls = False
+        """Whether the step loop is woken by it."""
+        self._starting = Lock()
+        """Of the two that follow."""
+        self._started = False
+        """Whether a thread has begun with the mask."""
+        self._dropped = False
         self._shares = False
         """Whether other choices have copies of the grammar."""
 
     @property
-    def mask(self) -> bytes:
-        """int32 words, 32 tokens each; the request is ready."""
-        assert self._mask is not None, "a token is planned before its mask is made"
+    def mask(self) -> Mask:
+        """Of the next token; once ``is_ready``."""
+        assert self._mask is not None, "a token is drawn before its mask is made"
         return self._mask
 
     @property
     def is_dead(self) -> bool:
-        """Whether no token may come next: the answer ends here. The request is ready."""
+        """Whether no token may come next: the answer ends here. Once ``is_ready``."""
         return not any(self.mask)
 
     @property
@@ -62,27 +78,33 @@ class Constraint:
 
     def is_ready(self, seconds: float = 0.0) -> bool:
         """Whether the next token's mask is made, waited for a little. Raises GrammarError."""
-        if self._making is not None:
-            try:
-                self._mask = self._making.result(seconds)
-            except TimeoutError:
+        making = self._making
+        if making is not None:
+            waits = seconds > 0
+            if not (making.acquire(timeout=seconds) if waits else making.acquire(False)):
                 return False
-            except CancelledError as error:
-                raise GrammarError("the engine is closed") from error
-            self._making = None
+            self._making, self._calls = None, False
+        if self._error is not None:
+            raise self._error
         return True
 
-    def accept(self, token: int) -> bool:
+    def call_when_ready(self) -> None:
+        """Have the step loop woken by the mask that is being made; look once more behind this."""
+        self._calls = True
+
+    def accept(self, token: int, *, last: bool = False) -> bool:
         """The answer went on by ``token``; whether it can only end now. Otherwise the next mask is
-        begun. Raises GrammarError."""
+        begun, unless this token is the ``last``. Raises GrammarError."""
         if token in self._ends and self._grammar.is_accepting:
             return True
         self._grammar.accept((token,))
         if self._grammar.is_terminated:
             return True
         self._mask = None
-        self._making = self._threads.submit(make_mask, self._grammar, self._vocab_size, self._ends)
-        self._making.add_done_callback(lambda _: self._wake())
+        if not last:
+            self._making, self._started = Lock(), False
+            self._making.acquire()
+            self._threads.put(self._make)
         return False
 
     def ends_with(self, token: int) -> bool:
@@ -115,19 +137,40 @@ class Constraint:
     def drop(self) -> Grammar | None:
         """The request is gone, and a mask that nobody began is not made. Its grammar, where nobody
         else uses it."""
-        if self._making is not None and not self._making.cancel() and not self._making.done():
-            return None
-        return None if self._shares else self._grammar
+        with self._starting:
+            self._dropped = True
+            busy = self._making is not None and self._started and self._making.locked()
+        return None if busy or self._shares else self._grammar
+
+    def _make(self) -> None:
+        """In a thread: the mask of the next token."""
+        with self._starting:
+            if self._dropped:
+                return
+            self._started = True
+        making = self._making
+        assert making is not None, "a mask is made that was not begun"
+        try:
+            self._mask = make_mask(self._grammar, self._vocab_size, self._ends)
+        except GrammarError as error:
+            self._error = error
+        except Exception as error:  # of a library: the request ends, not the engine
+            logger.exception("a mask could not be made")
+            self._error = GrammarError(f"{type(error).__name__}: {error}")
+        making.release()
+        if self._calls:
+            self._wake()
 
 
-def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytes:
+def make_mask(grammar: Grammar, vocab_size: int, ends: Collection[int]) -> bytearray:
     """int32 words of the tokens that may come next, ends among them where the answer may end."""
     words = bytearray(4 * -(-vocab_size // 32))
     grammar.fill(memoryview(words))
-    accepting = grammar.is_accepting
-    for token in ends:
-        if accepting:
-            words[token // 8] |= 1 << token % 8
-        else:
-            words[token // 8] &= ~(1 << token % 8)
-    return bytes(words)
+    if ends:
+        accepting = grammar.is_accepting
+        for token in ends:
+            if accepting:
+                words[token // 8] |= 1 << token % 8
+            else:
+                words[token // 8] &= ~(1 << token % 8)
+    return words

@@ -6,6 +6,7 @@ words. Copies share the states of a lexer, and wait for each other's masks.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
 from collections.abc import Sequence
@@ -25,10 +26,12 @@ LEXER_STATES = 20_000
 class LLGuidanceGrammar:
     """Implements Grammar over one matcher."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int]) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, ends: Sequence[int], size: int) -> None:
+        """``ends``: what the backend takes for ends, which are the caller's to add; ``size``: bytes
+        of a mask of its vocabulary, which may be another than the model's."""
         self._matcher = matcher
         self._ends = ends
-        """What the backend takes for ends; they are the caller's to add."""
+        self._size = size
 
     def accept(self, token_ids: Sequence[int]) -> None:
         """See Grammar."""
@@ -37,10 +40,14 @@ class LLGuidanceGrammar:
 
     def fill(self, words: memoryview) -> None:
         """See Grammar."""
-        mask = self._matcher.compute_bitmask()
+        if len(words) == self._size:
+            place = (ctypes.c_char * len(words)).from_buffer(words)
+            self._matcher.unsafe_compute_mask_ptr(ctypes.addressof(place), len(words))
+        else:
+            mask = self._matcher.compute_bitmask()
+            words[:] = mask[: len(words)].ljust(len(words), b"\0")
         if self._matcher.is_error():
             raise self._error()
-        words[:] = mask[: len(words)].ljust(len(words), b"\0")
         for token in self._ends:
             if token < 8 * len(words):
                 words[token // 8] &= ~(1 << token % 8)
@@ -67,7 +74,7 @@ class LLGuidanceGrammar:
 
     def copy(self) -> LLGuidanceGrammar:
         """See Grammar."""
-        return LLGuidanceGrammar(self._matcher.deep_copy(), self._ends)
+        return LLGuidanceGrammar(self._matcher.deep_copy(), self._ends, self._size)
 
     def _error(self) -> GrammarError:
         return GrammarError(_words(self._matcher.get_error()))
@@ -103,7 +110,8 @@ class LLGuidanceCompiler:
             raise GrammarError(
                 _words_of_schema(error, wanted) if wanted.kind in JSON_KINDS else _words(error)
             )
-        return LLGuidanceGrammar(matcher, self._tokenizer.eos_tokens)
+        size = 4 * -(-self._tokenizer.vocab_size // 32)
+        return LLGuidanceGrammar(matcher, self._tokenizer.eos_tokens, size)
 
 
 def _special_ids(path: Path) -> dict[str, int]:

@@ -9,7 +9,6 @@ and no tokenizer here.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from tandem.engine.request import Request
 from tandem.engine.step import SeqId
 from tandem.engine.structured.constraint import Constraint, make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
+from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.structured import StructuredOutputsParams
@@ -70,7 +70,7 @@ class StructuredOutputManager:
         self._kept: list[tuple[StructuredOutputsParams, Grammar]] = []
         """Grammars that nobody uses, the one used last at the end."""
         self._compiling: ThreadPoolExecutor | None = None
-        self._masking: ThreadPoolExecutor | None = None
+        self._masking = MaskThreads()
 
     def asks(self, source: EngineCoreRequest) -> bool:
         """See Gate."""
@@ -136,15 +136,14 @@ class StructuredOutputManager:
 
     def close(self) -> None:
         """Begin nothing more. May be called twice."""
-        for pool in (self._compiling, self._masking):
-            if pool is not None:
-                pool.shutdown(wait=False, cancel_futures=True)
+        self._masking.close()
+        if self._compiling is not None:
+            self._compiling.shutdown(wait=False, cancel_futures=True)
 
     def _grammar_of(self, wanted: StructuredOutputsParams) -> Future[Grammar]:
         """A grammar that nobody uses, begun now where none is kept."""
         if self._compiling is None:
             self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "grammar")
-            self._masking = ThreadPoolExecutor(_masking_threads(), "grammar-mask")
         for at, (kept, grammar) in enumerate(self._kept):
             if kept == wanted:
                 del self._kept[at]
@@ -169,10 +168,7 @@ class StructuredOutputManager:
     ) -> None:
         """Have a request's constraint made, its grammar being there. In the thread that compiled,
         or in the step loop."""
-        assert self._masking is not None, "grammars are compiled by threads"
-        try:
-            self._masking.submit(self._constrain, request, compiled, forced, into)
-        except RuntimeError:  # no thread is left
+        if not self._masking.put(partial(self._constrain, request, compiled, forced, into)):
             into.set_exception(GrammarError(_CLOSED))
 
     def _constrain(
@@ -198,7 +194,6 @@ class StructuredOutputManager:
     def _constraint_of(
         self, request: Request, grammar: Grammar, forced: tuple[int, ...]
     ) -> Constraint:
-        assert self._masking is not None, "grammars are compiled by threads"
         source = request.source
         ends = () if source.params.ignore_eos else source.eos_token_ids
         try:
@@ -207,7 +202,7 @@ class StructuredOutputManager:
             grammar = self._compile(wanted_of(source))
         if forced:
             grammar.accept(forced)
-        mask = bytes(4 * -(-self._vocab_size // 32))
+        mask = bytearray(4 * -(-self._vocab_size // 32))
         if not grammar.is_terminated:
             mask = make_mask(grammar, self._vocab_size, ends)
             if not forced and not any(make_mask(grammar, self._vocab_size, ())):
@@ -242,8 +237,3 @@ def wanted_of(source: EngineCoreRequest) -> StructuredOutputsParams:
     wanted = source.params.structured_outputs
     assert wanted is not None, "a request without structured outputs"
     return wanted
-
-
-def _masking_threads() -> int:
-    """Masks are made without the interpreter's lock."""
-    return max(2, min(8, (os.cpu_count() or 2) // 2))

@@ -93,8 +93,6 @@ class InputBatch:
             self.drop(seq)
         for new in plan.new:
             self.add(new)
-        if plan.masks is not None or self.sampling.masks:
-            self.sampling.mask(self.row_of, plan.masks)
         for row in plan.rows:
             if row.new_block_ids:
                 self.table.append(self.row_of[row.seq], row.new_block_ids)

@@ -51,12 +51,17 @@ class LaunchedStep:
     """Whether they are all that the step is there for."""
     drafts: Mapping[SeqId, RowDraft] = field(default_factory=dict)
     """Of rows that draw behind each of them, too."""
+    awaits_masks: bool = False
+    """Whether nothing is drawn yet: neither ``moment`` nor a token is known."""
+    late: frozenset[SeqId] = frozenset()
+    """Sequences whose draws count for nothing: their masks were not there."""
     _known: list[int] | None = None
 
     @torch.inference_mode()
     def wait_tokens(self, seconds: float = WAIT_SECONDS) -> list[int]:
         """The drawn tokens, waited for. Raises TimeoutError."""
         if self._known is None:
+            assert not self.awaits_masks, "a step is asked for tokens before it draws"
             self.moment.wait(seconds)
             self._known = [] if self.tokens is None else self.tokens.tolist()
             self._tell(self._known)
@@ -85,6 +90,8 @@ class LaunchedStep:
         if self.note is None:
             return
         for row, at, end in self._spans():
+            if row.seq in self.late:
+                continue
             draft = self.drafts.get(row.seq)
             for token in tokens[at : at + 1] if draft is None else draft.kept(tokens[at:end]):
                 self.note(row.seq, token)
@@ -117,7 +124,7 @@ class LaunchedStep:
             yield DraftSampled(sampled, tuple(tokens[at : end - 1]) if draft.forced else ())
 
     def _sampled(self, tokens: list[int]) -> list[Sampled]:
-        if self.logprobs is None and len(tokens) == len(self.drawn):
+        if self.logprobs is None and len(tokens) == len(self.drawn) and not self.late:
             return [
                 Sampled(row.seq, row.sample_choices, ((token,),))
                 for row, token in zip(self.drawn, tokens, strict=True)
@@ -125,7 +132,7 @@ class LaunchedStep:
         scores = self._scores()
         sampled = []
         for row, at, end in self._spans():
-            if row.seq not in self.drafts:
+            if row.seq not in self.drafts and row.seq not in self.late:
                 told = _told([scores.get(i) for i in range(at, end)])
                 drawn = tuple((token,) for token in tokens[at:end])
                 sampled.append(Sampled(row.seq, row.sample_choices, drawn, told))

@@ -20,8 +20,10 @@ from torch import Tensor
 from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import CausalModel, StepContext
 from tandem.engine.sample import LogprobTensors, Sampler, SamplingKind, score_prompt
+from tandem.engine.sample.bounds import Bounds
+from tandem.engine.sample.edits import bounds_of
 from tandem.engine.sample.transfer import index_on
-from tandem.engine.step import SchedulerOutput, SeqId, StepRow
+from tandem.engine.step import SchedulerOutput, SeqId, StepRow, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.drafts import DraftDraws, put_proposed, rules_ahead
@@ -31,6 +33,7 @@ from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.moments import moment
 from tandem.engine.worker.offload import HostBlocks
+from tandem.engine.worker.pooling import PoolingMetadata
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.slab import Slab
 from tandem.engine.worker.staging import StepShape
@@ -50,6 +53,21 @@ class _Scored(NamedTuple):
     """How many; the last prompt token predicts no prompt token."""
 
 
+class _Computed(NamedTuple):
+    """A step whose forward is queued, and what its draws need to know."""
+
+    launched: LaunchedStep
+    rows: StepRows
+    drawing: NDArray[np.int64] | slice
+    """Which of the rows draw."""
+    inputs: StepInputs
+    hidden: Tensor
+    """Of the tokens that are drawn behind, then of those that are scored or pooled."""
+    scored: list[_Scored]
+    pooled: PoolingMetadata | None
+    drafted: DraftDraws | None
+
+
 @dataclass(slots=True)
 class ModelRunner:
     """Runs steps over one model and one slab."""
@@ -66,6 +84,8 @@ class ModelRunner:
     host: HostBlocks | None = None
     """Where an offload tier's blocks are."""
     _last: LaunchedStep | None = None
+    _computed: _Computed | None = None
+    """The step that awaits its masks."""
 
     @torch.inference_mode()
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
@@ -78,11 +98,33 @@ class ModelRunner:
         looks_back = bool(self.batch.sampling.rules)
         launched = LaunchedStep(plan.step, note=self.batch.note_drawn if looks_back else None)
         launched.host, launched.for_transfers = self.host, not plan.rows
-        if plan.rows:
-            self._run(plan, launched)
-        launched.moment = moment(self.stager.device)
-        self._last = launched
+        computed = self._compute(plan, launched) if plan.rows else None
+        if plan.awaits_masks:
+            launched.awaits_masks, self._computed = True, computed
+        else:
+            self._finish(launched, computed)
         return launched
+
+    @torch.inference_mode()
+    def draw(self, masks: TokenMasks) -> None:
+        """Queue the draws of the step that awaits these masks. Rows whose masks are late draw what
+        nobody is told, and go on with the token that they had."""
+        computed, self._computed = self._computed, None
+        assert computed is not None, "no step awaits masks"
+        launched = computed.launched
+        assert launched.step == masks.step, f"masks of step {masks.step} for {launched.step}"
+        sampling, row_of = self.batch.sampling, self.batch.row_of
+        launched.late = frozenset(masks.late)
+        kept = None
+        if masks.late:
+            rows = index_on([row_of[seq] for seq in masks.late], self.stager.device)
+            kept = rows, self.stager.staging.last_tokens[rows]
+        sampling.mask(row_of, masks)
+        self._finish(launched, computed)
+        sampling.mask(row_of, None)
+        if kept is not None:
+            self.stager.staging.last_tokens.index_copy_(0, *kept)
+        launched.awaits_masks = False
 
     def hidden(self, inputs: StepInputs) -> Tensor:
         """Write the step's KV; hidden states [num_logits, hidden] after the last norm."""
@@ -96,7 +138,8 @@ class ModelRunner:
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
-    def _run(self, plan: SchedulerOutput, launched: LaunchedStep) -> None:
+    def _compute(self, plan: SchedulerOutput, launched: LaunchedStep) -> _Computed:
+        """Queue the step up to its hidden states."""
         rows = StepRows.of(plan.rows, self.batch, drafted=bool(plan.drafts))
         self.threads.set_for(rows.num_tokens)
         launched.drawn = [row for row in plan.rows if row.sample_choices]
@@ -114,9 +157,22 @@ class ModelRunner:
             put_proposed(launched.drafts, plan.rows, self.batch)
             drafted = DraftDraws.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
         hidden, inputs = self._forward(rows, drawing, more, drafted)
+        return _Computed(launched, rows, drawing, inputs, hidden, scored, pooled, drafted)
+
+    def _finish(self, launched: LaunchedStep, computed: _Computed | None) -> None:
+        """Queue the rest of the step, to the copies of its tokens."""
+        if computed is not None:
+            self._draw_all(computed)
+        launched.moment = moment(self.stager.device)
+        self._last = launched
+
+    def _draw_all(self, computed: _Computed) -> None:
+        launched, rows, drawing, inputs, hidden, scored, pooled, drafted = computed
         draws = len(launched.drawn) if drafted is None else len(drafted.rows)
         kind = self._alike(rows, inputs)
-        if kind is not None:
+        if kind is not None and self.batch.sampling.masks:
+            self._draw_bounded(launched, rows, inputs.shape, kind, hidden)
+        elif kind is not None:
             self._draw_alike(launched, inputs.shape, kind)
         elif launched.drawn:
             wanted = hidden[:draws]
@@ -153,21 +209,26 @@ class ModelRunner:
         hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
-    def choose(self, shape: StepShape, kind: SamplingKind, hidden: Tensor) -> Tensor:
+    def choose(
+        self, shape: StepShape, kind: SamplingKind, hidden: Tensor, bounds: Bounds | None = None
+    ) -> Tensor:
         """A token for each row of a graph's step of decodes, all drawn alike, kept as the rows'
-        last ones: int64 [decodes]. What ``choices`` hold."""
+        last ones: int64 [decodes]. What ``choices`` hold, without ``bounds``."""
         draws, device = self.stager.draws(shape), self.stager.device
         columns = self.batch.sampling.drawing_on(device)
-        tokens = self.sampler.choose_alike(self.model.logits(hidden), kind, columns, draws)
+        logits = self.model.logits(hidden)
+        if bounds is not None:
+            bounds.keep(logits[:, : self.sampler.vocab_size])
+        tokens = self.sampler.choose_alike(logits, kind, columns, draws)
         self.stager.staging.last_tokens.index_copy_(0, draws[0], tokens)
         return tokens
 
     def _alike(self, rows: StepRows, inputs: StepInputs) -> SamplingKind | None:
-        """How every row draws, if a graph holds just that choice."""
+        """How every row draws, if a graph holds just that choice (but for grammars' bounds)."""
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
             return None
-        if sampling.rules or sampling.logprobs or sampling.masks:
+        if sampling.rules or sampling.logprobs:
             return None
         kinds = sampling.kinds[rows.index]
         return SamplingKind(kinds[0]) if (kinds == kinds[0]).all() else None
@@ -176,6 +237,19 @@ class ModelRunner:
         if kind is not SamplingKind.GREEDY:
             self.batch.sampling.drawing_on(self.stager.device)
         tokens = self.choices.replay(shape, kind)[: len(launched.drawn)]
+        launched.tokens = tokens.to("cpu", non_blocking=True)
+
+    def _draw_bounded(
+        self,
+        launched: LaunchedStep,
+        rows: StepRows,
+        shape: StepShape,
+        kind: SamplingKind,
+        hidden: Tensor,
+    ) -> None:
+        """As ``_draw_alike``, not from a graph: what grammars allow comes from the host."""
+        bounds = bounds_of(self.batch.sampling, rows.index.tolist(), self.stager.device)
+        tokens = self.choose(shape, kind, hidden, bounds)[: len(launched.drawn)]
         launched.tokens = tokens.to("cpu", non_blocking=True)
 
     def _draw(

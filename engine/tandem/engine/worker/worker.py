@@ -17,7 +17,7 @@ from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.loader import open_weights
 from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler
-from tandem.engine.step import SchedulerOutput
+from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker import capacity, gpu
 from tandem.engine.worker.input_batch import InputBatch
@@ -97,6 +97,10 @@ class Worker:
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Queue one step."""
         return self.runner.launch(plan)
+
+    def draw(self, masks: TokenMasks) -> None:
+        """Queue the draws of the step launched last, which awaits these masks."""
+        self.runner.draw(masks)
 
     def slab_blocks(self) -> torch.Tensor:
         """The slab as [num_blocks, block_bytes] uint8, for those who move blocks."""

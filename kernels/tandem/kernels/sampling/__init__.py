@@ -1,12 +1,14 @@
-"""Ops of the sampler: penalties, thresholds of the filters, the choice, log-probabilities.
+"""Ops of the sampler: bits of grammars, penalties, thresholds of the filters, the choice,
+log-probabilities.
 
 Each treats every row of logits [rows, vocabulary] by itself, so that a row's result does not depend
-on the batch around it, and none waits for the device. `race`, `filters`, `columns`, `penalties` and
-`scores` hold an op or two each; `rng` is the noise that they share.
+on the batch around it, and none waits for the device. `bits`, `race`, `filters`, `columns`,
+`penalties` and `scores` hold an op or two each; `rng` is the noise that they share.
 """
 
 from __future__ import annotations
 
+from .bits import LOWEST, keep_bits
 from .columns import Columns, Gathered, gather
 from .filters import thresholds
 from .penalties import penalize
@@ -18,6 +20,7 @@ from .types import Filters, Penalties, TokenScores
 __all__ = [
     "GROUP",
     "GROUP_NOISE",
+    "LOWEST",
     "Columns",
     "Filters",
     "Gathered",
@@ -27,6 +30,7 @@ __all__ = [
     "best",
     "draw",
     "gather",
+    "keep_bits",
     "penalize",
     "row_keys",
     "score_tokens",

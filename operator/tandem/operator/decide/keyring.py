@@ -34,6 +34,11 @@ class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until ``generation`` may become active; 0 when it is."""
     status: Keys
 
+    def held_back(self, before: Keys) -> KeyPlan:
+        """The plan whose ``generation`` could not be made whole: the status stays what it was, so
+        that the next look tries the same generation again instead of leaving it for another."""
+        return msgspec.structs.replace(self, status=before)
+
 
 def plan_keys(
     held: Held,

@@ -117,6 +117,8 @@ class Reconciler:
         first = plan.facts(seen, self._settings, keys.generation, model, may_have_job=waits is None)
 
         publics, taken = self._writer.secrets(first, keys.missing, live)
+        if not publics.keys() >= set(keys.missing):
+            keys = keys.held_back(seen.status.keys)
         facts = plan.facts_with_keys(first, seen, keys, publics)
         taken += self._writer.base(facts, live)
 
@@ -203,6 +205,7 @@ def _next_look(picture: Picture, keys: KeyPlan, wait: float | None) -> float | N
     asleep = picture.decision.phase is Phase.SUSPENDED
     if (
         not quiet
+        or picture.accepted[0] != "True"  # names get free, quotas and references come
         or not (picture.model.ready or asleep)
         or any(not pod.ready for pod in picture.pods)
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tandem.engine.scheduler.stats import StepStats
 
@@ -27,6 +27,12 @@ class Totals:
     """Requests that ended here, handed over or not."""
     handed_over: int = 0
     """Of these, the ones that another worker goes on with."""
+
+    def less(self, before: Totals) -> Totals:
+        """What came to these since ``before``."""
+        return Totals(
+            *(getattr(self, each.name) - getattr(before, each.name) for each in fields(self))
+        )
 
     def add(self, stats: StepStats) -> None:
         """What happened since the last call."""

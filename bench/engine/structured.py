@@ -4,8 +4,9 @@
 
 Qwen3-8B's shapes with dummy weights, prompts of 128 tokens, temperature 1, top-p 0.95, one engine
 in this process. Rows without a grammar, all rows under one, half of them, and rows beside a grammar
-that takes long; each row has a schema of its own. The vocabulary is as large as the model's: a
-byte-level BPE that is trained here, on the sources of Python's packages.
+that takes long (to be held against a row more without one); each row has a schema of its own. The
+vocabulary is as large as the model's: a byte-level BPE that is trained here, on the sources of
+Python's packages.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ def main() -> None:
         half = args.rows // 2
         for title, free, held, slow in (
             ("free", args.rows, 0, 0),
+            ("free, a row more", args.rows + 1, 0, 0),
             ("constrained", 0, args.rows, 0),
             ("half", half, half, 0),
             ("beside a slow grammar", args.rows, 0, 1),
@@ -86,6 +88,7 @@ def make_folder(folder: Path, vocab: int) -> None:
         vocab_size=vocab,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        max_token_length=64,  # as of real ones; a trie of the backend's has a depth
         show_progress=False,
     )
     backend.train_from_iterator(_sources(), trainer)

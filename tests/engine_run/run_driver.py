@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from tandem.engine.config import EngineConfig
@@ -17,6 +18,7 @@ from tandem.engine.step import (
     SchedulerOutput,
     SeqId,
     StepRow,
+    TokenMasks,
 )
 from tandem.protocol.sampling import SamplingParams
 
@@ -47,6 +49,8 @@ class Line:
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     known: bool = False
+    allowed: Sequence[int] | None = None
+    """Ids out of which a grammar has it drawn."""
 
     @property
     def output(self) -> list[int]:
@@ -63,9 +67,8 @@ class Driver:
     """Plans what it is told, on blocks taken in a scattered order."""
 
     def __init__(self, model: Path | str, *, num_blocks: int = 96, **settings) -> None:
-        self.config = EngineConfig.of(
-            model, device="cpu", num_gpu_blocks_override=num_blocks, **settings
-        )
+        settings = {"device": "cpu", "num_gpu_blocks_override": num_blocks, **settings}
+        self.config = EngineConfig.of(model, **settings)
         self.executor = UniProcExecutor()
         self.capacity = self.executor.start(self.config)
         self.runner = self.executor.worker.runner
@@ -111,16 +114,39 @@ class Driver:
             rows.append(StepRow(seq, line.computed, count, blocks, drawn))
             line.computed += count
         self._steps += 1
+        masks = self._masks(rows)
         plan = SchedulerOutput(
-            self._steps, tuple(rows), tuple(new), tuple(self._dropped), tuple(copies)
+            self._steps,
+            tuple(rows),
+            tuple(new),
+            tuple(self._dropped),
+            tuple(copies),
+            awaits_masks=masks is not None,
         )
         self._dropped.clear()
-        out = self.executor.execute(plan).result()
+        future = self.executor.execute(plan)
+        if masks is not None:
+            self.executor.draw(masks)
+        out = future.result()
         for sampled in out.sampled:
             line = self.lines[sampled.seq]
             if line.choice in sampled.choices:
                 line.tokens += sampled.token_ids[sampled.choices.index(line.choice)]
         return out
+
+    def _masks(self, rows: Sequence[StepRow]) -> TokenMasks | None:
+        bounded = {
+            row.seq: allowed
+            for row in rows
+            if row.sample_choices and (allowed := self.lines[row.seq].allowed) is not None
+        }
+        if not bounded:
+            return None
+        bits = np.zeros((len(bounded), -(-self.config.facts.vocab_size // 32) * 32), dtype=np.uint8)
+        for at, allowed in enumerate(bounded.values()):
+            bits[at, list(allowed)] = 1
+        words = bytearray(np.packbits(bits, axis=1, bitorder="little").tobytes())
+        return TokenMasks(self._steps, tuple(bounded), words)
 
     def _introduce(self, seq: SeqId, line: Line, held: list[int]) -> NewSequence:
         line.known = True

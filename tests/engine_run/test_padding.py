@@ -6,6 +6,7 @@ from tests.engine_run.run_driver import GREEDY, Driver
 from tests.engine_run.tiny_models import folder_of, judged
 
 from tandem.engine.sample import SamplingKind
+from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.graphs import StepGraphs, decode_sizes, step_shapes
@@ -38,16 +39,17 @@ class UncapturedChoices(ChoiceGraphs):
     def __init__(self, runner) -> None:
         super().__init__()
         self.runner = runner
-        self.replayed: list[SamplingKind] = []
+        self.replayed: list[tuple[SamplingKind, bool]] = []
 
     def has(self, shape):
         """Of every class of decodes."""
         return not shape.chunks
 
-    def replay(self, shape, kind):
+    def replay(self, shape, kind, *, bounded):
         """As it is captured."""
-        self.replayed.append(kind)
-        return self.runner.choose(shape, kind, self.runner.graphs.hidden)
+        self.replayed.append((kind, bounded))
+        bounds = self.runner.batch.sampling.bounds.all_of(shape.decodes) if bounded else None
+        return self.runner.choose(shape, kind, self.runner.graphs.hidden, bounds)
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +86,21 @@ DRAWN = SamplingParams(temperature=0.8, seed=3)
 @pytest.fixture
 def choosing(padded):
     """The same engine, with choices behind its classes of decodes."""
-    before = padded.runner.choices
+    sampling, before = padded.runner.batch.sampling, padded.runner.choices
     padded.runner.choices = UncapturedChoices(padded.runner)
+    words = -(-padded.config.facts.vocab_size // 32)
+    sampling.bounds = BoundsStage(8, words, torch.device("cpu"))
     yield padded
-    padded.runner.choices = before
+    padded.runner.choices, sampling.bounds = before, None
 
 
-def generated(driver, asked, at_once=True):
-    """Six tokens of PROMPTS under parameters each, as the choices 0, 1, ... of their requests."""
+def generated(driver, asked, at_once=True, allowed=()):
+    """Six tokens of PROMPTS under parameters each, as the choices 0, 1, ... of their requests; of
+    the first ones, out of the ids ``allowed`` to each."""
     pairs = enumerate(zip(PROMPTS, asked, strict=False))
     seqs = [driver.add(prompt, each, choice=number) for number, (prompt, each) in pairs]
+    for seq, ids in zip(seqs, allowed, strict=False):
+        driver.lines[seq].allowed = ids
     together = [seqs] if at_once else [[seq] for seq in seqs]
     made = [tokens for some in together for tokens in driver.generate(some, 6)]
     for seq in seqs:
@@ -111,9 +118,26 @@ def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
     fields = {name: getattr(params, name) for name in params.__struct_fields__}
     asked = [SamplingParams(**{**fields, "seed": seed}) for seed in range(3)]
     made = generated(choosing, asked)
-    assert set(choosing.runner.choices.replayed) == {kind}
+    assert set(choosing.runner.choices.replayed) == {(kind, False)}
     choosing.runner.choices = ChoiceGraphs()
     assert made == generated(choosing, asked) == generated(choosing, asked, at_once=False)
+
+
+@pytest.mark.parametrize("params", [GREEDY, DRAWN, FILTERED], ids=["greedy", "drawn", "filtered"])
+@pytest.mark.parametrize("bounded", [1, 2, 3])
+def test_choices_within_grammars_are_those_of_the_sampler(choosing, params, bounded):
+    """What a grammar allows is read where the graph reads it, for the rows that have one."""
+    fields = {name: getattr(params, name) for name in params.__struct_fields__}
+    asked = [SamplingParams(**{**fields, "seed": seed}) for seed in range(3)]
+    allowed = [[7, 40, 41], [9, 100], [3, 12, 200]][:bounded]
+    made = generated(choosing, asked, allowed=allowed)
+    assert any(within for _, within in choosing.runner.choices.replayed)
+    for tokens, ids in zip(made, allowed, strict=False):
+        assert set(tokens) <= set(ids)
+    choosing.runner.choices = ChoiceGraphs()
+    choosing.runner.batch.sampling.bounds = None
+    assert made == generated(choosing, asked, allowed=allowed)
+    assert made != generated(choosing, asked)
 
 
 @pytest.mark.parametrize(
@@ -128,9 +152,8 @@ def test_choices_of_a_class_are_those_of_the_sampler(choosing, params, kind):
 def test_rows_that_draw_otherwise_go_through_the_sampler(choosing, asked):
     """One row that draws in another way, or asks for more: no class's choice is taken."""
     made = generated(choosing, asked)
-    alone = {
-        SamplingKind.FILTERED
-    }  # the last steps of the longest prompt, whose row is the only one
+    # The last steps of the longest prompt, whose row is the only one.
+    alone = {(SamplingKind.FILTERED, False)}
     assert set(choosing.runner.choices.replayed) <= alone
     choosing.runner.choices = ChoiceGraphs()
     assert made == generated(choosing, asked, at_once=False)

@@ -203,17 +203,22 @@ def test_scores_agree_with_the_reference(top, dtype):
 @pytest.mark.parametrize("dtype", KINDS)
 @pytest.mark.parametrize("vocab", [31, VOCAB])
 def test_bits_of_grammars_take_the_rest_away(vocab, dtype):
-    """Of some rows, in any order; what the model rules out stays above what is not allowed."""
+    """Of some rows, in any order; what the model rules out stays above what is not allowed, and
+    words of no row do nothing."""
     logits = logits_of(7, vocab, dtype=dtype)
     logits[2, ::3] = -math.inf
-    rows = torch.tensor([5, 0, 2])
     count = -(-vocab // 32)
-    words = torch.randint(-(1 << 31), 1 << 31, (3, count), generator=torch.manual_seed(1)).int()
+    words = torch.randint(-(1 << 31), 1 << 31, (5, count), generator=torch.manual_seed(1)).int()
+    some = logits.to(DEVICE, copy=True)
+    padded = torch.tensor([5, -1, 0, 2, -1])
+    keep_bits(some, words.to(DEVICE), padded.to(DEVICE), backend=TRITON)
+    words, rows = words[padded >= 0], padded[padded >= 0]
     found, expected = logits.to(DEVICE, copy=True), logits.clone()
     keep_bits(found, words.to(DEVICE), rows.to(DEVICE), backend=TRITON)
     keep_bits(expected, words, rows)
 
     assert torch.equal(found.cpu(), expected)
+    assert torch.equal(some.cpu(), expected)
     assert torch.equal(expected[1], logits[1])
     allowed = (words[:, 0, None] >> torch.arange(31)) & 1
     assert torch.equal(expected[rows, :31] == -math.inf, allowed == 0)

@@ -340,18 +340,20 @@ class EngineCore:
     def _draw(self) -> None:
         """Have the step launched last draw under its masks, if it awaits any."""
         if self.scheduler.awaits_masks:
-            self._executor.draw(self.scheduler.masks(self._mask_wait.until()))
+            masks = self.scheduler.masks(self._mask_wait.until())
+            self._mask_wait.over()
+            self._executor.draw(masks)
 
     def _update(self) -> None:
         plan, future = self._in_flight.popleft()
         started = self._updated_at if self._in_flight else self._clock()
+        waits_from = time.monotonic()
         output = future.result(timeout=STEP_DEADLINE_S)
+        self._mask_wait.updated(time.monotonic() - waits_from)
         self.scheduler.update_from_output(output)
         self._steps += 1
         self._updated_at = self._clock()
-        seconds = self._updated_at - started
-        self._mask_wait.note(seconds)
-        self._note_rate(plan, seconds)
+        self._note_rate(plan, self._updated_at - started)
 
     def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
         """What the step took: prompt tokens a second, over steps that are mostly prompt, and the

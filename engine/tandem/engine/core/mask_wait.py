@@ -1,31 +1,47 @@
-"""How long a step's draws wait for masks that are not made yet: no longer than costs nobody."""
+"""How long a step's draws wait for masks that are not made yet: no longer than costs nobody.
+
+The device computes the step meanwhile. What the step loop waited for masks and then for the result
+is what it had left over: so much may the next step's draws wait, less a margin.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 
-MOST_S = 0.02
-"""Since the update before, on a device that computes meanwhile."""
 LEAST_S = 0.001
-"""From now: most masks take a tenth of that."""
+"""Most masks take a tenth of that."""
+MOST_S = 0.02
+MARGIN_S = 0.0005
+"""Kept back, for steps that are not alike. Without anything left over the wait shrinks by it."""
+STEPS = 4
+"""The least of so many counts: a short step may follow a long one."""
 
 
 class MaskWait:
-    """Told of every update. By the clock that threads wait by."""
+    """Told of every wait of the step loop. By the clock that threads wait by."""
 
     def __init__(self, *, overlaps: bool) -> None:
         """``overlaps``: the device computes a step while the step loop waits."""
         self._overlaps = overlaps
-        self._at = 0.0
-        self._step_s = 0.0
-
-    def note(self, seconds: float) -> None:
-        """A step's result was taken in; it had taken so long."""
-        if self._overlaps:
-            self._at, self._step_s = time.monotonic(), seconds
+        self._begun = 0.0
+        self._until = 0.0
+        self._waited = 0.0
+        self._room: deque[float] = deque(maxlen=STEPS)
 
     def until(self) -> float:
-        """When to go on without what is late: a third of a step after the update before, so that
-        its draws and the next step are there when its forward ends."""
-        now = time.monotonic()
-        return max(self._at + min(self._step_s / 3, MOST_S), now + LEAST_S)
+        """When to go on without what is late; the wait begins now."""
+        room = min(self._room, default=0.0)
+        self._begun = time.monotonic()
+        self._until = self._begun + min(max(room, LEAST_S), MOST_S)
+        return self._until
+
+    def over(self) -> None:
+        """The masks are there, or late. What was done behind the wait is no room."""
+        self._waited = min(time.monotonic(), self._until) - self._begun
+
+    def updated(self, idle: float) -> None:
+        """A result was waited for; it took ``idle`` seconds to come."""
+        if self._overlaps:
+            self._room.append(self._waited + idle - MARGIN_S)
+        self._waited = 0.0

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.sample.rules import RowRules, rules_of
 from tandem.engine.step import SeqId, TokenMasks
 from tandem.kernels.sampling import Columns
@@ -66,6 +67,8 @@ class SamplingBatch:
         """Rows whose draws of this step a grammar bounds, and where each one's words are."""
         self.mask_words = torch.empty(0, 0, dtype=torch.int32)
         """int32 [bounded, words], on the host: see ``TokenMasks``."""
+        self.bounds: BoundsStage | None = None
+        """Where they go on the device; None: to new memory in each step."""
         self.ahead: dict[tuple[int, int], RowRules] = {}
         """Rules of rows with drafts that look back at their tokens, by row and output position:
         as they are behind the drafts before it, in this step."""

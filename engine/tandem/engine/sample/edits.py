@@ -50,6 +50,8 @@ def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -
         return None
     bounded, places = zip(*found, strict=True)
     words = batch.mask_words
+    if batch.bounds is not None and len(bounded) <= batch.bounds.capacity:
+        return batch.bounds.put(bounded, places, words)
     if places != tuple(range(len(words))):
         words = words[list(places)]
     return Bounds.of(bounded, words, device)

@@ -154,7 +154,7 @@ class Constraint:
             self._mask = make_mask(self._grammar, self._vocab_size, self._ends)
         except GrammarError as error:
             self._error = error
-        except Exception as error:  # of a library: the request ends, not the engine
+        except BaseException as error:  # a library's, which panics: the request ends, nobody else
             logger.exception("a mask could not be made")
             self._error = GrammarError(f"{type(error).__name__}: {error}")
         making.release()

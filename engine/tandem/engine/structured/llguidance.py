@@ -93,7 +93,9 @@ class LLGuidanceCompiler:
             tokenizer = llguidance.LLTokenizer(str(path))
             if tokenizer.vocab_size < vocab_size:
                 tokenizer = llguidance.LLTokenizer(str(path), n_vocab=vocab_size)
-        except Exception as error:  # a Rust library: anything may come
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise  # anything else is the library's, which panics at what it cannot hold
             raise NoCompiler(f"tokenizer.json: {error}") from error
         self._tokenizer = tokenizer
         self._special_ids = _special_ids(path)

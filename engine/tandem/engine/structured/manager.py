@@ -185,7 +185,7 @@ class StructuredOutputManager:
             into.set_result(self._constraint_of(request, compiled.result(), forced))
         except CancelledError:
             into.set_exception(GrammarError(_CLOSED))
-        except Exception as error:
+        except BaseException as error:  # a library panics
             if not isinstance(error, GrammarError):
                 logger.exception("a grammar could not be followed")
             into.set_exception(error)

@@ -64,5 +64,5 @@ class MaskThreads:
                 return
             try:
                 job()
-            except Exception:
+            except BaseException:  # a library's panic is no Exception
                 logger.exception("a job of a grammar failed")

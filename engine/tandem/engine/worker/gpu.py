@@ -13,6 +13,7 @@ import torch
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.sample import SamplingKind
+from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.worker.graphs import step_shapes
 from tandem.engine.worker.profile import (
     activation_bytes,
@@ -104,7 +105,9 @@ def capture(config: EngineConfig, runner: ModelRunner) -> None:
             for shape in shapes:
                 runner.hidden(runner.stager.stage_nothing(shape))
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
-        runner.choices.capture(runner.graphs, runner.stager, runner.choose)
+        bounds = _bounds(config, runner.stager.device)
+        runner.batch.sampling.bounds = bounds
+        runner.choices.capture(runner.graphs, runner.stager, runner.choose, bounds)
     gc.collect()
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
 
@@ -120,8 +123,14 @@ def _graph_bytes(
     decodes = [each.decodes for each in shapes if not each.chunks]
     if not decodes:
         return steps
-    choices = len(SamplingKind) * len(decodes) * CHOICE_GRAPH_BYTES
-    return steps + choices + choice_bytes(config, runner, device, max(decodes))
+    choices = 2 * len(SamplingKind) * len(decodes) * CHOICE_GRAPH_BYTES
+    bounds = 4 * config.scheduler.max_num_seqs * -(-config.facts.vocab_size // 32)
+    return steps + choices + bounds + choice_bytes(config, runner, device, max(decodes))
+
+
+def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
+    words = -(-config.facts.vocab_size // 32)
+    return BoundsStage(config.scheduler.max_num_seqs, words, device)
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:

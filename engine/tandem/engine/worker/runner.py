@@ -170,10 +170,8 @@ class ModelRunner:
         launched, rows, drawing, inputs, hidden, scored, pooled, drafted = computed
         draws = len(launched.drawn) if drafted is None else len(drafted.rows)
         kind = self._alike(rows, inputs)
-        if kind is not None and self.batch.sampling.masks:
-            self._draw_bounded(launched, rows, inputs.shape, kind, hidden)
-        elif kind is not None:
-            self._draw_alike(launched, inputs.shape, kind)
+        if kind is not None:
+            self._draw_alike(launched, rows, inputs.shape, kind)
         elif launched.drawn:
             wanted = hidden[:draws]
             if drafted is None:
@@ -210,10 +208,10 @@ class ModelRunner:
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
     def choose(
-        self, shape: StepShape, kind: SamplingKind, hidden: Tensor, bounds: Bounds | None = None
+        self, shape: StepShape, kind: SamplingKind, hidden: Tensor, bounds: Bounds | None
     ) -> Tensor:
         """A token for each row of a graph's step of decodes, all drawn alike, kept as the rows'
-        last ones: int64 [decodes]. What ``choices`` hold, without ``bounds``."""
+        last ones: int64 [decodes]. What ``choices`` hold."""
         draws, device = self.stager.draws(shape), self.stager.device
         columns = self.batch.sampling.drawing_on(device)
         logits = self.model.logits(hidden)
@@ -224,7 +222,7 @@ class ModelRunner:
         return tokens
 
     def _alike(self, rows: StepRows, inputs: StepInputs) -> SamplingKind | None:
-        """How every row draws, if a graph holds just that choice (but for grammars' bounds)."""
+        """How every row draws, if a graph holds just that choice."""
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
             return None
@@ -233,23 +231,16 @@ class ModelRunner:
         kinds = sampling.kinds[rows.index]
         return SamplingKind(kinds[0]) if (kinds == kinds[0]).all() else None
 
-    def _draw_alike(self, launched: LaunchedStep, shape: StepShape, kind: SamplingKind) -> None:
-        if kind is not SamplingKind.GREEDY:
-            self.batch.sampling.drawing_on(self.stager.device)
-        tokens = self.choices.replay(shape, kind)[: len(launched.drawn)]
-        launched.tokens = tokens.to("cpu", non_blocking=True)
-
-    def _draw_bounded(
-        self,
-        launched: LaunchedStep,
-        rows: StepRows,
-        shape: StepShape,
-        kind: SamplingKind,
-        hidden: Tensor,
+    def _draw_alike(
+        self, launched: LaunchedStep, rows: StepRows, shape: StepShape, kind: SamplingKind
     ) -> None:
-        """As ``_draw_alike``, not from a graph: what grammars allow comes from the host."""
-        bounds = bounds_of(self.batch.sampling, rows.index.tolist(), self.stager.device)
-        tokens = self.choose(shape, kind, hidden, bounds)[: len(launched.drawn)]
+        sampling, device = self.batch.sampling, self.stager.device
+        bounded = bool(sampling.masks)
+        if kind is not SamplingKind.GREEDY:
+            sampling.drawing_on(device)
+        if bounded:
+            bounds_of(sampling, rows.index.tolist(), device)  # they go where the graph reads them
+        tokens = self.choices.replay(shape, kind, bounded=bounded)[: len(launched.drawn)]
         launched.tokens = tokens.to("cpu", non_blocking=True)
 
     def _draw(

@@ -31,7 +31,8 @@ def keep_bits(
     Args:
         logits: dense in its last dimension.
         words: int32 [bounded, ceil(vocabulary / 32)], the lowest bit the lowest id.
-        rows: int64 [bounded], distinct: the row of logits of each.
+        rows: int64 [bounded], distinct: the row of logits of each; a negative one's words bound
+            nothing.
     """
     bounded = words.shape[0]
     checks.shape("logits", logits, None, None)

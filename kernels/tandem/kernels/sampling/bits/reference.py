@@ -16,6 +16,8 @@ PART = 64
 
 def keep_bits(logits: Tensor, words: Tensor, rows: Tensor) -> None:
     """See the wrapper."""
+    if (rows < 0).any():
+        words, rows = words[rows >= 0], rows[rows >= 0]
     places = torch.arange(8, dtype=torch.uint8, device=logits.device)
     for start in range(0, len(rows), PART):
         index, bits = rows[start : start + PART], words[start : start + PART].view(torch.uint8)

@@ -18,12 +18,13 @@ def keep_bits_of_rows(
     bounded = tl.program_id(0)
     first = tl.program_id(1) * WORDS
     at = first + tl.arange(0, WORDS)
-    word = tl.load(words + bounded * word_stride + at, mask=at < count, other=0)
+    row = tl.load(rows + bounded)
+    row_words = tl.where(row >= 0, count, 0)
+    word = tl.load(words + bounded * word_stride + at, mask=at < row_words, other=0)
     place = tl.arange(0, 32)
     allowed = ((word[:, None] >> place[None, :]) & 1) != 0
     token = at[:, None] * 32 + place[None, :]
-    inside = token < vocabulary
-    row = tl.load(rows + bounded)
+    inside = token < tl.where(row >= 0, vocabulary, 0)
     here = logits + row * row_stride + token
     value = tl.load(here, mask=inside & allowed, other=0.0).to(tl.float32)
     value = tl.where(allowed, tl.maximum(value, -1e30), float("-inf"))

@@ -82,7 +82,7 @@ def _take(url: str, page: Page, out: Path, clients: int) -> None:
         name = _calls(url)[0]["request_id"][:8]
         rows = "[...document.querySelectorAll('#calls .row')]"
         page.run(f"{rows}.find(e => e.innerText.includes('{name}')).click()")
-        page.wait_for("document.querySelectorAll('#call .part').length > 3")
+        page.wait_for("document.querySelectorAll('#call .part').length >= 2")
         page.run("document.getElementById('links-box').open = true")
         _screen(page, out, "ui-dark.png", "dark")
         _terminal(page, out / "top.png", url, "top", "--once")

@@ -49,6 +49,10 @@ fuzz: setup  ## Throw requests made from the OpenAPI document at a stack (ARGS='
 	UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --locked --no-install-project --only-group fuzz
 	$(BIN)/python -m tests.fuzz --schemathesis .tools/fuzz/bin/schemathesis $(ARGS)
 
+.PHONY: screens
+screens: setup  ## Take docs/screens anew: `tandem top`, `tandem explain`, /ui (wants a Chromium)
+	$(BIN)/python -m tests.screens $(ARGS)
+
 .PHONY: cov
 cov: setup  ## Run the tests and say which lines they never reach
 	$(PYTEST) -m "not full and not cluster" --cov --cov-report=term-missing $(ARGS)

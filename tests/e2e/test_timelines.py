@@ -18,6 +18,7 @@ from stack import Stack
 from tests.waiting import wait_for
 
 from tandem.cli import explain
+from tandem.cli.asking_router import NoAnswer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -81,8 +82,8 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(
     }
     assert {"tokenize", "parse", "place"} <= {part["name"] for part in content["parts"]}
     assert httpx.get(f"{chunked.url}/debug/requests/nobody").status_code == 404
-    assert explain.run(["nobody", "--url", chunked.url]) == 1
-    assert "no call 'nobody' is kept" in capsys.readouterr().err
+    with pytest.raises(NoAnswer, match="no call 'nobody' is kept"):
+        explain.run(["nobody", "--url", chunked.url])
     assert explain.run(["whole-1", "--url", chunked.url, "--width", "90"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("  -> prefill ") and "prefill cost" in line for line in lines)

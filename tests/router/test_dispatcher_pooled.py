@@ -50,7 +50,7 @@ async def test_a_prefill_worker_alone_answers(stack: Stack, prefill: Make, decod
     assert sent.kv is None
     assert d.submitted == []
     assert p.cancelled == []
-    assert stack.dispatcher.num_jobs == 0
+    assert len(stack.dispatcher.jobs) == 0
     assert stack.pool.workers[p.incarnation].num_legs == 0
     assert stack.metric("vllm:e2e_request_latency_seconds_count", model_name="fake") == 1
     assert stack.metric("vllm:time_to_first_token_seconds_count", model_name="fake") == 0
@@ -188,7 +188,7 @@ async def test_deadline_and_cancel_reach_the_worker(stack: Stack, prefill: Make)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await until(lambda: len(p.cancelled) == 2)
-    assert stack.dispatcher.num_jobs == 0
+    assert len(stack.dispatcher.jobs) == 0
 
 
 async def test_a_vector_for_a_request_of_tokens_is_a_failure(stack: Stack, decode: Make) -> None:

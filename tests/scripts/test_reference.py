@@ -44,7 +44,7 @@ def test_every_row_has_a_meaning() -> None:
 def test_every_command_with_settings_is_there() -> None:
     """Under its own name, with all flags of its classes."""
     titles = " ".join(title for title, _ in groups())
-    without = ["chat", "explain", "run-batch"]  # settings
+    without = ["chat", "top", "explain", "run-batch"]  # settings
     assert [name for name in COMMANDS if name not in titles] == without
     flags = {cells[0].strip("`") for name, cells in rows() if name == "flags.md"}
     assert {f"--{each.name.replace('_', '-')}" for each in settings_of(RouterConfig)} <= flags

@@ -31,6 +31,7 @@ COMMANDS = {
     "operator": "Run the Kubernetes operator.",
     "prepare": "Read or fetch a model, and report what it is.",
     "chat": "Talk to a running server in the terminal.",
+    "top": "Show a running server's workers, links, queues and rates, live.",
     "explain": "Show where the time of one of a server's last calls went.",
     "run-batch": "Answer all requests of a file, in OpenAI's batch format.",
     "bench": "Measure a server, an engine or a start.",

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import httpx
 
+from tandem.cli.asking_router import check_url, key_headers
 from tandem.cli.command import Parser
-from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import ROUTER_PORT
 
 _HELP = "Type a message. /reset starts over, /system TEXT sets the system prompt, /quit leaves."
@@ -28,33 +28,15 @@ def run(argv: list[str]) -> int:
     parser.add_argument("message", nargs="*", help="one message: answer it and leave")
     options = parser.read(argv)
     check_url("--url", options.url)
-    with httpx.Client(base_url=options.url, headers=_headers(options), timeout=300.0) as client:
+    with httpx.Client(
+        base_url=options.url, headers=key_headers(options.api_key), timeout=300.0
+    ) as client:
         try:
             return _converse(client, options)
         except httpx.ConnectError as error:
             return _fail(f"no server answers at {options.url} ({error}); `tandem up` starts one")
         except httpx.HTTPError as error:
             return _fail(f"{options.url} broke off: {str(error) or type(error).__name__}")
-
-
-def check_url(param: str, url: str) -> None:
-    """Raise InvalidParameter unless ``url`` is http:// or https:// with a host."""
-    allowed = f"a URL such as http://127.0.0.1:{ROUTER_PORT}"
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise InvalidParameter(param, url, f"{allowed} ({error})") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise InvalidParameter(param, url, allowed)
-
-
-def _headers(options: argparse.Namespace) -> dict[str, str]:
-    key = options.api_key
-    if key is None:
-        return {}
-    if not (key.isascii() and key.isprintable() and key.strip()):
-        raise InvalidParameter("--api-key", "(not shown)", "printable ASCII, one character or more")
-    return {"Authorization": f"Bearer {key}"}
 
 
 def _fail(text: str) -> int:

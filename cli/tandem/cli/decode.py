@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.cli.command import parse
 from tandem.cli.handoff_settings import handoff_config
 from tandem.cli.logs import set_up_logging
+from tandem.cli.stack_dump import dump_on_signal
 from tandem.cli.worker_settings import engine_config, worker_sections
 from tandem.engine.threads import spin_briefly
 from tandem.worker.server_config import ServerConfig
@@ -15,6 +16,7 @@ def run(argv: list[str]) -> int:
     given = parse("decode", __doc__.splitlines()[0], worker_sections(), argv)
     server = ServerConfig(**given[ServerConfig])
     set_up_logging(server.log_level, server.log_format)
+    dump_on_signal()
     spin_briefly()
     kv = handoff_config(given, server)
     from tandem.decode import worker

@@ -6,6 +6,7 @@ from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.handoff_settings import handoff_config
 from tandem.cli.logs import set_up_logging
+from tandem.cli.stack_dump import dump_on_signal
 from tandem.cli.worker_settings import engine_config, worker_sections
 from tandem.engine.threads import spin_briefly
 from tandem.prefill.config import PrefillConfig
@@ -18,6 +19,7 @@ def run(argv: list[str]) -> int:
     given = parse("prefill", __doc__.splitlines()[0], sections, argv)
     server = ServerConfig(**given[ServerConfig])
     set_up_logging(server.log_level, server.log_format)
+    dump_on_signal()
     spin_briefly()
     kv, prefill = handoff_config(given, server), PrefillConfig(**given[PrefillConfig])
     from tandem.prefill import worker

@@ -8,6 +8,7 @@ from typing import Any
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.logs import set_up_logging
+from tandem.cli.stack_dump import dump_on_signal
 from tandem.protocol.settings import setting
 from tandem.router.config import RouterConfig
 
@@ -30,6 +31,7 @@ def run(argv: list[str]) -> int:
     given: dict[type, dict[str, Any]] = parse("router", __doc__.splitlines()[0], sections, argv)
     log = LogConfig(**given[LogConfig])
     set_up_logging(log.log_level, log.log_format)
+    dump_on_signal()
     from tandem.router.app import serve
 
     serve(RouterConfig(**given[RouterConfig]), log_level=log.log_level)

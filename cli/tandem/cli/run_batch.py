@@ -19,9 +19,9 @@ from pathlib import Path
 
 import httpx
 
+from tandem.cli.asking_router import check_url
 from tandem.cli.batch.asking import Batch, ServerGone
 from tandem.cli.batch.lines import check_lines, read_lines
-from tandem.cli.chat import check_url
 from tandem.cli.command import Parser
 from tandem.cli.ports import free_ports
 from tandem.protocol.errors import InvalidParameter

@@ -31,6 +31,7 @@ from tandem.cli.overrides import (
 )
 from tandem.cli.ports import free_ports
 from tandem.cli.stack import PORTS_PER_WORKER, plan, router_url
+from tandem.cli.stack_dump import dump_on_signal
 from tandem.cli.stopping import Graces, stop
 from tandem.cli.up_config import UpConfig
 from tandem.protocol.names import ENV_PREFIX
@@ -63,6 +64,7 @@ class Supervisor:
     def run(self) -> int:
         """Check, prepare, start, watch, stop."""
         set_up_logging(self.config.log_level)
+        dump_on_signal()
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
         started = time.monotonic()

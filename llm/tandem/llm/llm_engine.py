@@ -11,12 +11,13 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM, Params, PreparedRequest
+from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
 from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.protocol.card import ModelCard
@@ -25,6 +26,9 @@ from tandem.protocol.pooling import PoolingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import PromptLike
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
 
 STEP_SECONDS = 600.0
 """Longest wait for any output of any request."""
@@ -43,8 +47,15 @@ class _Running(NamedTuple):
 class LLMEngine:
     """Add requests, then ``step`` until ``has_unfinished_requests`` is false."""
 
-    def __init__(self, make: Callable[[], Coroutine[Any, Any, AsyncLLM]]) -> None:
-        """``make`` builds the AsyncLLM inside the engine's own loop; its errors are raised here."""
+    def __init__(
+        self,
+        make: Callable[[], Coroutine[Any, Any, AsyncLLM]],
+        *,
+        collect: Callable[[], Iterable[Family]] = tuple,
+    ) -> None:
+        """``make`` builds the AsyncLLM inside the engine's own loop; its errors are raised here.
+        ``collect`` gives the series of an engine that runs in this process."""
+        self._collect = collect
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="llm", daemon=True)
         self._thread.start()
@@ -62,6 +73,10 @@ class LLMEngine:
     def card(self) -> ModelCard:
         """What is served."""
         return self._call(self._llm.card())
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine has counted until now; nothing where it is not in this process."""
+        return read(self._collect())
 
     @property
     def has_unfinished_requests(self) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 
 from tandem.llm.async_llm import AsyncLLM, Params
 from tandem.llm.llm_engine import LLMEngine
+from tandem.llm.metrics import Metric
 from tandem.llm.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -46,11 +47,16 @@ from tandem.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tandem.engine.executor.base import Executor
+    from tandem.engine.stat_loggers.base import StatLogger
+    from tandem.engine.stat_loggers.choose import StatFunction
 
 _log = logging.getLogger(__name__)
 AHEAD = 2
 """Requests given to the engine at once, in multiples of what it runs at once: enough that it never
 waits, few enough that a batch of a million prompts is not all tokenized before the first answer."""
+
+MAX_INTERVAL_S = 86_400.0
+"""Between two lines of the log, at most."""
 
 Messages = Sequence[Mapping[str, Any]]
 """One chat."""
@@ -69,6 +75,8 @@ class LLM:
         tokenizer: Tokenizer | None = None,
         executor: Executor | None = None,
         trust_remote_code: bool = False,
+        stat_loggers: Sequence[StatLogger | StatFunction] = (),
+        log_stats_interval: float = 0.0,
         **options: Any,
     ) -> None:
         """``model`` is anything that hub/ prepares: a folder, a GGUF file, a hub id, a package.
@@ -77,10 +85,19 @@ class LLM:
         ``max_num_seqs``, ...). ``executor`` runs the steps (the model on this machine's device, as
         ``distributed_executor_backend`` says, if none is given). ``trust_remote_code`` is a
         permission that nothing here makes use of: no model's own code is ever run, and a warning
-        says so. Raises a HubError, UnusableFolder or InvalidParameter.
+        says so. ``stat_loggers`` are told what the engine does: each is a ``StatLogger``, or a
+        function that gets a report at each interval and a final one. With ``log_stats_interval``
+        that is so many seconds and a line is logged, too; 0 is ten seconds and no line. Raises a
+        UnusableFolder or InvalidParameter.
         """
+        from prometheus_client import CollectorRegistry
+
         from tandem.engine.config import EngineConfig
         from tandem.hub import prepare
+
+        if not 0 <= log_stats_interval <= MAX_INTERVAL_S:
+            allowed = f"seconds from 0 to {MAX_INTERVAL_S:g}"
+            raise InvalidParameter("log_stats_interval", log_stats_interval, allowed)
 
         if trust_remote_code:
             _log.warning("trust_remote_code is not needed: no model's own code is ever run")
@@ -92,17 +109,32 @@ class LLM:
         self.tokenizer = tokenizer if tokenizer is not None else Tokenizer.load(prepared.path)
         self._defaults = defaults_of(self.tokenizer.generation)
 
+        registry = CollectorRegistry()
+
         async def make() -> AsyncLLM:
             from tandem.engine.core.client import InprocClient
             from tandem.engine.core.engine_core import EngineCore
             from tandem.engine.executor.factory import make_executor
+            from tandem.engine.metrics import EngineMetrics
+            from tandem.engine.stat_loggers.choose import stat_loggers_of
 
             runs = executor if executor is not None else make_executor(config)
-            client = InprocClient(EngineCore.launch(config, runs))
+            name, longest = config.served_model_name, config.max_model_len
+            core = EngineCore.launch(
+                config,
+                runs,
+                metrics=EngineMetrics(registry, model_name=name, max_model_len=longest),
+                stat_loggers=stat_loggers_of(stat_loggers, log_interval=log_stats_interval),
+            )
+            client = InprocClient(core)
             return AsyncLLM(client, self.tokenizer)
 
-        self.engine = LLMEngine(make)
+        self.engine = LLMEngine(make, collect=registry.collect)
         """For loops of one's own: add requests, step."""
+
+    def get_metrics(self) -> list[Metric]:
+        """What the engine has counted until now, under the names that a server's /metrics shows."""
+        return self.engine.get_metrics()
 
     @property
     def card(self) -> ModelCard:

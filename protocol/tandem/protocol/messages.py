@@ -86,6 +86,10 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     residence_s: float = 0.0
     """Mean seconds that a request holds its blocks; 0 while unknown."""
     draining: bool = False
+    computed_tokens: int = 0
+    """Prompt tokens computed here since the start."""
+    generated_tokens: int = 0
+    """Tokens drawn here since the start."""
 
 
 class PeerHealth(msgspec.Struct, frozen=True):

@@ -38,6 +38,8 @@ from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.document import document
 from tandem.router.gauges import register_gauges
+from tandem.router.live.fleet_view import LiveFleet
+from tandem.router.live.rates import RouterRates
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.auth import ApiKeys, KnownKeys
 from tandem.router.middleware.canary import Canary
@@ -59,6 +61,7 @@ from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.policy import placement_policy
 from tandem.router.server import RpcServer, make_server
 from tandem.router.timeline.recorder import Recorder
+from tandem.router.ui import page
 from tandem.router.workers.pool import WorkerPool
 from tandem.text.isolated_templates import IsolatedTemplates
 from tandem.text.parsers.model import ModelParsers
@@ -88,6 +91,7 @@ class Router:
     metrics: RouterMetrics
     llm: AsyncLLM
     templates: IsolatedTemplates
+    live: LiveFleet
 
     @classmethod
     def of(cls, config: RouterConfig) -> Router:
@@ -126,7 +130,8 @@ class Router:
         tokenizer.chat_templates.isolated = templates
         llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me)
         register_gauges(metrics, fleet, admission)
-        return cls(config, pool, fleet, dispatcher, metrics, llm, templates)
+        live = LiveFleet(fleet, dispatcher, admission, metrics, RouterRates(metrics))
+        return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live)
 
     def names(self) -> tuple[str, ...]:
         """Names of the model: as configured, or as the workers say."""
@@ -143,11 +148,13 @@ class Router:
         self.pool.start(self.fleet)
         self.dispatcher.start()
         finding = asyncio.create_task(self._find(), name="discovery")
+        rating = asyncio.create_task(self.live.rates.run(), name="rates")
         try:
             yield
         finally:
             finding.cancel()
-            await asyncio.gather(finding, return_exceptions=True)
+            rating.cancel()
+            await asyncio.gather(finding, rating, return_exceptions=True)
             self.llm.beside.close()
             self.templates.close()
             await self.dispatcher.close()
@@ -204,6 +211,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     parts = (
         *(chat, completions, responses, stored_responses, messages, embeddings, scores),
         *(models, tokenize, ops),
+        *((page,) if config.ui else ()),
     )
     app = FastAPI(
         title="Tandem",
@@ -215,6 +223,7 @@ def create_app(config: RouterConfig) -> FastAPI:
     app.openapi = cache(partial(document, app, has_keys=has_keys, has_admin=admin is not None))  # type: ignore[method-assign]
     app.state.router = router
     app.state.fleet = router.fleet
+    app.state.live = router.live
     app.state.explanations = router.dispatcher.explanations
     app.state.readiness = readiness
     app.state.responses = ResponseStore(

@@ -249,6 +249,9 @@ class RouterConfig(TracingConfig):
         None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
     )
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
+    ui: bool = setting(
+        True, "Serve the live page at /ui; what it shows asks for a key where there is one."
+    )
     access_log: bool = setting(False, "Log a line per request.")
     timeline_requests: int = setting(
         1000, "Last calls whose timelines are kept for /debug/requests; 0 keeps and makes none."

@@ -154,6 +154,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/debug/canary"): Operation(gives="text/plain"),
     ("get", "/debug/fleet"): Operation(gives=answers.Status),
     ("get", "/debug/placements"): Operation(gives=answers.Status),
+    ("get", "/debug/requests"): Operation(gives=answers.Status, errors=(400, 500, 503)),
     ("get", "/debug/requests/{request_id}"): Operation(
         gives=answers.Status, errors=(404, 500, 503)
     ),

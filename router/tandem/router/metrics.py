@@ -6,7 +6,8 @@ a token costs no look-up. Gauges are read when they are scraped, from those who 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -38,6 +39,20 @@ _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
 
 
+class Totals(NamedTuple):
+    """Counters since the start; an output is what one step says of one choice."""
+
+    started: float
+    ended: float
+    failed: float
+    prompt_tokens: float
+    cached_tokens: float
+    first_outputs: float
+    first_output_seconds: float
+    next_outputs: float
+    next_output_seconds: float
+
+
 class RouterMetrics:
     """Everything under ``/metrics``. Called in the loop's thread."""
 
@@ -61,6 +76,27 @@ class RouterMetrics:
     def text(self) -> bytes:
         """Exposition for ``/metrics``."""
         return generate_latest(self.registry)
+
+    def totals(self) -> Totals:
+        """The main counters as they stand: for a few reads a second, not for each token."""
+        return Totals(
+            started=_sum(self._h_prompt, "_count"),
+            ended=_sum(self._h_e2e, "_count"),
+            failed=_sum(self._failures, "_total"),
+            prompt_tokens=_sum(self._c_prompt, "_total"),
+            cached_tokens=_sum(self._c_cached, "_total"),
+            first_outputs=_sum(self._h_ttft, "_count"),
+            first_output_seconds=_sum(self._h_ttft, "_sum"),
+            next_outputs=_sum(self._h_itl, "_count"),
+            next_output_seconds=_sum(self._h_itl, "_sum"),
+        )
+
+    def rejections(self) -> dict[str, int]:
+        """Requests that found no room, by reason."""
+        found: dict[str, int] = {}
+        for reason, value in _samples(self._rejections, "_total", "reason"):
+            found[reason] = found.get(reason, 0) + int(value)
+        return found
 
     # Requests, in vLLM's names.
 
@@ -243,6 +279,19 @@ class RouterMetrics:
 
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
+
+
+def _samples(metric: Counter | Histogram, ending: str, label: str) -> Iterator[tuple[str, float]]:
+    """Values of the samples whose names end so, with the value of one label."""
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith(ending):
+                yield sample.labels.get(label, ""), sample.value
+
+
+def _sum(metric: Counter | Histogram, ending: str) -> float:
+    """Over all labels."""
+    return sum(value for _, value in _samples(metric, ending, ""))
 
 
 class _ReadGauge(Collector):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from importlib.metadata import version
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -13,14 +13,18 @@ from starlette.exceptions import HTTPException
 
 from tandem.protocol.child import child_headers
 from tandem.protocol.commands import CommandName
-from tandem.protocol.messages import LoadReport
+from tandem.protocol.errors import InvalidParameter
 from tandem.router.dispatch.fleet import Fleet
+from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.openai.service import service_of
 from tandem.router.timeline.recorder import Recorder
-from tandem.router.timeline.view import full
-from tandem.router.workers.pool import Worker
+from tandem.router.timeline.view import full, listed
 
 routes = APIRouter(tags=["operation"])
+
+USUAL_CALLS = 20
+MOST_CALLS = 100
+"""Calls that one answer lists."""
 
 
 class Readiness:
@@ -94,23 +98,21 @@ async def debug_canary(request: Request) -> Response:
 
 @routes.get("/debug/fleet")
 async def debug_fleet(request: Request) -> Response:
-    """Links, workers, their load and what is known of their caches."""
-    fleet: Fleet = request.app.state.fleet
-    return _json(
-        {
-            "router": fleet.pool.me.hex(),
-            "links": dict(fleet.pool.links().items()),
-            "workers": [_worker(worker) for worker in fleet.pool.workers.values()],
-            "transport": _transport(fleet),
-            "keys": [] if fleet.pool.curve is None else fleet.pool.curve.names(),
-            "refused": fleet.pool.refused(),
-            "quarantined": [
-                {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
-                for (p, d), cause in fleet.links.quarantined().items()
-            ],
-            "indexed_blocks": len(fleet.index),
-        }
-    )
+    """Workers, links between them, what waits for what, and how fast it goes."""
+    live: LiveFleet = request.app.state.live
+    return _json(live.to_json(asyncio.get_running_loop().time()))
+
+
+@routes.get("/debug/requests")
+async def debug_requests(request: Request, limit: str | None = None) -> Response:
+    """The last calls, the latest first, each with where its time went in short; 1 to 100."""
+    for name, value in request.query_params.items():
+        if name != "limit":
+            raise InvalidParameter(name[:80], value, "only limit may be asked")
+    recorder: Recorder = request.app.state.recorder
+    now = time.monotonic()
+    latest = recorder.ring.latest(_limit(limit))
+    return _json({"kept": len(recorder.ring), "requests": [listed(each, now) for each in latest]})
 
 
 @routes.get("/debug/requests/{request_id:path}")
@@ -138,26 +140,12 @@ async def reset_prefix_cache(request: Request) -> Response:
     return _json(content, status=200 if reply.ok else 503)
 
 
-def _transport(fleet: Fleet) -> str | None:
-    """What moves KV over the links that are up; more than one where ends differ."""
-    links = (state for worker in fleet.pool.workers.values() for state in worker.peers.values())
-    return ", ".join(sorted({each.transport for each in links if each.up} - {""})) or None
-
-
-def _worker(worker: Worker) -> dict[str, Any]:
-    load: LoadReport | None = worker.load
-    return {
-        "name": worker.name,
-        "incarnation": worker.incarnation.hex(),
-        "model": worker.card.model,
-        "fingerprint": worker.fingerprint,
-        "pod": worker.note.pod,
-        "revision": worker.note.revision,
-        "draining": not worker.takes_new,
-        "legs": worker.num_legs,
-        "load": None if load is None else msgspec.to_builtins(load),
-        "peers": {peer.hex(): state.up for peer, state in worker.peers.items()},
-    }
+def _limit(asked: str | None) -> int:
+    if asked is None:
+        return USUAL_CALLS
+    if not (asked.isascii() and asked.isdecimal() and 1 <= int(asked[:9]) <= MOST_CALLS):
+        raise InvalidParameter("limit", asked, f"an integer from 1 to {MOST_CALLS}")
+    return int(asked)
 
 
 def _json(content: object, *, status: int = 200) -> Response:

@@ -20,6 +20,7 @@ from tandem.engine.executor.base import Executor
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
+from tandem.engine.stat_loggers.choose import stat_loggers_of
 from tandem.link.curve import CurveGuard
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.link.sockets import roomy
@@ -115,7 +116,14 @@ def run_worker(
     metrics = EngineMetrics(
         registry, model_name=config.served_model_name, max_model_len=config.max_model_len
     )
-    core = EngineCore.launch(config, executor, allocate=allocate, connect=connect, metrics=metrics)
+    core = EngineCore.launch(
+        config,
+        executor,
+        allocate=allocate,
+        connect=connect,
+        metrics=metrics,
+        stat_loggers=stat_loggers_of(log_interval=server.log_stats_interval),
+    )
     spans = None
     if server.otlp_traces_endpoint is not None:
         name = f"tandem-{kind.value}"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tandem.engine.stat_loggers.loggers import INTERVAL_S
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import PLAINTEXT_HELP, check_exposed
 from tandem.protocol.names import PROBE_PORT, WORKER_PORT
@@ -31,6 +32,9 @@ class ServerConfig(TracingConfig):
         None, "Folder with the public keys of all roles, ROLE.GENERATION.public each."
     )
     allow_plaintext: bool = setting(False, PLAINTEXT_HELP)
+    log_stats_interval: float = setting(
+        INTERVAL_S, "Time between two log lines of what the engine did; 0: none.", unit="s"
+    )
     log_level: str = setting(
         "info", "Least severe messages to log.", choices=("debug", "info", "warning", "error")
     )
@@ -43,6 +47,10 @@ class ServerConfig(TracingConfig):
         check_exposed("host", self.host, curve=self.has_curve, allow_plaintext=self.allow_plaintext)
         check_integer("port", self.port, 0, 65535)
         check_integer("probe_port", self.probe_port, 0, 65535)
+        if not 0 <= self.log_stats_interval <= 86_400:
+            raise InvalidParameter(
+                "log_stats_interval", self.log_stats_interval, "seconds from 0 to 86400"
+            )
         if not 0 <= self.drain_seconds <= 3600:
             raise InvalidParameter("drain_seconds", self.drain_seconds, "seconds from 0 to 3600")
 

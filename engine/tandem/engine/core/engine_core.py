@@ -27,6 +27,8 @@ from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.scheduler import Scheduler
 from tandem.engine.scheduler.stats import PrefillRate
+from tandem.engine.stat_loggers.loggers import StatLoggers
+from tandem.engine.stat_loggers.prometheus import PrometheusStatLogger
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.structured import structured_outputs
 from tandem.protocol.card import ModelCard, WorkerRole
@@ -57,6 +59,7 @@ class EngineCore:
         connector: KVConnector | None = None,
         metrics: EngineMetrics | None = None,
         gates: Sequence[Gate] | None = None,
+        stat_loggers: StatLoggers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``capacity`` is what ``executor.start`` answered; ``connector`` the role's, which goes
@@ -107,8 +110,9 @@ class EngineCore:
         self._executor = executor
         self._clock = clock
         self._seeds = SeedSource(config.model.seed)
-        self._metrics = metrics
+        self._stats = stat_loggers if stat_loggers is not None else StatLoggers()
         if metrics is not None:
+            self._stats.put(PrometheusStatLogger(metrics))
             metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
             if self._offload is not None:
                 metrics.show_offload(self._offload)
@@ -130,13 +134,21 @@ class EngineCore:
         allocate: SlabAllocator | None = None,
         connect: Callable[[Capacity], KVConnector | None] | None = None,
         metrics: EngineMetrics | None = None,
+        stat_loggers: StatLoggers | None = None,
     ) -> EngineCore:
         """Start the executor, then the engine over what it can hold; whoever fails ends the
         executor."""
         capacity = executor.start(config, allocate)
         try:
             connector = None if connect is None else connect(capacity)
-            return cls(config, executor, capacity, connector=connector, metrics=metrics)
+            return cls(
+                config,
+                executor,
+                capacity,
+                connector=connector,
+                metrics=metrics,
+                stat_loggers=stat_loggers,
+            )
         except BaseException:
             executor.stop()
             raise
@@ -217,8 +229,7 @@ class EngineCore:
         for record in stats.finished:
             if record.decode is not None and record.prefill is not None:
                 self.scheduler.measured.note_end(record.prefill + record.decode)
-        if self._metrics is not None:
-            self._metrics.observe(stats, self.scheduler.make_stats())
+        self._stats.observe(stats, self.scheduler.make_stats)
         self._check_when_idle()
 
     def call(self, command: Command) -> Reply:
@@ -270,6 +281,8 @@ class EngineCore:
             chunk_tokens=self.scheduler.chunk_tokens,
             residence_s=self.scheduler.measured.residence_s,
             draining=self.draining,
+            computed_tokens=self._stats.totals.computed_tokens,
+            generated_tokens=self._stats.totals.generated_tokens,
         )
 
     def card(
@@ -306,6 +319,7 @@ class EngineCore:
         """End the executor and what gates have begun. May be called twice."""
         for gate in self._gates:
             gate.close()
+        self._stats.shutdown(self.scheduler.make_stats)
         self._executor.stop()
 
     def _put_behind(self, capacity: Capacity) -> OffloadConnector | None:

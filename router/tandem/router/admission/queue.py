@@ -58,6 +58,7 @@ class _Waiting:
     number: int
     tokens: int = field(compare=False)
     turn: asyncio.Future[None] = field(compare=False)
+    since: float = field(compare=False)
 
 
 class AdmissionQueue:
@@ -76,6 +77,11 @@ class AdmissionQueue:
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._queue)
+
+    def oldest_wait(self, now: float) -> float:
+        """Seconds that whoever came first has waited by ``now``, on the loop's clock; 0 if nobody
+        waits."""
+        return max((now - each.since for each in self._queue), default=0.0)
 
     async def enter(self, tokens: int, *, priority: int = 0) -> None:
         """Return when the request may run. Raises AdmissionRefused; then do not ``leave``."""
@@ -114,9 +120,8 @@ class AdmissionQueue:
             raise self._refused(RejectReason.TOKENS, message)
 
     async def _wait(self, tokens: int, priority: int) -> None:
-        waiting = _Waiting(
-            priority, self._number, tokens, asyncio.get_running_loop().create_future()
-        )
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(priority, self._number, tokens, loop.create_future(), loop.time())
         self._number += 1
         heapq.heappush(self._queue, waiting)
         self.waiting_tokens += tokens

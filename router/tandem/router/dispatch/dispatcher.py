@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -107,9 +107,9 @@ class Dispatcher:
             job.expire()
 
     @property
-    def num_jobs(self) -> int:
+    def jobs(self) -> Collection[Job]:
         """Requests under way, those in the queue included."""
-        return len(self._jobs)
+        return self._jobs.values()
 
     async def describe(self) -> ModelCard:
         """Card of the decode worker with the longest context: what somebody can serve is no
@@ -349,7 +349,7 @@ class Dispatcher:
         if not any(each.spoke for each in attempt.legs):
             job.metrics.first_token_from(str(leg.worker.role))
         if pair is not None and not leg.is_prefill:
-            self.fleet.links.succeeded(pair)
+            self.fleet.handed_over(pair, job.num_prompt)
             # Of a hand-off, P says what was cached; D's share came over the link.
             output = msgspec.structs.replace(output, num_cached_tokens=None)
         return output

@@ -5,18 +5,37 @@ Listens to the pool, so that a worker's entries go when its incarnation does.
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass, field
+
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
-from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.dispatch.failure import LINK_CAUSES, AttemptFailure
 from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
+from tandem.router.rates import DecayedRate
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
 TAIL_SHARE = 0.2
 """Weight of the latest hand-off in the mean of a link's tails."""
+
+
+@dataclass(slots=True)
+class LinkCount:
+    """What went over one hand-off link for this router."""
+
+    done: int = 0
+    """Hand-offs whose decode worker spoke."""
+    failed: int = 0
+    """Attempts that ended with the link at fault."""
+    tokens: int = 0
+    """Prompt tokens of the hand-offs that are done."""
+    rate: DecayedRate = field(default_factory=DecayedRate)
+    """Hand-offs a second."""
+    token_rate: DecayedRate = field(default_factory=DecayedRate)
 
 
 class Fleet:
@@ -27,6 +46,7 @@ class Fleet:
         self.index = index
         self.links = LinkHealth()
         self.health = WorkerHealth()
+        self.handoffs: dict[Pair, LinkCount] = {}
         self._tails: dict[Pair, float] = {}
 
     def worker_up(self, worker: Worker) -> None:
@@ -39,6 +59,8 @@ class Fleet:
         self.health.forget(worker.incarnation)
         for pair in [pair for pair in self._tails if worker.incarnation in pair]:
             del self._tails[pair]
+        for pair in [pair for pair in self.handoffs if worker.incarnation in pair]:
+            del self.handoffs[pair]
 
     def worker_blocks(self, worker: Worker, events: BlockEvents) -> None:
         """A worker's prefix cache changed."""
@@ -50,6 +72,8 @@ class Fleet:
             return
         if failure.pair is not None:
             self.links.failed(failure.pair, failure.cause, now)
+            if failure.cause in LINK_CAUSES:
+                self._count(failure.pair).failed += 1
         if failure.cause in _OWN_FAULTS and (failure.pair is None or failure.word == "internal"):
             self.health.fault(failure.worker, now)
 
@@ -78,6 +102,25 @@ class Fleet:
     def _pace(self, pair: Pair) -> LinkPace:
         health = self.pool.workers[pair[1]].peers[pair[0]]
         return LinkPace(health.bytes_per_s, health.waiting_bytes, self._tails.get(pair))
+
+    def handed_over(self, pair: Pair, num_tokens: int) -> None:
+        """A decode worker goes on with what a prefill worker computed."""
+        self.links.succeeded(pair)
+        count, now = self._count(pair), time.monotonic()
+        count.done += 1
+        count.tokens += num_tokens
+        count.rate.note(1, now)
+        count.token_rate.note(num_tokens, now)
+
+    def tail(self, pair: Pair) -> float | None:
+        """Mean seconds from token 1 to the decode worker's first word; None while unknown."""
+        return self._tails.get(pair)
+
+    def _count(self, pair: Pair) -> LinkCount:
+        """Of a link whose ends are both known; for others one that nobody keeps."""
+        if pair not in self.handoffs and not all(each in self.pool.workers for each in pair):
+            return LinkCount()
+        return self.handoffs.setdefault(pair, LinkCount())
 
     def note_tail(self, pair: Pair, seconds: float) -> None:
         """A hand-off's decode worker spoke so long after token 1."""

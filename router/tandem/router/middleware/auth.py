@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer, no_administration, not_authorized
+from tandem.router.ui import page as ui
 
 logger = logging.getLogger(__name__)
 
-OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"})
+OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"}) | ui.PATHS
 ADMINISTRATION = frozenset({"/reset_prefix_cache"})
 """What changes the server for everybody."""
 

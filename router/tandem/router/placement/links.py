@@ -62,6 +62,11 @@ class LinkHealth:
         """Links that stay closed until one end is another process."""
         return {pair: r.quarantined for pair, r in self._records.items() if r.quarantined}
 
+    def rests(self, pair: Pair, now: float) -> bool:
+        """Whether the link is left alone for a while, after timeouts."""
+        record = self._records.get(pair)
+        return record is not None and record.rests_until > now
+
     def forget(self, worker: Incarnation) -> None:
         """An end of the links is gone."""
         for pair in [pair for pair in self._records if worker in pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 
 from tandem.protocol.recording import Recording
 from tandem.router.dispatch.recorder import Scene
@@ -61,6 +62,11 @@ class Ring:
         while self._kept and (len(self._kept) > self.max_calls or self.held > self.max_bytes):
             _, (_, gone) = self._kept.popitem(last=False)
             self.held -= gone
+
+    def latest(self, most: int) -> list[Recording]:
+        """The latest calls, those under way first."""
+        kept = (each for each, _ in reversed(self._kept.values()))
+        return list(islice((*reversed(self._open.values()), *islice(kept, most)), most))
 
     def find(self, request_id: str) -> Recording | None:
         """The latest call of that name, or whose answer has it as its id."""

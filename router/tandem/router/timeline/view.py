@@ -22,21 +22,34 @@ MAX_SHORT_PARTS = 48
 
 def short(recording: Recording, now: float) -> bytes:
     """One line of JSON: parts in milliseconds, roles without addresses."""
-    parts = parts_of(recording, now)
-    kept = parts[:MAX_SHORT_PARTS]
-    rows = [[each.owner, each.name, *_times(each, recording)] for each in kept]
-    if left := parts[MAX_SHORT_PARTS:]:
-        seconds = sum(each.seconds for each in left)
-        rows.append(["all", "further parts", *_times(left[0], recording)[:1], _ms(seconds)])
     end = recording.ended if recording.ended is not None else now
     content = {
         "request_id": recording.request_id,
         "trace_id": recording.watch.trace_id or None,
         "total_ms": _ms(end - recording.arrived),
         "attempts": len(recording.attempts),
-        "parts": rows,
+        "parts": _rows(recording, now),
     }
     return msgspec.json.encode(content)
+
+
+def listed(recording: Recording, now: float) -> dict[str, Any]:
+    """What a list of calls shows of one."""
+    zero = recording.arrived
+    end = recording.ended if recording.ended is not None else now
+    return {
+        "request_id": recording.request_id,
+        "path": recording.path,
+        "status": recording.status or None,
+        "started": recording.started,
+        "running": recording.ended is None,
+        "total_ms": _ms(end - zero),
+        "first_token_ms": _since(recording.first_output, zero),
+        "num_prompt_tokens": recording.num_prompt,
+        "num_tokens": recording.num_tokens,
+        "attempts": len(recording.attempts),
+        "parts": _rows(recording, now),
+    }
 
 
 def full(recording: Recording, now: float) -> dict[str, Any]:
@@ -67,6 +80,17 @@ def full(recording: Recording, now: float) -> dict[str, Any]:
         },
         "dropped": recording.dropped,
     }
+
+
+def _rows(recording: Recording, now: float) -> list[list[object]]:
+    """Owner, name, begin and length of each part, in milliseconds; the many last ones as one."""
+    parts = parts_of(recording, now)
+    kept = parts[:MAX_SHORT_PARTS]
+    rows: list[list[object]] = [[each.owner, each.name, *_times(each, recording)] for each in kept]
+    if left := parts[MAX_SHORT_PARTS:]:
+        seconds = sum(each.seconds for each in left)
+        rows.append(["all", "further parts", _times(left[0], recording)[0], _ms(seconds)])
+    return rows
 
 
 def _ms(seconds: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +23,7 @@ from tandem.protocol.keys import KeyRing
 from tandem.protocol.messages import LoadReport, PeerHealth, WorkerBeat
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.naps import Naps
+from tandem.router.rates import Window
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
 from tandem.router.workers.seams import LinkContext
@@ -56,6 +58,10 @@ class Worker:
     leg_compute_tokens: int = 0
     """Of the legs' tokens, those that the worker computes itself."""
     peers_sent: dict[str, Incarnation] | None = None
+    heard_at: float = 0.0
+    """When its last beat came."""
+    pace: Window = field(default_factory=Window)
+    """Of its steps, prompt tokens computed and tokens drawn."""
 
     @property
     def takes_new(self) -> bool:
@@ -277,7 +283,10 @@ class WorkerPool:
         worker = self._of(connection)
         if worker is None:
             return
-        worker.load = beat.load
+        worker.load = load = beat.load
+        worker.heard_at = time.monotonic()
+        counters = (beat.beat.engine_step, load.computed_tokens, load.generated_tokens)
+        worker.pace.note(worker.heard_at, *counters)
         peers = {health.peer: health for health in beat.peers}
         changed = _standing(peers) != _standing(worker.peers)
         changed = changed or beat.load.draining != worker.draining

@@ -1,0 +1,209 @@
+"""A router's ``/debug/fleet`` and its last calls as one frame of a terminal. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tandem.cli.calls_drawn import calls_table
+
+Json = Mapping[str, Any]
+
+BAR = 10
+"""Columns of a bar."""
+_STYLES = {"up": "green", "down": "red", "quarantined": "bold red", "suspect": "yellow"}
+_OTHER_STYLE = "yellow"
+_WORST_FIRST = ("quarantined", "down", "resting", "up")
+_AROUND = 19
+"""Lines of a frame beside its rows."""
+_FEWEST = 4
+"""Rows that a table shows at least, however small the terminal."""
+_PHASES = {
+    "admission": "router's queue",
+    "no_worker": "no worker",
+    "sent": "sent",
+    "prefill": "prefill",
+    "handoff": "hand-off",
+    "decode": "decode",
+    "client": "client reads",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """All that one look gave."""
+
+    url: str
+    clock: str
+    fleet: Json
+    calls: Sequence[Json]
+
+
+def drawn(frame: Frame, height: int | None) -> RenderableType:
+    """The frame; tables are cut so that ``height`` lines are enough, None is any number."""
+    fleet = frame.fleet
+    workers: Sequence[Json] = fleet["workers"]
+    links: Sequence[Json] = fleet["handoff_links"]
+    rooms = _rooms(height, [len(workers), len(links), len(frame.calls)])
+    blocks: list[RenderableType] = [
+        _head(frame, workers),
+        _rates(fleet["rates"]),
+        _workers(workers, rooms[0]),
+    ]
+    if links:
+        left_out = fleet.get("handoff_links_left_out", 0)
+        blocks.append(_links(links, workers, rooms[1], left_out))
+    blocks += [_underway(fleet["underway"]), _queue(fleet["queue"])]
+    lost = [f"{at} ({state})" for at, state in fleet["links"].items() if state != "up"]
+    if lost:
+        blocks.append(_cut(f"no worker answers at {', '.join(lost)}", "yellow"))
+    if frame.calls:
+        blocks += [Text(""), calls_table(frame.calls[: rooms[2]])]
+    return Group(*blocks)
+
+
+def _rooms(height: int | None, wanted: Sequence[int]) -> list[int]:
+    """Rows of each table: what it wants, or an equal share of what there is."""
+    if height is None:
+        return list(wanted)
+    left, rooms = max(0, height - _AROUND), []
+    for index, rows in enumerate(wanted):
+        room = min(rows, max(_FEWEST, left // (len(wanted) - index)))
+        rooms.append(room)
+        left = max(0, left - room)
+    return rooms
+
+
+def _head(frame: Frame, workers: Sequence[Json]) -> Text:
+    roles = [each["role"] for each in workers]
+    models = ", ".join(dict.fromkeys(str(each["model"]) for each in workers)) or "no model yet"
+    counts = f"{roles.count('prefill')} prefill, {roles.count('decode')} decode"
+    head = Text.assemble(("tandem top", "bold"), f"  {frame.url}  {frame.clock}  ")
+    return head.append(models, "bold cyan").append(f"  {counts}")
+
+
+def _rates(rates: Json) -> Text:
+    if not rates.get("window_s"):
+        return Text("rates: not known yet", "dim")
+    shown = [
+        f"{rates['requests_per_s']:.1f} requests/s",
+        f"{rates['prompt_tokens_per_s']:,.0f} prompt tokens/s",
+        f"{rates['outputs_per_s']:,.0f} outputs/s",
+    ]
+    if rates["ttft_ms"] is not None:
+        shown.append(f"first token {rates['ttft_ms']:,.1f} ms")
+    if rates["itl_ms"] is not None:
+        shown.append(f"between tokens {rates['itl_ms']:,.2f} ms")
+    if rates["cached_share"] is not None:
+        shown.append(f"{rates['cached_share']:.0%} of prompts cached")
+    text = Text("  ".join(shown))
+    if rates["failed_per_s"]:
+        text.append(f"  {rates['failed_per_s']:.2f} failed/s", "bold red")
+    return text.append("\n")
+
+
+def _workers(workers: Sequence[Json], room: int) -> Table:
+    table = _table("worker", "health", left=2)
+    for name in ("run", "wait", "KV", "steps/s", "prompt t/s", "new t/s", "beat"):
+        table.add_column(name, justify="left" if name == "KV" else "right", no_wrap=True)
+    ordered = sorted(workers, key=lambda each: (each["role"] != "prefill", each["name"]))
+    for each in ordered[:room]:
+        health, beat = each["health"], each["heard_ms_ago"]
+        table.add_row(
+            f"{each['role']} {each['pod'] or each['endpoint']}",
+            Text(health, _STYLES.get(health, _OTHER_STYLE)),
+            f"{each['running']}/{each['max_running']}",
+            str(each["waiting"]),
+            _bar(each["kv_use"]),
+            _number(each["steps_per_s"], 1),
+            _number(each["prompt_tokens_per_s"], 0),
+            _number(each["generated_tokens_per_s"], 0),
+            "" if beat is None else f"{beat / 1000:.1f} s",
+        )
+    return _more(table, len(workers) - room)
+
+
+def _links(links: Sequence[Json], workers: Sequence[Json], room: int, left_out: int) -> Table:
+    table = _table("hand-off", "state", "over", left=3)
+    for name in ("GB/s", "waiting", "under way", "done", "failed", "/s", "tail"):
+        table.add_column(name, justify="right", no_wrap=True)
+    places = {each["incarnation"]: each["pod"] or each["endpoint"] for each in workers}
+    for each in sorted(links, key=_rank)[:room]:
+        state, tail = each["state"], each["tail_ms"]
+        ends = (places.get(each[end], each[end][:8]) for end in ("prefill", "decode"))
+        reason = f": {each['reason'][:40]}" if each["reason"] else ""
+        table.add_row(
+            " → ".join(ends),
+            Text(f"{state}{reason}", _STYLES.get(state, _OTHER_STYLE)),
+            each["transport"] or "",
+            f"{each['gb_per_s']:.2f}" if each["gb_per_s"] else "",
+            f"{each['waiting_bytes'] / 1e6:,.1f} MB" if each["waiting_bytes"] else "",
+            str(each["underway"]),
+            f"{each['handoffs']:,}",
+            Text(str(each["failed"]), "red" if each["failed"] else ""),
+            f"{each['handoffs_per_s']:.1f}",
+            "" if tail is None else f"{tail:,.1f} ms",
+        )
+    return _more(table, len(links) - room + left_out)
+
+
+def _rank(link: Json) -> tuple[int, float, str]:
+    """Worst first, then busiest."""
+    return _WORST_FIRST.index(link["state"]), -link["handoffs_per_s"], link["decode"]
+
+
+def _underway(underway: Mapping[str, int]) -> Text:
+    text = Text(f"under way {sum(underway.values())}", "bold")
+    for phase, count in underway.items():
+        text.append(f"  {_PHASES.get(phase, phase)} ", "not bold")
+        text.append(str(count), "bold" if count else "dim not bold")
+    return text
+
+
+def _queue(queue: Json) -> Text:
+    waits = f", the oldest for {queue['oldest_wait_s']:.1f} s" if queue["waiting"] else ""
+    said = (
+        f"router's queue: {queue['waiting']:,} of {queue['max_waiting']:,} wait{waits}; "
+        f"{queue['running']:,} of {queue['max_running']:,} run"
+    )
+    refused = ", ".join(f"{count:,} by {why}" for why, count in queue["rejected"].items())
+    text = Text(said)
+    return text.append(f"; refused: {refused}", "yellow") if refused else text
+
+
+def _table(*names: str, left: int) -> Table:
+    """A plain table; names that are given stand to the left."""
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in names[:left]:
+        table.add_column(name, overflow="ellipsis", no_wrap=True)
+    return table
+
+
+def _more(table: Table, count: int) -> Table:
+    if count > 0:
+        table.add_row(Text(f"… {count:,} more", "dim"))
+    table.add_row("")
+    return table
+
+
+def _bar(share: float | None) -> Text:
+    """A bar and its percents; red when little is left."""
+    if share is None:
+        return Text("")
+    full = round(max(0.0, min(1.0, share)) * BAR)
+    style = "red" if share >= 0.95 else "yellow" if share >= 0.8 else "green"
+    text = Text("█" * full, style).append("░" * (BAR - full), "dim")
+    return text.append(f" {share:>4.0%}", "not dim")
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:,.{digits}f}"
+
+
+def _cut(text: str, style: str) -> Text:
+    return Text(text, style, overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,1 @@
+"""What live views of the fleet show: made when somebody looks, from what is kept anyway."""

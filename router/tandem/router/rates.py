@@ -1,0 +1,55 @@
+"""How fast things go, from counters that somebody keeps anyway: pure, the caller has the clock."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+MAX_SAMPLES = 16
+
+
+class Window:
+    """Rates of several counters over the last ``seconds``, by differences of samples."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self._spacing = seconds / (MAX_SAMPLES - 1)
+        self._samples: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=MAX_SAMPLES)
+        self._seconds = seconds
+
+    def note(self, now: float, *counters: float) -> None:
+        """The counters as they stand; what comes too soon after the last sample is passed over."""
+        if self._samples and now - self._samples[-1][0] < self._spacing:
+            return
+        self._samples.append((now, counters))
+        while len(self._samples) > 2 and now - self._samples[1][0] >= self._seconds:
+            self._samples.popleft()
+
+    def differences(self) -> tuple[float, tuple[float, ...]]:
+        """Seconds between the oldest and the latest sample, and how far the counters went."""
+        if len(self._samples) < 2:
+            return 0.0, ()
+        (began, before), (ended, after) = self._samples[0], self._samples[-1]
+        return ended - began, tuple(max(0.0, b - a) for a, b in zip(before, after, strict=True))
+
+    def rates(self) -> tuple[float, ...]:
+        """Of each counter, a second; () while there is one sample at most."""
+        seconds, differences = self.differences()
+        return tuple(each / seconds for each in differences) if seconds > 0 else ()
+
+
+class DecayedRate:
+    """A rate of seldom events, noted as they come: what is older weighs less and less."""
+
+    def __init__(self, seconds: float = 5.0) -> None:
+        self._seconds = seconds
+        self._value = 0.0
+        self._at = 0.0
+
+    def note(self, amount: float, now: float) -> None:
+        """So much more happened just now."""
+        self._value = self.read(now) + amount / self._seconds
+        self._at = now
+
+    def read(self, now: float) -> float:
+        """A second."""
+        return self._value * math.exp(-max(0.0, now - self._at) / self._seconds)

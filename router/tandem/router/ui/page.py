@@ -1,0 +1,58 @@
+"""``/ui`` and the files that it is made of.
+
+They hold nothing of the service, so no key is asked for them; what the page shows comes from
+answers that do ask for one, which its user gives it. Nothing is loaded from anywhere else, and the
+policy that goes with each file holds browsers to that.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from fastapi import APIRouter, Response
+
+routes = APIRouter(include_in_schema=False)
+
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_KINDS = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_STATIC = {each.name: each.read_bytes() for each in (files(__package__) / "static").iterdir()}
+_PAGE = "index.html"
+PATHS = frozenset({"/ui", *(f"/ui/{name}" for name in _STATIC if name != _PAGE)})
+"""All of them, by the paths they have."""
+
+
+def _serve(name: str) -> None:
+    kind, content = _KINDS[name.rpartition(".")[2]], _STATIC[name]
+
+    async def serve() -> Response:
+        return Response(content, media_type=kind, headers=_HEADERS)
+
+    path = "/ui" if name == _PAGE else f"/ui/{name}"
+    routes.add_api_route(path, serve, methods=["GET"], name=f"ui {name}")
+
+
+for _name in _STATIC:
+    _serve(_name)

@@ -94,6 +94,10 @@ class Stack:
         """Connect, and wait until every worker is up and every hand-off link is known."""
         for worker in workers:
             self.pool.add(worker.endpoint)
+        await self.known(*workers)
+
+    async def known(self, *workers: FakeWorker) -> None:
+        """Wait until these are up: on a machine that is busy one may be lost, and come back."""
         up = [w for w in workers if w.role is WorkerRole.PREFILL]
         async with asyncio.timeout(5):
             while not self._knows(workers, up):

@@ -167,11 +167,13 @@ async def test_every_prompt_that_fits_somewhere_is_served(
 ) -> None:
     """Prompts of all lengths up to the context of D, beside a P with a small quota."""
     p = prefill(behaviour=refuse_large, max_handoff_tokens=30)
-    await stack.find(p, decode(max_model_len=60))
+    d = decode(max_model_len=60)
+    await stack.find(p, d)
     if mutant:
         never_fits_is_final(monkeypatch)
     refused = []
     for count in range(18, 60, 6):
+        await stack.known(p, d)
         try:
             assert len(await stack.run(make_request(count, max_tokens=2))) > 0
         except RequestRefused as error:

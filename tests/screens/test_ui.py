@@ -13,6 +13,11 @@ from tests.screens.chromium import NAMES, Page, browser, find_chromium
 from tests.screens.load import loaded
 
 KEY = "the-key-of-this-test"
+WHOLE = (
+    "[...document.querySelectorAll('#calls .row')]"
+    ".filter(e => e.querySelector('.status.good') && e.innerText.includes('→ 24'))"
+)
+"""Rows of requests that came to their end, the latest first."""
 needs_browser = pytest.mark.skipif(
     find_chromium() is None, reason=f"no browser is here: none of {', '.join(NAMES)}"
 )
@@ -69,7 +74,7 @@ def test_it_draws_the_fleet_and_its_requests(stack: Stack, page: Page) -> None:
     roles = page.run("[...document.querySelectorAll('#fleet .box')].map(e => e.classList[1])")
     assert roles == ["router", "prefill", "decode"]
     assert page.run("document.querySelectorAll('#fleet .way.kv.up').length") == 1
-    with loaded(stack.url, clients=2, key=KEY):
+    with loaded(stack.url, clients=2, key=KEY, max_tokens=24):
         page.wait_for("document.querySelectorAll('#fleet .dot.tokens').length > 0")
         page.wait_for("document.querySelectorAll('#fleet .dot.kv').length > 0")
         where = "document.querySelector('#fleet .dot.tokens').getAttribute('cx')"
@@ -77,10 +82,10 @@ def test_it_draws_the_fleet_and_its_requests(stack: Stack, page: Page) -> None:
         page.wait_for(f"{where} !== {json.dumps(before)}")
         page.wait_for("Number(document.querySelector('#rates b').textContent) > 0")
         page.wait_for("document.querySelector('#phases .some') !== null")
-        page.wait_for("document.querySelectorAll('#calls .row .status.good').length >= 2")
+        page.wait_for(f"{WHOLE}.length >= 2", 60)
     owners = "[...document.querySelectorAll('#calls .row .bar .owner')].map(e => e.classList[1])"
     assert {"router", "prefill", "decode"} <= set(page.run(owners))
-    page.run("document.querySelector('#calls .row .status.good').closest('button').click()")
+    page.run(f"{WHOLE}.at(-1).click()")
     page.wait_for("document.querySelectorAll('#call .part').length >= 2")
     text = page.run("document.getElementById('call').innerText")
     for words in ("prefill: chunk", "decode: decode", "first token after", "GB/s", "→"):

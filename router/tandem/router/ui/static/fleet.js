@@ -18,7 +18,7 @@ let dots = null;
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 export function drawFleet(fleet) {
-  const shown = { prefill: pick(fleet.workers, "prefill"), decode: pick(fleet.workers, "decode") };
+  const shown = { prefill: pick(fleet, "prefill"), decode: pick(fleet, "decode") };
   const rows = Math.max(shown.prefill.length, shown.decode.length, 1);
   const height = TOP + rows * (BOX.height + BOX.gap) + 34;
   const places = new Map();
@@ -48,9 +48,15 @@ export function animate() {
   requestAnimationFrame(step);
 }
 
-function pick(workers, role) {
-  const all = workers.filter((each) => each.role === role);
-  return all.sort((a, b) => a.name.localeCompare(b.name)).slice(0, MOST);
+function pick(fleet, role) {
+  const byName = (a, b) => a.name.localeCompare(b.name);
+  const bad = fleet.handoff_links.filter((each) => each.state !== "up");
+  const ends = new Set(bad.flatMap((each) => [each.prefill, each.decode]));
+  const isWell = (each) => (each.health === "up" && !ends.has(each.incarnation) ? 1 : 0);
+  const all = fleet.workers.filter((each) => each.role === role);
+  // Those in trouble are among the drawn, however many there are.
+  all.sort((a, b) => isWell(a) - isWell(b) || byName(a, b));
+  return all.slice(0, MOST).sort(byName);
 }
 
 function place(workers, x, height, places) {
@@ -82,7 +88,7 @@ function drawWays(fleet, shown, places, middle, height, ways) {
     ways.append(way(curve(...ends), `kv ${link.state}`, rate, wordsOf(link)));
     if (labelled) ways.append(label(link, ends));
   }
-  if (!labelled) ways.append(caption(links));
+  if (!labelled) ways.append(caption(fleet.handoff_links));
   for (const worker of shown.decode) {
     const at = places.get(worker.incarnation);
     const out = [at.x + BOX.width, at.y + BOX.height / 2];
@@ -161,7 +167,7 @@ function workerBox(worker, at) {
   const group = box(worker.role, name, at, BOX.width, BOX.height, rows, meter(worker, at));
   if (worker.health !== "up") {
     group.classList.add("troubled");
-    const where = { x: at.x + BOX.width - 10, y: at.y + 20, "text-anchor": "end", class: "warn" };
+    const where = { x: at.x + BOX.width - 10, y: at.y + 60, "text-anchor": "end", class: "warn" };
     group.append(svg("text", where, worker.health));
   }
   return group;

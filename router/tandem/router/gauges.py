@@ -43,6 +43,12 @@ def register_gauges(metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQu
         (),
         lambda: only(admission.num_waiting),
     )
+    gauge(
+        "tandem:router_oldest_queued_seconds",
+        "How long the oldest request of the router's queue has waited.",
+        (),
+        lambda: only(admission.oldest_age()),
+    )
     gauge("tandem:router_workers", "Workers by role and state.", ("role", "state"), workers)
     gauge("tandem:router_links", "Worker addresses by state of the link.", ("state",), links)
     gauge(

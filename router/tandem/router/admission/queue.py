@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -58,6 +59,7 @@ class _Waiting:
     number: int
     tokens: int = field(compare=False)
     turn: asyncio.Future[None] = field(compare=False)
+    since: float = field(compare=False)
 
 
 class AdmissionQueue:
@@ -76,6 +78,11 @@ class AdmissionQueue:
     def num_waiting(self) -> int:
         """Requests that wait for their turn."""
         return len(self._queue)
+
+    def oldest_age(self) -> float:
+        """Seconds that the longest waiting request has waited; 0 when none waits."""
+        now = time.monotonic()
+        return max((now - waiting.since for waiting in self._queue), default=0.0)
 
     async def enter(self, tokens: int, *, priority: int = 0) -> None:
         """Return when the request may run. Raises AdmissionRefused; then do not ``leave``."""
@@ -114,9 +121,8 @@ class AdmissionQueue:
             raise self._refused(RejectReason.TOKENS, message)
 
     async def _wait(self, tokens: int, priority: int) -> None:
-        waiting = _Waiting(
-            priority, self._number, tokens, asyncio.get_running_loop().create_future()
-        )
+        turn = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(priority, self._number, tokens, turn, time.monotonic())
         self._number += 1
         heapq.heappush(self._queue, waiting)
         self.waiting_tokens += tokens

@@ -83,6 +83,10 @@ proto: setup  ## Make the messages of gRPC anew from router/tandem/router/rpc/ta
 reference-pages: setup  ## Make docs/reference anew from flags, metrics, CRD and errors
 	$(BIN)/python -m scripts.reference
 
+.PHONY: rules
+rules: setup  ## Check alerts and recording rules and try their cases with promtool (builds it with Go)
+	$(BIN)/python -m scripts.rules
+
 CLUSTER := $(BIN)/python -m tests.cluster
 NODES ?= 2
 

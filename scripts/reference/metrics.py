@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 from scripts.reference.table import MADE, code, table
+from scripts.rules import uses
 
 from tandem.engine.cache.block_pool import BlockEventLog
 from tandem.engine.config import CacheConfig
@@ -27,7 +28,8 @@ _HEAD = f"""# Metrics
 Each process serves `/metrics` for Prometheus: the router on its own port, workers on
 `--probe-port`, the operator on its `--port`. Names are vLLM's where the meaning is the same, else
 begin with `tandem`. Counters are scraped with `_total` at the end of their names, histograms as
-`_bucket`, `_sum` and `_count`.
+`_bucket`, `_sum` and `_count`. Alerts are those of the chart
+([observability.md](../observability.md)), each with its runbook.
 """
 _KINDS = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "info"}
 
@@ -64,9 +66,10 @@ def _tier() -> OffloadConnector:
 def page() -> str:
     """The whole page."""
     parts = [_HEAD]
+    alerts = uses.of_alerts()
     for title, registry in registries().items():
-        parts.append(f"## {title}\n")
-        parts.append(table(("name", "type", "labels", ""), sorted(_rows(registry))))
+        rows = sorted(_rows(registry, alerts))
+        parts += [f"## {title}\n", table(("name", "type", "labels", "alerts", ""), rows)]
     return "\n".join(parts)
 
 
@@ -85,7 +88,10 @@ def series(registry: CollectorRegistry) -> Iterator[Series]:
             yield Series(each.name, each.kind, tuple(each.labels), each.documentation)
 
 
-def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
+def _rows(registry: CollectorRegistry, alerts: uses.Uses) -> Iterator[tuple[str, ...]]:
     for each in series(registry):
         labels = ", ".join(map(code, each.labels))
-        yield code(each.name), _KINDS[each.kind], labels, each.text
+        runbooks = (
+            f"[{name}](../runbooks/{name}.md)" for name in sorted(alerts.get(each.name, ()))
+        )
+        yield code(each.name), _KINDS[each.kind], labels, ", ".join(runbooks), each.text

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
+from scripts.dashboards import boards
 from scripts.reference.table import MADE, code, table
 from scripts.rules import uses
 
@@ -29,7 +30,7 @@ Each process serves `/metrics` for Prometheus: the router on its own port, worke
 `--probe-port`, the operator on its `--port`. Names are vLLM's where the meaning is the same, else
 begin with `tandem`. Counters are scraped with `_total` at the end of their names, histograms as
 `_bucket`, `_sum` and `_count`. Alerts are those of the chart
-([observability.md](../observability.md)), each with its runbook.
+([observability.md](../observability.md)), each with its runbook; panels are those of its boards.
 """
 _KINDS = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "info"}
 
@@ -66,10 +67,10 @@ def _tier() -> OffloadConnector:
 def page() -> str:
     """The whole page."""
     parts = [_HEAD]
-    alerts = uses.of_alerts()
+    users = uses.of_alerts(), uses.of(boards.queries())
     for title, registry in registries().items():
-        rows = sorted(_rows(registry, alerts))
-        parts += [f"## {title}\n", table(("name", "type", "labels", "alerts", ""), rows)]
+        rows = sorted(_rows(registry, *users))
+        parts += [f"## {title}\n", table(("name", "type", "labels", "alerts", "panels", ""), rows)]
     return "\n".join(parts)
 
 
@@ -88,10 +89,13 @@ def series(registry: CollectorRegistry) -> Iterator[Series]:
             yield Series(each.name, each.kind, tuple(each.labels), each.documentation)
 
 
-def _rows(registry: CollectorRegistry, alerts: uses.Uses) -> Iterator[tuple[str, ...]]:
+def _rows(
+    registry: CollectorRegistry, alerts: uses.Uses, panels: uses.Uses
+) -> Iterator[tuple[str, ...]]:
     for each in series(registry):
         labels = ", ".join(map(code, each.labels))
         runbooks = (
             f"[{name}](../runbooks/{name}.md)" for name in sorted(alerts.get(each.name, ()))
         )
-        yield code(each.name), _KINDS[each.kind], labels, ", ".join(runbooks), each.text
+        shown = "; ".join(sorted(panels.get(each.name, ())))
+        yield code(each.name), _KINDS[each.kind], labels, ", ".join(runbooks), shown, each.text

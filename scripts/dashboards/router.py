@@ -73,7 +73,7 @@ BOARD = Board(
                     "Error of forecasts",
                     "s",
                     "How far first tokens came from what placement had forecast, at half. Large: "
-                    "times of steps changed, placement learns them within minutes.",
+                    "times of steps changed. Empty unless placement goes by forecasts.",
                     (
                         quantile(0.5, "tandem:router_forecast_error_seconds", "way"),
                         "{{way}}",

@@ -87,6 +87,14 @@ proto: setup  ## Make the messages of gRPC anew from router/tandem/router/rpc/ta
 reference-pages: setup  ## Make docs/reference anew from flags, metrics, CRD and errors
 	$(BIN)/python -m scripts.reference
 
+.PHONY: dashboards
+dashboards: setup  ## Make the boards of charts/tandem/dashboards anew from scripts/dashboards
+	$(BIN)/python -m scripts.dashboards
+
+.PHONY: rules
+rules: setup  ## Check alerts and recording rules and try their cases with promtool (builds it with Go)
+	$(BIN)/python -m scripts.rules
+
 CLUSTER := $(BIN)/python -m tests.cluster
 NODES ?= 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scripts.reference import crd, errors, flags, metrics
+from scripts.reference import alerts, crd, errors, flags, metrics
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -18,6 +18,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics.page(),
         "llmservice.md": crd.page(ROOT / "manifests" / "crds" / "llmservices.yaml"),
         "errors.md": errors.page(),
+        "alerts.md": alerts.page(),
     }
 
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
+from scripts.dashboards import boards
 from scripts.reference.table import MADE, code, table
+from scripts.rules import uses
 
 from tandem.engine.cache.block_pool import BlockEventLog
 from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
 from tandem.kvtransfer.metrics import metrics_of
+from tandem.operator.cluster.store import Store
 from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.service_gauges import ServiceGauges
 from tandem.router.gauges import register_gauges
 from tandem.router.metrics import RouterMetrics
 from tandem.worker.link_metrics import LinkMetrics
@@ -25,9 +29,19 @@ _HEAD = f"""# Metrics
 Each process serves `/metrics` for Prometheus: the router on its own port, workers on
 `--probe-port`, the operator on its `--port`. Names are vLLM's where the meaning is the same, else
 begin with `tandem`. Counters are scraped with `_total` at the end of their names, histograms as
-`_bucket`, `_sum` and `_count`.
+`_bucket`, `_sum` and `_count`. Alerts are those of the chart
+([observability.md](../observability.md)), each with its runbook; panels are those of its boards.
 """
 _KINDS = {"counter": "counter", "gauge": "gauge", "histogram": "histogram", "info": "info"}
+
+
+class Series(NamedTuple):
+    """One family of a registry."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
 
 
 def registries() -> dict[str, CollectorRegistry]:
@@ -40,7 +54,9 @@ def registries() -> dict[str, CollectorRegistry]:
     engine.show_offload(_tier())
     LinkMetrics(worker)
     metrics_of(worker)
-    return {"Router": router.registry, "Workers": worker, "Operator": OperatorMetrics().registry}
+    operator = OperatorMetrics().registry
+    operator.register(ServiceGauges(Store()))
+    return {"Router": router.registry, "Workers": worker, "Operator": operator}
 
 
 def _tier() -> OffloadConnector:
@@ -51,21 +67,35 @@ def _tier() -> OffloadConnector:
 def page() -> str:
     """The whole page."""
     parts = [_HEAD]
+    users = uses.of_alerts(), uses.of(boards.queries())
     for title, registry in registries().items():
-        parts.append(f"## {title}\n")
-        parts.append(table(("name", "type", "labels", ""), sorted(_rows(registry))))
+        rows = sorted(_rows(registry, *users))
+        parts += [f"## {title}\n", table(("name", "type", "labels", "alerts", "panels", ""), rows)]
     return "\n".join(parts)
 
 
-def _rows(registry: CollectorRegistry) -> Iterator[tuple[str, str, str, str]]:
-    for collector in registry._collector_to_names:  # the only list of what a registry holds
+def series(registry: CollectorRegistry) -> Iterator[Series]:
+    """What a registry holds, in no order."""
+    for collector in registry._collector_to_names:  # the only list of it
         each = cast(Any, collector)
         if isinstance(collector, MetricWrapperBase):
             kind, labels = collector._type, collector._labelnames
-            yield _row(each._name, str(kind), labels, collector._documentation)
+            yield Series(each._name, str(kind), tuple(labels), collector._documentation)
+        elif isinstance(collector, ServiceGauges):
+            for family in collector.describe():
+                names = tuple(cast(Any, family)._labelnames)
+                yield Series(family.name, family.type, names, family.documentation)
         else:
-            yield _row(each.name, each.kind, tuple(each.labels), each.documentation)
+            yield Series(each.name, each.kind, tuple(each.labels), each.documentation)
 
 
-def _row(name: str, kind: str, labels: tuple[str, ...], text: str) -> tuple[str, str, str, str]:
-    return code(name), _KINDS[kind], ", ".join(map(code, labels)), text
+def _rows(
+    registry: CollectorRegistry, alerts: uses.Uses, panels: uses.Uses
+) -> Iterator[tuple[str, ...]]:
+    for each in series(registry):
+        labels = ", ".join(map(code, each.labels))
+        runbooks = (
+            f"[{name}](../runbooks/{name}.md)" for name in sorted(alerts.get(each.name, ()))
+        )
+        shown = "; ".join(sorted(panels.get(each.name, ())))
+        yield code(each.name), _KINDS[each.kind], labels, ", ".join(runbooks), shown, each.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -148,3 +149,21 @@ async def test_cancelled_in_the_moment_of_its_turn() -> None:
     queue.leave(1)
     await turn()
     assert (queue.num_running, queue.num_waiting, queue.waiting_tokens) == (0, 0, 0)
+
+
+async def test_the_oldest_request_tells_its_age() -> None:
+    """Arrival counts, not priority; who left counts no more."""
+    queue, _ = make_queue(max_inflight_requests=1)
+    await queue.enter(10)
+    assert queue.oldest_wait(time.monotonic()) == 0.0
+    old = asyncio.create_task(queue.enter(10, priority=5))
+    await asyncio.sleep(0.05)
+    young = asyncio.create_task(queue.enter(10))
+    await turn()
+    assert 0.05 <= queue.oldest_wait(time.monotonic()) < 1.0
+    old.cancel()
+    await turn()
+    assert queue.oldest_wait(time.monotonic()) < 0.05
+    young.cancel()
+    await turn()
+    assert queue.oldest_wait(time.monotonic()) == 0.0

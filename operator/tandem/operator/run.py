@@ -31,6 +31,7 @@ from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.reconciler import Reconciler
 from tandem.operator.server import Server
+from tandem.operator.service_gauges import ServiceGauges
 from tandem.operator.settings import OperatorSettings
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Operator:
         self._queue = WorkQueue(self._metrics)
         fence = Fence()
         self._store = Store()
+        self._metrics.registry.register(ServiceGauges(self._store))
         self._cluster = Mirror(self._store, fence=fence)
         lease = Cluster(pool=1, timeout=min(LEASE_TIMEOUT, settings.renew_deadline / 2))
         self._leader = Leader(lease, settings, fence=fence)

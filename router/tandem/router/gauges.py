@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 
@@ -42,6 +43,12 @@ def register_gauges(metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQu
         "Requests in the router's queue.",
         (),
         lambda: only(admission.num_waiting),
+    )
+    gauge(
+        "tandem:router_oldest_queued_seconds",
+        "How long the oldest request of the router's queue has waited.",
+        (),
+        lambda: only(admission.oldest_wait(time.monotonic())),
     )
     gauge("tandem:router_workers", "Workers by role and state.", ("role", "state"), workers)
     gauge("tandem:router_links", "Worker addresses by state of the link.", ("state",), links)

@@ -117,7 +117,8 @@ class EngineCore:
             if self._offload is not None:
                 metrics.show_offload(self._offload)
         self._depth = 2 if config.scheduler.async_scheduling else 1
-        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput], float]] = deque()
+        """With when each was launched."""
         self._was_busy = False
         self._unchecked_since: float | None = None
         self._steps = 0
@@ -204,7 +205,8 @@ class EngineCore:
         self._draw()
         plan = self.scheduler.plan()
         if plan is not None:
-            self._in_flight.append((plan, self._executor.execute(plan)))
+            launched = self._clock()  # a CPU computes before it returns
+            self._in_flight.append((plan, self._executor.execute(plan), launched))
         updates = bool(self._in_flight) and (plan is None or len(self._in_flight) >= self._depth)
         if updates:
             if len(self._in_flight) == 1:
@@ -345,8 +347,8 @@ class EngineCore:
             self._executor.draw(masks)
 
     def _update(self) -> None:
-        plan, future = self._in_flight.popleft()
-        started = self._updated_at if self._in_flight else self._clock()
+        plan, future, launched = self._in_flight.popleft()
+        started = max(launched, self._updated_at)
         waits_from = time.monotonic()
         output = future.result(timeout=STEP_DEADLINE_S)
         self._mask_wait.updated(time.monotonic() - waits_from)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -79,7 +80,7 @@ class AdmissionQueue:
         return len(self._queue)
 
     def oldest_wait(self, now: float) -> float:
-        """Seconds that whoever came first has waited by ``now``, on the loop's clock; 0 if nobody
+        """Seconds that whoever came first has waited by ``now`` (``time.monotonic``); 0 if nobody
         waits."""
         return max((now - each.since for each in self._queue), default=0.0)
 
@@ -120,8 +121,8 @@ class AdmissionQueue:
             raise self._refused(RejectReason.TOKENS, message)
 
     async def _wait(self, tokens: int, priority: int) -> None:
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(priority, self._number, tokens, loop.create_future(), loop.time())
+        turn = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(priority, self._number, tokens, turn, time.monotonic())
         self._number += 1
         heapq.heappush(self._queue, waiting)
         self.waiting_tokens += tokens

@@ -77,7 +77,7 @@ class LiveFleet:
             "waiting": admission.num_waiting,
             "waiting_tokens": admission.waiting_tokens,
             "max_waiting": limits.max_queued_requests,
-            "oldest_wait_s": round(admission.oldest_wait(loop_now), 3),
+            "oldest_wait_s": round(admission.oldest_wait(time.monotonic()), 3),
             "rejected": self.metrics.rejections(),
         }
 

@@ -1,0 +1,127 @@
+"""What the operator knows of each service, as series: conditions, replicas, links, keys, restarts.
+
+Read from the store when ``/metrics`` is asked: a service that is gone leaves nothing behind, and a
+standby, whose store is empty, shows nothing. Bounded: of very many services the first by name are
+shown, and the others counted. Called by ``run``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tandem.operator.api import reading
+from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.clock import parse_time
+from tandem.operator.cluster.store import SERVICE, Key, Store
+from tandem.operator.desired.naming import Manifest
+from tandem.protocol.names import LABEL_ROLE, LABEL_SERVICE
+
+MAX_SERVICES = 500
+"""Services with series of their own, each with about thirty."""
+_OWN = ("llmservice_namespace", "llmservice")
+_TRUTH = {"True": 1.0, "False": 0.0}
+_UNKNOWN = -1.0
+
+
+class ServiceGauges(Collector):
+    """Series of all services, made anew for each scrape."""
+
+    def __init__(self, store: Store, most: int = MAX_SERVICES) -> None:
+        """At most ``most`` services have series."""
+        self._store = store
+        self._most = most
+
+    def describe(self) -> Iterator[Metric]:
+        """The families, empty: the registry asks before there is a service."""
+        yield from _families()
+
+    def collect(self) -> Iterator[Metric]:
+        """See Collector."""
+        condition, replicas, links, keys, restarts, left_out = _families()
+        shown = {}
+        services = sorted(self._store.all(SERVICE), key=_place)
+        for item in services[: self._most]:
+            shown[_place(item)] = reading.status_of(item)
+        for place, status in shown.items():
+            for each in status.conditions:
+                value = _TRUTH.get(each.status, _UNKNOWN)
+                condition.add_metric((*place, each.type, each.reason), value)
+            for (role, state), number in _replicas(status).items():
+                replicas.add_metric((*place, role, state), number)
+            if status.links is not None:
+                links.add_metric((*place, "healthy"), status.links.healthy)
+                links.add_metric((*place, "expected"), status.links.total)
+            if status.keys.published_at is not None:
+                keys.add_metric(place, parse_time(status.keys.published_at))
+        for (place, role), number in self._restarts().items():
+            if place in shown:
+                restarts.add_metric((*place, role), number)
+        left_out.add_metric((), max(0, len(services) - self._most))
+        yield from (condition, replicas, links, keys, restarts, left_out)
+
+    def _restarts(self) -> Counter[tuple[Key, str]]:
+        found: Counter[tuple[Key, str]] = Counter()
+        for pod in self._store.all("Pod"):
+            labels = pod["metadata"].get("labels") or {}
+            place = (pod["metadata"]["namespace"], labels.get(LABEL_SERVICE, ""))
+            status = pod.get("status") or {}
+            for each in status.get("containerStatuses") or []:
+                found[place, labels.get(LABEL_ROLE, "")] += each.get("restartCount", 0)
+        return found
+
+
+def _families() -> tuple[
+    GaugeMetricFamily,
+    GaugeMetricFamily,
+    GaugeMetricFamily,
+    GaugeMetricFamily,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+]:
+    prefix = "tandem_operator:"
+    return (
+        GaugeMetricFamily(
+            f"{prefix}service_condition",
+            "Conditions of services with their reason: 1 true, 0 false, -1 unknown.",
+            labels=(*_OWN, "type", "reason"),
+        ),
+        GaugeMetricFamily(
+            f"{prefix}service_replicas",
+            "Replicas of a role over all revisions: desired, ready, draining.",
+            labels=(*_OWN, "role", "state"),
+        ),
+        GaugeMetricFamily(
+            f"{prefix}service_links",
+            "KV links of a service: healthy ones, and pairs of prefill and decode workers.",
+            labels=(*_OWN, "state"),
+        ),
+        GaugeMetricFamily(
+            f"{prefix}service_keys_published_timestamp_seconds",
+            "When the newest keys of a service's links were published.",
+            labels=_OWN,
+        ),
+        CounterMetricFamily(
+            f"{prefix}service_restarts",
+            "Restarts of containers of the pods that there are, by role.",
+            labels=(*_OWN, "role"),
+        ),
+        GaugeMetricFamily(
+            f"{prefix}services_not_shown", "Services beyond the number that have series."
+        ),
+    )
+
+
+def _replicas(status: LLMServiceStatus) -> Counter[tuple[str, str]]:
+    found: Counter[tuple[str, str]] = Counter()
+    for role in status.roles:
+        for state in ("desired", "ready", "draining"):
+            found[role.name, state] += getattr(role, state)
+    return found
+
+
+def _place(item: Manifest) -> Key:
+    return item["metadata"]["namespace"], item["metadata"]["name"]

@@ -1,0 +1,1 @@
+"""Grafana's boards, written with Grafana's own types; the chart holds the JSON made of them."""

@@ -1,0 +1,1 @@
+"""Recording rules and alerts of the chart: read, checked and tried by promtool."""

@@ -55,7 +55,7 @@ def test_a_row_is_in_every_step(compiler: HandCompiler):
     plans = []
     while not engine.finish("g"):
         engine.step()
-        plan, _ = engine.core._in_flight[-1]
+        plan, *_ = engine.core._in_flight[-1]
         plans.append((plan.awaits_masks, len(plan.rows)))
 
     assert len(plans) == 7
@@ -96,7 +96,7 @@ def test_rows_that_are_all_constrained_go_together(compiler: HandCompiler):
     rows = []
     while engine.core.stats()["running"] == 8:
         engine.step()
-        rows += [len(plan.rows) for plan, _ in list(engine.core._in_flight)[-1:]]
+        rows += [len(plan.rows) for plan, *_ in list(engine.core._in_flight)[-1:]]
     run(engine)
 
     assert rows.count(8) > 0.8 * len(rows)

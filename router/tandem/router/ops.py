@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from importlib.metadata import version
 
@@ -100,7 +99,7 @@ async def debug_canary(request: Request) -> Response:
 async def debug_fleet(request: Request) -> Response:
     """Workers, links between them, what waits for what, and how fast it goes."""
     live: LiveFleet = request.app.state.live
-    return _json(live.to_json(asyncio.get_running_loop().time()))
+    return _json(live.to_json())
 
 
 @routes.get("/debug/requests")

@@ -36,8 +36,8 @@ class LiveFleet:
     metrics: RouterMetrics
     rates: RouterRates
 
-    def to_json(self, loop_now: float) -> dict[str, Any]:
-        """All of it as of now. ``loop_now`` is the same moment on the loop's clock."""
+    def to_json(self) -> dict[str, Any]:
+        """All of it as of now."""
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
@@ -63,11 +63,11 @@ class LiveFleet:
             ],
             "handoff_links_left_out": max(0, len(pairs) - MAX_LINKS),
             "underway": underway.to_json(),
-            "queue": self._queue(loop_now),
+            "queue": self._queue(),
             "rates": self.rates.to_json(),
         }
 
-    def _queue(self, loop_now: float) -> dict[str, Any]:
+    def _queue(self) -> dict[str, Any]:
         admission, limits = self.admission, self.admission.limits
         return {
             "running": admission.num_running,

@@ -49,6 +49,15 @@ fuzz: setup  ## Throw requests made from the OpenAPI document at a stack (ARGS='
 	UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --locked --no-install-project --only-group fuzz
 	$(BIN)/python -m tests.fuzz --schemathesis .tools/fuzz/bin/schemathesis $(ARGS)
 
+# Each in an environment of its own, as far as their requirements differ.
+CLIENTS := $(CURDIR)/.tools/clients
+
+.PHONY: clients
+clients: setup  ## Try others' clients, unmodified, against a stack (wants Node, Go and Rust)
+	for place in packages instructor; do UV_PROJECT_ENVIRONMENT=$(CLIENTS)/$$place \
+		$(UV) sync --quiet --project tests/clients --locked --only-group $$place || exit 1; done
+	$(BIN)/python -m tests.clients --environments $(CLIENTS) $(ARGS)
+
 .PHONY: screens
 screens: setup  ## Take docs/screens anew: `tandem top`, `tandem explain`, /ui (wants a Chromium)
 	$(BIN)/python -m tests.screens $(ARGS)

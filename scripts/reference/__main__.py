@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from scripts.reference import alerts, crd, errors, flags, metrics
+from scripts.reference import alerts, clients, crd, errors, flags, metrics
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "reference"
@@ -19,6 +19,7 @@ def pages() -> dict[str, str]:
         "llmservice.md": crd.page(ROOT / "manifests" / "crds" / "llmservices.yaml"),
         "errors.md": errors.page(),
         "alerts.md": alerts.page(),
+        "clients.md": clients.page(),
     }
 
 

@@ -54,8 +54,13 @@ CLIENTS := $(CURDIR)/.tools/clients
 
 .PHONY: clients
 clients: setup  ## Try others' clients, unmodified, against a stack (wants Node, Go and Rust)
-	for place in packages instructor; do UV_PROJECT_ENVIRONMENT=$(CLIENTS)/$$place \
+	for place in packages instructor lm-eval; do UV_PROJECT_ENVIRONMENT=$(CLIENTS)/$$place \
 		$(UV) sync --quiet --project tests/clients --locked --only-group $$place || exit 1; done
+	mkdir -p $(CLIENTS)/node && cp tests/clients/node/* $(CLIENTS)/node
+	npm ci --silent --no-audit --no-fund --prefix $(CLIENTS)/node
+	cd tests/clients/go && go build -o $(CLIENTS)/go/client .
+	CARGO_TARGET_DIR=$(CLIENTS)/rust cargo build --quiet --locked \
+		--manifest-path tests/clients/rust/Cargo.toml
 	$(BIN)/python -m tests.clients --environments $(CLIENTS) $(ARGS)
 
 .PHONY: screens

@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(prog="python -m tests.clients", description="See README.md.")
     made.add_argument("--environments", type=Path, default=ROOT / ".tools" / "clients")
-    made.add_argument("--only", nargs="*", default=[], help="files of the suite, without writing")
+    made.add_argument(
+        "--only", nargs="*", default=[], help="files of the suite; other clients' rows stay"
+    )
     made.add_argument("--prefill", type=int, default=1, help="0 serves without hand-off")
     return made
 
@@ -105,10 +107,10 @@ def main() -> int:
         print(f"failed: {', '.join(failed)}; log in {folder}")
         return 1
     shutil.rmtree(folder)
-    if not options.only:
-        kept = {name: {"version": pins()[name], "shown": shown[name]} for name in sorted(shown)}
-        SHOWN.write_text(json.dumps(kept, indent=1) + "\n")
-        print(f"written: {SHOWN.relative_to(ROOT)}")
+    kept = json.loads(SHOWN.read_text()) if options.only else {}
+    kept |= {name: {"version": pins()[name], "shown": shown[name]} for name in shown}
+    SHOWN.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n")
+    print(f"written: {SHOWN.relative_to(ROOT)}")
     return 0
 
 

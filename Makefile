@@ -109,6 +109,10 @@ dashboards: setup  ## Make the boards of charts/tandem/dashboards anew from scri
 rules: setup  ## Check alerts and recording rules and try their cases with promtool (builds it with Go)
 	$(BIN)/python -m scripts.rules
 
+.PHONY: observe
+observe: setup  ## Ask a real Prometheus for every panel and rule under load: docs/observability-live.md
+	$(BIN)/python -m tests.observe $(ARGS)
+
 CLUSTER := $(BIN)/python -m tests.cluster
 NODES ?= 2
 

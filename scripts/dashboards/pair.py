@@ -6,6 +6,8 @@ _PHASE = "tandem:kv_handoff_phase_seconds"
 _CONSUMER = f'{SERVED},role="consumer"'
 _PRODUCER = f'{SERVED},role="producer"'
 
+_PROBED = f"tandem:kv_link_probe_bytes_per_second_bucket{{{SERVED}}}"
+
 BOARD = Board(
     "pair",
     "Tandem: P/D",
@@ -44,9 +46,10 @@ BOARD = Board(
                 panel(
                     "What a new link delivers",
                     "Bps",
-                    "Rate of the first pattern over new links, at half. Far below the network's: "
-                    "a slow transport, see the next panel.",
-                    (quantile(0.5, "tandem:kv_link_probe_bytes_per_second", POD), "{{pod}}"),
+                    "Rate of the first pattern over links made since a worker's start, at half. "
+                    "Far below the network's: a slow transport, see the next panel.",
+                    # Not a rate: links are made seldom, and most minutes have none.
+                    (f"histogram_quantile(0.5, sum by ({POD}, le) ({_PROBED}))", "{{pod}}"),
                 ),
                 panel(
                     "Transports",

@@ -6,6 +6,8 @@ from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tandem.protocol.errors import FailCause
+
 PHASE_BUCKETS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05),
     *(0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0),
@@ -97,6 +99,14 @@ class HandoffMetrics:
             ["role", "connector", "fallback"],
             registry=registry,
         )
+
+    def start(self, role: str) -> None:
+        """Begin the failures of a role at 0: of a series that begins at 1 no increase is seen."""
+        for cause in FailCause:
+            self.failures.labels(role, cause)
+        self.links_lost.labels(role)
+        for port in ("data", "control"):
+            self.garbage.labels(port)
 
 
 _metrics: WeakKeyDictionary[CollectorRegistry, HandoffMetrics] = WeakKeyDictionary()

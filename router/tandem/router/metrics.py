@@ -13,7 +13,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tandem.protocol.errors import FailCause
 from tandem.protocol.finish import FinishReason
+from tandem.router.admission.queue import RejectReason
 
 _MODEL = ("model_name",)
 _TTFT = (
@@ -95,7 +97,8 @@ class RouterMetrics:
         """Requests that found no room, by reason."""
         found: dict[str, int] = {}
         for reason, value in _samples(self._rejections, "_total", "reason"):
-            found[reason] = found.get(reason, 0) + int(value)
+            if value:
+                found[reason] = found.get(reason, 0) + int(value)
         return found
 
     # Requests, in vLLM's names.
@@ -262,6 +265,12 @@ class RouterMetrics:
 
     def _bind(self) -> None:
         name = self._model_name
+        # A series that begins at 1 has no increase: the first failure would never be seen.
+        for cause in FailCause:
+            self._failures.labels(str(cause))
+        if name:
+            for reason in RejectReason:
+                self._rejections.labels(name, str(reason))
         self._ttft = self._h_ttft.labels(name)
         self._itl = self._h_itl.labels(name)
         self._tpot = self._h_tpot.labels(name)

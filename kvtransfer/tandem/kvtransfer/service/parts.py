@@ -53,6 +53,7 @@ def make_parts(
 ) -> MoverParts:
     """Choose the transports and put everything together. Raises TransportError."""
     metrics = metrics_of(registry)
+    metrics.start(role)
     if transports is None:
 
         def count_garbage() -> None:

@@ -1,0 +1,21 @@
+"""Series of the hand-off that are there before anything went wrong."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tandem.kvtransfer.metrics import metrics_of
+from tandem.protocol.errors import FailCause
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+def test_failures_begin_at_nothing(role: str) -> None:
+    """Of a series that begins at 1 Prometheus sees no increase: the first failure would be lost."""
+    registry = CollectorRegistry()
+    metrics_of(registry).start(role)
+
+    for cause in FailCause:
+        labels = {"role": role, "cause": str(cause)}
+        assert registry.get_sample_value("tandem:kv_handoff_failures_total", labels) == 0
+    assert registry.get_sample_value("tandem:kv_links_lost_total", {"role": role}) == 0

@@ -1,0 +1,102 @@
+"""A real Prometheus beside a stack: it scrapes, records and evaluates; asked over HTTP."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import yaml
+from scripts.rules import chart, promtool
+from tests.waiting import wait_for
+
+from tandem.cli.ports import LOOPBACK, free_ports
+
+EVERY = "2s"
+START_SECONDS, STOP_SECONDS, ASK_SECONDS = 60.0, 20.0, 30.0
+
+
+class Target(NamedTuple):
+    """A process that is scraped, with the labels that the chart's monitors would give it."""
+
+    pod: str
+    role: str
+    port: int
+
+
+class Prometheus:
+    """One that runs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=ASK_SECONDS)
+
+    @classmethod
+    @contextmanager
+    def running(cls, folder: Path, targets: list[Target]) -> Iterator[Prometheus]:
+        """While the block runs; its log is ``prometheus.log`` in ``folder``."""
+        program = promtool.build("prometheus")
+        (folder / "rules.yaml").write_text(yaml.safe_dump(chart.rule_file(), width=1000))
+        config = folder / "prometheus.yaml"
+        config.write_text(yaml.safe_dump(_config(targets)))
+        [port] = free_ports(1)
+        command = [str(program), f"--config.file={config}", "--log.level=warn"]
+        command += [f"--storage.tsdb.path={folder / 'data'}"]
+        command += [f"--web.listen-address={LOOPBACK}:{port}"]
+        with (folder / "prometheus.log").open("w") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                found = cls(f"http://{LOOPBACK}:{port}")
+                wait_for(found.ready, START_SECONDS, seen=lambda: "Prometheus is not ready")
+                yield found
+            finally:
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+                process.kill()
+                process.wait()
+
+    def ready(self) -> bool:
+        """Whether it answers questions."""
+        with suppress(httpx.HTTPError):
+            return self._http.get("/-/ready").is_success
+        return False
+
+    def ask(self, expression: str) -> list[float]:
+        """The values of an expression now, one a series."""
+        answer = self._http.get("/api/v1/query", params={"query": expression})
+        if answer.is_error:
+            raise ValueError(f"{expression}: {answer.text}")
+        return [float(each["value"][1]) for each in answer.json()["data"]["result"]]
+
+    def rules(self) -> dict[str, Mapping[str, Any]]:
+        """Rules by name, with their health and, of alerts, their state."""
+        groups = self._http.get("/api/v1/rules").raise_for_status().json()["data"]["groups"]
+        return {rule["name"]: rule for group in groups for rule in group["rules"]}
+
+    def targets_up(self) -> int:
+        """How many targets answered their last scrape."""
+        return int(sum(self.ask("up")))
+
+
+def _config(targets: list[Target]) -> dict[str, Any]:
+    static = [
+        {
+            "targets": [f"{LOOPBACK}:{each.port}"],
+            "labels": {
+                "namespace": "default",
+                "pod": each.pod,
+                "tandem_dev_service": "observed",
+                "tandem_dev_role": each.role,
+            },
+        }
+        for each in targets
+    ]
+    return {
+        "global": {"scrape_interval": EVERY, "evaluation_interval": EVERY},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [{"job_name": "tandem", "static_configs": static}],
+    }

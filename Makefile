@@ -49,6 +49,12 @@ fuzz: setup  ## Throw requests made from the OpenAPI document at a stack (ARGS='
 	UV_PROJECT_ENVIRONMENT=.tools/fuzz $(UV) sync --locked --no-install-project --only-group fuzz
 	$(BIN)/python -m tests.fuzz --schemathesis .tools/fuzz/bin/schemathesis $(ARGS)
 
+EXAMPLES ?= 20000
+
+.PHONY: fuzz-links
+fuzz-links: setup  ## Throw anything at the links of KV: control, descriptors, data (EXAMPLES=20000 of each test)
+	FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) -n 0 --timeout 0 tests/kvtransfer/fuzz $(ARGS)
+
 # Each in an environment of its own, as far as their requirements differ.
 CLIENTS := $(CURDIR)/.tools/clients
 
@@ -105,6 +111,10 @@ reference-pages: setup  ## Make docs/reference anew from flags, metrics, CRD and
 dashboards: setup  ## Make the boards of charts/tandem/dashboards anew from scripts/dashboards
 	$(BIN)/python -m scripts.dashboards
 
+.PHONY: lint-dashboards
+lint-dashboards: setup  ## Hold the boards to Grafana's dashboard-linter (Go builds it)
+	$(BIN)/python -m scripts.dashboards.lint
+
 .PHONY: rules
 rules: setup  ## Check alerts and recording rules and try their cases with promtool (builds it with Go)
 	$(BIN)/python -m scripts.rules
@@ -112,6 +122,26 @@ rules: setup  ## Check alerts and recording rules and try their cases with promt
 .PHONY: observe
 observe: setup  ## Ask a real Prometheus for every panel and rule under load: docs/observability-live.md
 	$(BIN)/python -m tests.observe $(ARGS)
+
+.PHONY: observe-cluster
+observe-cluster: setup  ## The same on a cluster of two nodes, with Prometheus in a pod of it (6 min)
+	$(BIN)/python -m tests.observe.in_cluster $(ARGS)
+
+.PHONY: alerts
+alerts: setup  ## Make faults and time the alerts that they fire on a real Prometheus (to 20 min)
+	$(BIN)/python -m tests.observe.firing $(ARGS)
+
+.PHONY: alerts-operator
+alerts-operator: setup  ## The same for faults of services and operators on an API server (20 min)
+	$(BIN)/python -m tests.observe.firing --operator $(ARGS)
+
+.PHONY: traces
+traces: setup  ## Draw two requests as an OpenTelemetry collector wrote them down (builds it with Go)
+	$(BIN)/python -m tests.collector $(ARGS)
+
+.PHONY: traces-cluster
+traces-cluster: setup  ## A request's trace and the operator's on a cluster, the collector in a pod (4 min)
+	$(BIN)/python -m tests.collector.in_cluster $(ARGS)
 
 CLUSTER := $(BIN)/python -m tests.cluster
 NODES ?= 2

@@ -3,8 +3,12 @@
 A worker process replays frames (one per step, one token per stream in each), the real router runs
 under uvicorn in a process of its own, this process reads the streams. Only the router's CPU time
 (user and system, all its threads) is counted, between the first and the last token of a round.
+Several endpoints take turns in one run, round by round, so that what the machine does else meets
+all of them.
 
     .venv/bin/python bench/router_overhead.py --streams 16 --tokens 400 --interval-ms 20
+    .venv/bin/python bench/router_overhead.py --streams 64 --tokens 200 --rounds 5 \
+        --endpoint completions --endpoint grpc --endpoint grpc-shared
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import json
 import multiprocessing
 import statistics
 import time
+from pathlib import Path
 
 import grpc
 import psutil
@@ -154,20 +159,21 @@ async def read_messages(channel: grpc.aio.Channel, tokens: int) -> int:
     return len([message async for message in call])
 
 
-async def one_round(port: int, grpc_port: int, args: argparse.Namespace) -> None:
+async def one_round(port: int, grpc_port: int, args: argparse.Namespace, endpoint: str) -> None:
     """All streams at once."""
-    if args.endpoint == "grpc":
-        # A connection each, as HTTP's streams have.
+    if endpoint in ("grpc", "grpc-shared"):
+        # A connection each, as HTTP's streams have, or one for all.
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [
             grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}", options=options)
-            for _ in range(args.streams)
+            for _ in range(args.streams if endpoint == "grpc" else 1)
         ]
-        counts = await asyncio.gather(*(read_messages(each, args.tokens) for each in channels))
+        asked = [channels[n % len(channels)] for n in range(args.streams)]
+        counts = await asyncio.gather(*(read_messages(each, args.tokens) for each in asked))
         await asyncio.gather(*(each.close() for each in channels))
         assert min(counts) >= args.tokens // 2, counts
         return
-    chat = args.endpoint == "chat"
+    chat = endpoint == "chat"
     body: dict[str, object] = {"max_tokens": args.tokens, "ignore_eos": True}
     if chat:
         body["messages"] = [{"role": "user", "content": TEXT}]
@@ -208,8 +214,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--interval-ms", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--endpoint", choices=("chat", "completions", "grpc"), default="chat")
+    names = ("chat", "completions", "grpc", "grpc-shared")
+    parser.add_argument("--endpoint", choices=names, action="append", help="again for several")
+    parser.add_argument("--out", help="a file for the figures, as JSON")
     args = parser.parse_args()
+    endpoints = args.endpoint or ["chat"]
     model = str(prepare(DEFAULT_MODEL, progress=False).path)
     from tandem.text.tokenizer import Tokenizer
 
@@ -222,21 +231,28 @@ def main() -> None:
     router.start()
     try:
         asyncio.run(wait_ready(port))
-        asyncio.run(one_round(port, grpc_port, args))  # warm
         measured = psutil.Process(router.pid)
-        costs = []
-        for _ in range(args.rounds):
-            before = cpu_seconds(measured)
-            asyncio.run(one_round(port, grpc_port, args))
-            spent = cpu_seconds(measured) - before
-            costs.append(1e6 * spent / (args.streams * args.tokens))
+        costs: dict[str, list[float]] = {each: [] for each in endpoints}
+        for turn in range(args.rounds + 1):
+            for endpoint in endpoints:
+                before = cpu_seconds(measured)
+                asyncio.run(one_round(port, grpc_port, args, endpoint))
+                spent = cpu_seconds(measured) - before
+                if turn:  # the first warms
+                    costs[endpoint].append(1e6 * spent / (args.streams * args.tokens))
         before = cpu_seconds(measured)
         time.sleep(5.0)
         idle = (cpu_seconds(measured) - before) / 5.0
-        print(f"{args.endpoint}, {args.streams} streams, a step every {args.interval_ms:g} ms:")
-        print("CPU per streamed token: " + ", ".join(f"{cost:.0f}" for cost in costs) + " µs")
-        print(f"median {statistics.median(costs):.0f} µs")
+        print(f"{args.streams} streams, a step every {args.interval_ms:g} ms, CPU per token in µs:")
+        for endpoint, each in costs.items():
+            shown = ", ".join(f"{cost:.0f}" for cost in each)
+            print(f"{endpoint}: median {statistics.median(each):.0f} ({shown})")
         print(f"idle: {100 * idle:.1f} % of a core; {measured.memory_info().rss >> 20} MiB")
+        if args.out:
+            kept = {"streams": args.streams, "tokens": args.tokens, "interval_ms": args.interval_ms}
+            told = {name: [round(cost, 1) for cost in each] for name, each in costs.items()}
+            content = {**kept, "idle": round(idle, 4), "cpu_us_per_token": told}
+            Path(args.out).write_text(json.dumps(content, indent=1) + "\n")
     finally:
         router.terminate()
         worker.terminate()

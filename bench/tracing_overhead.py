@@ -79,13 +79,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found = measure(args)
-    off = found["off"]
     for variant, each in found.items():
-        each["rate_ratio"] = each["tokens_per_s"] / off["tokens_per_s"]
-        each["cpu_ratio"] = each["cpu_us_per_token"] / off["cpu_us_per_token"]
         print(
-            f"{variant:<12} {each['tokens_per_s']:8.0f} tokens/s ({each['rate_ratio']:.3f} of off),"
-            " "
+            f"{variant:<12} {each['tokens_per_s']:8.0f} tokens/s ({each['rate_ratio']:.3f} of off,"
+            f" quartiles {each['rate_ratio_low']:.3f} to {each['rate_ratio_high']:.3f}), "
             f"{each['cpu_us_per_token']:6.1f} us of CPU a token ({each['cpu_ratio']:.3f}), "
             f"{each['spans']:.0f} spans"
         )
@@ -120,7 +117,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     try:
         for port, _ in routers.values():
             asyncio.run(wait_ready(port))
-            asyncio.run(one_round(port, args))  # warm
+            asyncio.run(one_round(port, 0, args, args.endpoint))  # warm
         for number in range(args.rounds):
             turn = VARIANTS if number % 2 else VARIANTS[::-1]
             for variant in turn:
@@ -128,11 +125,7 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
                 samples[variant].append(_round(port, router.pid, args))
         time.sleep(6.0)  # the SDK sends what is left
         return {
-            variant: {
-                "tokens_per_s": statistics.median(rate for rate, _ in each),
-                "cpu_us_per_token": statistics.median(cost for _, cost in each),
-                "spans": float(counts[variant].value),
-            }
+            variant: {**_medians(each, samples["off"]), "spans": float(counts[variant].value)}
             for variant, each in samples.items()
         }
     finally:
@@ -142,11 +135,26 @@ def measure(args: argparse.Namespace) -> dict[str, dict[str, float]]:
             child.join(10)
 
 
+def _medians(each: list[tuple[float, float]], off: list[tuple[float, float]]) -> dict[str, float]:
+    """Of rates and costs, and of their ratios to the round of "off" beside each."""
+    pairs = list(zip(each, off, strict=True))
+    rates = [mine[0] / other[0] for mine, other in pairs]
+    low, middle, high = statistics.quantiles(rates, n=4)
+    return {
+        "tokens_per_s": statistics.median(rate for rate, _ in each),
+        "cpu_us_per_token": statistics.median(cost for _, cost in each),
+        "rate_ratio": middle,
+        "rate_ratio_low": low,
+        "rate_ratio_high": high,
+        "cpu_ratio": statistics.median(mine[1] / other[1] for mine, other in pairs),
+    }
+
+
 def _round(port: int, pid: int | None, args: argparse.Namespace) -> tuple[float, float]:
     """Tokens a second, and microseconds of the router's CPU a token."""
     measured = psutil.Process(pid)
     before, began = cpu_seconds(measured), time.monotonic()
-    asyncio.run(one_round(port, args))
+    asyncio.run(one_round(port, 0, args, args.endpoint))
     seconds, spent = time.monotonic() - began, cpu_seconds(measured) - before
     tokens = args.streams * args.tokens
     return tokens / seconds, 1e6 * spent / tokens

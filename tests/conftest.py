@@ -1,5 +1,6 @@
 """What tests of several rooms share: the embedded model, and which tests may run beside which."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,13 @@ from tandem.hub import DEFAULT_MODEL, prepare
 
 ALONE = {"operator": "API server", "e2e": "stacks of processes", "chaos": "as e2e"}
 """Rooms of tests whose files share something of the machine: all run in one process."""
+
+
+def pytest_configure() -> None:
+    """A background job of a shell ignores SIGINT, and so would every process that tests start: they
+    would never end at the Ctrl-C that a test sends."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)

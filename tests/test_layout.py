@@ -3,6 +3,7 @@
 import ast
 import importlib
 import operator
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -109,3 +110,9 @@ def test_no_private_index_is_named():
     lock = (ROOT / "uv.lock").read_text()
     hosts = {part.split("/")[0] for part in lock.split("https://")[1:]}
     assert hosts <= {"pypi.org", "files.pythonhosted.org"}
+
+
+def test_no_merge_was_left_half_done():
+    """No page or file has the marks of a conflict."""
+    named = subprocess.run(["git", "grep", "-lE", "^(<{7}|>{7}) "], cwd=ROOT, capture_output=True)
+    assert named.returncode == 1, named.stdout.decode() + named.stderr.decode()

@@ -11,6 +11,7 @@ import argparse
 import cProfile
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -18,6 +19,8 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput, TokenMasks
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.commands import SleepTag
+from tandem.protocol.errors import InvalidParameter
 from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
 from tandem.worker.server_config import ServerConfig
@@ -77,6 +80,21 @@ class PacedExecutor:
     def regions(self) -> tuple[KVRegion, ...]:
         """No memory."""
         return ()
+
+    def sleep(self, level: int) -> int:
+        """No memory."""
+        return 0
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """No memory."""
+
+    def profile(self, folder: str | None) -> str:
+        """Nothing is computed that could be recorded."""
+        raise InvalidParameter("torch_profiler_dir", folder, "an engine that runs a model")
+
+    def processes(self) -> Mapping[int, int]:
+        """None."""
+        return {}
 
     def check_health(self) -> None:
         """Always well."""

@@ -29,7 +29,7 @@ import model as made  # noqa: E402
 from server import TANDEM, Server, serving  # noqa: E402
 
 TOKENS_IN, TOKENS_OUT = 2048, 256
-PHASES = ("pack", "wait", "reserve", "read", "unpack", "commit", "load")
+PHASES = ("pack", "wait", "reserve", "read", "unpack", "commit", "load", "tail")
 
 
 def arguments() -> argparse.Namespace:

@@ -30,6 +30,7 @@ from tokens import compare  # noqa: E402
 LENGTHS = (512, 2048, 8192, 30000)
 SHOW_TRANSPORT = {"UCX_PROTO_INFO": "y", "UCX_LOG_LEVEL": "info"}
 READ = 'tandem:kv_handoff_phase_seconds_sum{phase="read"}'
+TAIL = 'tandem:kv_handoff_phase_seconds_sum{phase="tail"}'
 LOAD = 'tandem:kv_handoff_phase_seconds_sum{phase="load"}'
 BYTES = 'tandem:kv_handoff_bytes_total{role="consumer"}'
 
@@ -91,7 +92,9 @@ def one_length(args: argparse.Namespace, two: Server, one: Server, length: int) 
     runs = []
     for turn in range(args.runs):
         seed = 100 * length + turn
-        alone, pair = ask(one, length, seed, 8), ask(two, length, seed, 8)
+        alone = ask(one, length, seed, 8)
+        began = two.metrics("decode").get(TAIL, 0.0)
+        pair = ask(two, length, seed, 8)
         before = two.metrics("decode")
         again = ask(two, length, seed, 8)
         after = two.metrics("decode")
@@ -104,6 +107,7 @@ def one_length(args: argparse.Namespace, two: Server, one: Server, length: int) 
                 "second_token_alone_ms": alone["second_ms"],
                 "second_token_pair_ms": pair["second_ms"],
                 "later_token_pair_ms": pair["later_ms"],
+                "prompt_to_usable_ms": (before.get(TAIL, 0.0) - began) / 5 * 1e3,
                 "ttft_cached_ms": again["ttft_ms"],
                 "second_token_cached_ms": again["second_ms"],
                 "gb_per_handoff": moved[BYTES] / 5 / 1e9,

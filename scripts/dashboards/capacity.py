@@ -100,6 +100,14 @@ BOARD = Board(
                     (f"tandem:prefix_cache_hits:ratio_rate5m{{{SERVED}}}", _NAMED),
                 ),
                 panel(
+                    "Most hits that there could be",
+                    "percentunit",
+                    "Of the prompts' blocks of the last 12 to 24 hours, as a cache without bounds "
+                    "would have found them. Near the hits beside: more cache brings nothing; far "
+                    "above: more blocks or an offload tier.",
+                    (gauge("tandem:router_prefix_hit_ceiling", SERVICE, how="max"), _NAMED),
+                ),
+                panel(
                     "Hits of host memory",
                     "short",
                     "Tokens a second that came back from host memory. None with a tier that is "

@@ -2,6 +2,13 @@
 
 from scripts.dashboards.panels import POD, WORKER, Board, Row, gauge, panel, quantile, rate
 
+_FLOPS = "vllm:estimated_flops_per_gpu_total"
+_READ = "vllm:estimated_read_bytes_per_gpu_total"
+_WRITTEN = "vllm:estimated_write_bytes_per_gpu_total"
+_MOVED = f"{rate(_READ, POD, WORKER)} + {rate(_WRITTEN, POD, WORKER)}"
+_PEAK_FLOPS = gauge("tandem:device_peak_flops_per_second", POD, WORKER)
+_PEAK_BYTES = gauge("tandem:device_peak_bytes_per_second", POD, WORKER)
+
 BOARD = Board(
     "engine",
     "Tandem: Engine",
@@ -43,6 +50,37 @@ BOARD = Board(
                     "short",
                     "A second, by worker. Compare with its like on the same hardware.",
                     (rate("vllm:generation_tokens_total", POD, WORKER), "{{pod}}"),
+                ),
+                panel(
+                    "Operations of the device",
+                    "flops",
+                    "A second, needed by the model's shape. Low on a prefill worker under load: "
+                    "steps are small, or the host is the bound.",
+                    (rate(_FLOPS, POD, WORKER), "{{pod}}"),
+                ),
+                panel(
+                    "Memory of the device",
+                    "Bps",
+                    "Weights and KV read and written. Low on a decode worker under load: batches "
+                    "are small, or the host is the bound.",
+                    (_MOVED, "{{pod}}"),
+                ),
+                panel(
+                    "Share of the device's operations (MFU)",
+                    "percentunit",
+                    "Of what its data sheet says for 16 bits; empty where the device is not known, "
+                    "as a CPU. What is usual: docs/performance.md.",
+                    (f"{rate(_FLOPS, POD, WORKER)} / {_PEAK_FLOPS}", "{{pod}}"),
+                ),
+                panel(
+                    "Share of the device's memory pace (MBU)",
+                    "percentunit",
+                    "Of what its data sheet says; empty where the device is not known. A decode "
+                    "worker near 1 is as fast as the device lets it.",
+                    (
+                        f"({_MOVED}) / {_PEAK_BYTES}",
+                        "{{pod}}",
+                    ),
                 ),
                 panel(
                     "Prompt tokens by source",

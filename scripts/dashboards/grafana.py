@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders import dashboard, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders import dashboard, prometheus, stat, statetimeline, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import (
     DashboardLinkType,
     DataSourceRef,
+    ValueMap,
+    ValueMappingResult,
     VariableOption,
     VariableRefresh,
 )
@@ -14,6 +16,7 @@ from scripts.dashboards.panels import Board, Panel
 
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 _TAG = "tandem"
+_Made = stat.Panel | statetimeline.Panel | timeseries.Panel
 _HEIGHT, _WIDTH, _NUMBER_WIDTH = 8, 8, 4
 
 
@@ -24,6 +27,7 @@ def text_of(board: Board) -> str:
         .uid(f"tandem-{board.name}")
         .description(board.description)
         .tags([_TAG])
+        .readonly()  # it comes again with the chart: what is changed in place would be lost
         .refresh("30s")
         .time("now-1h", "now")
         .timezone("browser")
@@ -69,8 +73,16 @@ def _choice(name: str, label: str, metric_label: str) -> dashboard.QueryVariable
     )
 
 
-def _panel(panel: Panel) -> stat.Panel | timeseries.Panel:
-    made: stat.Panel | timeseries.Panel = stat.Panel() if panel.number else timeseries.Panel()
+def _kind(panel: Panel) -> _Made:
+    if panel.states:
+        words = (("1", "true", "blue"), ("0", "false", "orange"), ("-1", "unknown", "text"))
+        found = {value: ValueMappingResult(text, colour) for value, text, colour in words}
+        return statetimeline.Panel().mappings([ValueMap(found)]).merge_values(True)
+    return stat.Panel() if panel.number else timeseries.Panel()
+
+
+def _panel(panel: Panel) -> _Made:
+    made = _kind(panel)
     made.title(panel.title).description(panel.description).unit(panel.unit).datasource(_SOURCE)
     made.height(_HEIGHT).span(_NUMBER_WIDTH if panel.number else _WIDTH)
     for number, query in enumerate(panel.queries):

@@ -27,6 +27,7 @@ BOARD = Board(
                         ),
                         f"{_NAMED} {{{{reason}}}}",
                     ),
+                    states=True,
                 ),
                 panel(
                     "Conditions",
@@ -38,6 +39,7 @@ BOARD = Board(
                         ),
                         f"{_NAMED} {{{{type}}}} {{{{reason}}}}",
                     ),
+                    states=True,
                 ),
                 panel(
                     "Replicas",

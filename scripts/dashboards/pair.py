@@ -8,6 +8,12 @@ _PRODUCER = f'{SERVED},role="producer"'
 
 _PROBED = f"tandem:kv_link_probe_bytes_per_second_bucket{{{SERVED}}}"
 
+_LINK = "tandem:router_handoff_link"
+_ENDS = "prefill, decode, transport"
+"""Routers say the same of a link: the largest of what they say counts."""
+_INFO = f"{_LINK}_info{{{SERVED}}}"
+_BROKEN = f'{_LINK}_info{{{SERVED},state!="up"}}'
+
 BOARD = Board(
     "pair",
     "Tandem: P/D",
@@ -21,6 +27,48 @@ BOARD = Board(
                     "short",
                     "As routers hear of them. Any quarantined: runbook TandemLinkQuarantined.",
                     (gauge("tandem:router_handoff_links", "state", how="max"), "{{state}}"),
+                ),
+                panel(
+                    "Links that are not up",
+                    "short",
+                    "By prefill and decode worker. One prefill worker in all of them is that "
+                    "worker, one pair a link; what each state asks for: runbook "
+                    "TandemLinkQuarantined.",
+                    # All links where every one is up: an empty panel would look like no data.
+                    (
+                        f"max by ({_ENDS}, state) ({_BROKEN} or 0 * {_INFO})",
+                        "{{prefill}} to {{decode}} {{state}}",
+                    ),
+                ),
+                panel(
+                    "Pace of each link",
+                    "Bps",
+                    "KV that came, over the seconds in which some waited. One far below its like: "
+                    "that link's network; all of one transport: that transport.",
+                    (
+                        gauge(f"{_LINK}_bytes_per_second", _ENDS, how="max"),
+                        "{{prefill}} to {{decode}} {{transport}}",
+                    ),
+                ),
+                panel(
+                    "Pace by transport",
+                    "Bps",
+                    "The mean over its links. Lower than another's where both are in use: why the "
+                    "better one is not taken, see Transports.",
+                    (
+                        gauge(f"{_LINK}_bytes_per_second", "transport", how="avg"),
+                        "{{transport}}",
+                    ),
+                ),
+                panel(
+                    "KV to come over each link",
+                    "bytes",
+                    "Announced by the prefill worker and not here yet. Growing for one link while "
+                    "its pace is low: that link is the bound.",
+                    (
+                        gauge(f"{_LINK}_waiting_bytes", _ENDS, how="max"),
+                        "{{prefill}} to {{decode}} {{transport}}",
+                    ),
                 ),
                 panel(
                     "Links of each worker",

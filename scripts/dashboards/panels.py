@@ -23,7 +23,7 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A picture over time, or the newest value as a number."""
+    """A picture over time: lines, or states side by side; or the newest value as a number."""
 
     title: str
     unit: str
@@ -31,6 +31,8 @@ class Panel(NamedTuple):
     description: str
     """What it shows, and what to do when it looks bad."""
     number: bool = False
+    states: bool = False
+    """Values are 1 (true), 0 (false) or -1 (unknown)."""
 
 
 class Row(NamedTuple):
@@ -52,11 +54,16 @@ class Board(NamedTuple):
 
 
 def panel(
-    title: str, unit: str, description: str, *queries: tuple[str, str], number: bool = False
+    title: str,
+    unit: str,
+    description: str,
+    *queries: tuple[str, str],
+    number: bool = False,
+    states: bool = False,
 ) -> Panel:
     """A panel of expressions with their legends."""
     found = tuple(Query(expression, legend) for expression, legend in queries)
-    return Panel(title, unit, found, description, number)
+    return Panel(title, unit, found, description, number, states)
 
 
 def rate(name: str, by: str, labels: str = SERVED) -> str:

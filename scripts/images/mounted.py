@@ -15,7 +15,7 @@ from pathlib import Path
 from scripts.images.builder import REPOSITORY, ImageError, run
 
 PATH = "/opt/tandem-mounted"
-LIGHT = ("--extra", "hub", "--extra", "router", "--group", "model")
+LIGHT = ("--extra", "hub", "--extra", "router", "--extra", "tracing", "--group", "model")
 """What the thin image holds; the router's extra brings all small packages of the worker."""
 ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH}
 WHOLE = ("--extra", "hub", "--extra", "worker")

@@ -20,8 +20,10 @@ from tandem.operator.cluster.store import Store
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.service_gauges import ServiceGauges
 from tandem.router.gauges import register_gauges
+from tandem.router.live.link_series import register_link_series
 from tandem.router.metrics import RouterMetrics
 from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.rank_processes import show_rank_processes
 
 _HEAD = f"""# Metrics
 
@@ -47,12 +49,15 @@ class Series(NamedTuple):
 def registries() -> dict[str, CollectorRegistry]:
     """By heading; nothing is read of what they will count."""
     router = RouterMetrics()
-    register_gauges(router, cast(Any, None), cast(Any, None))
+    register_gauges(router, *cast(Any, (None, None, None)))
+    register_link_series(router, cast(Any, None))
     worker = CollectorRegistry()
     engine = EngineMetrics(worker, model_name="", max_model_len=1)
     engine.set_cache_info(CacheConfig(), 1, 16)
+    engine.set_device("NVIDIA H200")  # any that is known
     engine.show_offload(_tier())
     LinkMetrics(worker)
+    show_rank_processes(worker, dict)
     metrics_of(worker)
     operator = OperatorMetrics().registry
     operator.register(ServiceGauges(Store()))

@@ -21,10 +21,10 @@ def values() -> Mapping[str, Any]:
     return found
 
 
-def groups() -> dict[str, list[Rule]]:
-    """Rules by group, with the settings in their places."""
+def groups(changed: Mapping[str, object] | None = None) -> dict[str, list[Rule]]:
+    """Rules by group, with the settings in their places; some may be ``changed``."""
     found = {}
-    settings = values()["settings"]
+    settings = {**values()["settings"], **(changed or {})}
     for path in sorted((CHART / "rules").glob("*.yaml")):
         text = path.read_text()
         for name, value in settings.items():
@@ -48,6 +48,13 @@ def records() -> dict[str, Rule]:
     return {rule["record"]: rule for rule in rules() if "record" in rule}
 
 
-def rule_file() -> dict[str, Any]:
-    """What Prometheus loads."""
-    return {"groups": [{"name": name, "rules": group} for name, group in groups().items()]}
+def rule_file(
+    changed: Mapping[str, object] | None = None, waits: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """What Prometheus loads; ``changed`` are settings other than the chart's defaults, ``waits``
+    those of alerts (``for``)."""
+    found = groups(changed)
+    for rule in (rule for group in found.values() for rule in group):
+        if (wait := (waits or {}).get(rule.get("alert", ""))) is not None:
+            rule["for"] = wait
+    return {"groups": [{"name": name, "rules": group} for name, group in found.items()]}

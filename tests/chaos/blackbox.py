@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from tests.chaos.schedule import Kind
+
 START_SECONDS = 300.0
 """For whoever looks after the workers to start one again."""
 
@@ -75,6 +77,10 @@ class Pids:
             self._hurt[name] = pid
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+    def disturb(self, name: str, kind: Kind, seconds: float) -> None:
+        """Nothing is known here of how workers reach each other."""
+        raise NotImplementedError(f"{kind} of {name} for {seconds:g} s")
 
     def start(self, name: str) -> None:
         """Somebody else does."""

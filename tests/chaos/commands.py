@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.chaos.blackbox import Pids
 from tests.chaos.run import Target, endure, learn, run
-from tests.chaos.schedule import Kind, Schedule, make_schedule
+from tests.chaos.schedule import LINK_KINDS, PROCESS_KINDS, Kind, Schedule, make_schedule
 
 CONNECTORS = ("tcp", "nixl", "shm")
 AT_ONCE = 12
@@ -23,6 +23,11 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     line = commands.add_parser("line", help="raise two prefill and two decode workers, hurt them")
     line.add_argument("--connector", choices=CONNECTORS, default="tcp")
+    line.add_argument(
+        "--links",
+        action="store_true",
+        help="hurt frames and bytes between workers, too",
+    )
     line.add_argument("--folder", type=Path, help="for the model and the log; none is a new one")
     box = commands.add_parser("blackbox", help="hurt any OpenAI server whose pids are known")
     box.add_argument("--url", required=True)
@@ -95,8 +100,10 @@ def _line(args: argparse.Namespace) -> int:
     model = folder / "model"
     if not model.exists():
         make_model(model, prepare(DEFAULT_MODEL, progress=False).path)
-    schedule = _schedule(args)
-    with raised(model, folder / "stack.log", args.connector) as line:
+    kinds = PROCESS_KINDS + LINK_KINDS if args.links else PROCESS_KINDS
+    schedule = _schedule(args, kinds=kinds)
+    proxied = args.seed if args.links else None
+    with raised(model, folder / "stack.log", args.connector, proxied=proxied) as line:
         target = Target(line.stack.url, "smol", at_once=args.at_once)
         truths, unstable = asyncio.run(learn(target, schedule))
         line.remember()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from tests.chaos.schedule import Fault, Kind
+from tests.chaos.schedule import LINK_KINDS, Fault, Kind
 
 
 class Processes(Protocol):
@@ -20,6 +20,10 @@ class Processes(Protocol):
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal; one that kills is waited for."""
+        ...
+
+    def disturb(self, name: str, kind: Kind, seconds: float) -> None:
+        """Hurt what passes on a link (``link-number``) for so long; returns at once."""
         ...
 
     def start(self, name: str) -> None:
@@ -67,7 +71,10 @@ class Hand:
 
     async def _break(self, fault: Fault, name: str) -> None:
         hurt = self._processes.signal
-        if fault.kind is Kind.STOP:
+        if fault.kind in LINK_KINDS:
+            self._processes.disturb(name, fault.kind, fault.seconds)
+            await asyncio.sleep(fault.seconds)
+        elif fault.kind is Kind.STOP:
             await asyncio.to_thread(hurt, name, signal.SIGSTOP)
             await asyncio.sleep(fault.seconds)
             await asyncio.to_thread(hurt, name, signal.SIGCONT)

@@ -8,13 +8,16 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from stack import Stack
 from tests.chaos.leaks import leaks_after, maps_of
+from tests.chaos.proxy import ADVERTISED, Proxy
+from tests.chaos.schedule import Kind
 from tests.waiting import wait_for
 
 SEEN_SECONDS = 5.0
@@ -37,8 +40,10 @@ FLAGS = {
 class Line:
     """Processes of a stack by name; says who died of himself."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, proxies: Sequence[Proxy] = ()) -> None:
         self.stack = stack
+        self.proxies = proxies
+        """In front of each prefill worker, if any."""
         self.died: list[str] = []
         """Processes that ended and were not told to, or not with the status that is due."""
         self.seen: dict[str, list[float]] = {"kill": [], "stop": []}
@@ -50,6 +55,8 @@ class Line:
 
     def name_of(self, role: str, worker: int) -> str:
         """``role-number``."""
+        if role == "link":
+            return f"link-{worker % len(self.proxies)}"
         count = sum(name.startswith(role) for name in self.stack.workers)
         return f"{role}-{worker % count}"
 
@@ -75,6 +82,10 @@ class Line:
             self._watch("kill", name, struck)
         elif number == signal.SIGSTOP:
             self._watch("stop", name, struck)
+
+    def disturb(self, name: str, kind: Kind, seconds: float) -> None:
+        """All that passes to and from ``prefill-number``."""
+        self.proxies[int(name.rpartition("-")[2])].disturb(kind, seconds)
 
     def start(self, name: str) -> None:
         """Start one that has ended, on the same addresses."""
@@ -133,6 +144,12 @@ class Line:
             for blow, times in self.seen.items()
             if times
         ]
+        hurt = Counter[str]()
+        for each in self.proxies:
+            hurt.update({str(kind): count for kind, count in each.hurt.items()})
+        passed = sum(each.passed for each in self.proxies)
+        if passed:
+            words += [f"of {passed} units between P and D {dict(hurt)}"]
         return "; ".join(words) or "no blow that a router would see"
 
     def fleet(self) -> dict[str, Any]:
@@ -172,17 +189,47 @@ class Line:
 
 
 @contextmanager
-def raised(model: Path, log: Path, connector: str, *, workers: int = 2) -> Iterator[Line]:
-    """The line, ready to serve; ended at the end, however that comes."""
+def raised(
+    model: Path, log: Path, connector: str, *, workers: int = 2, proxied: int | None = None
+) -> Iterator[Line]:
+    """The line, ready to serve; ended at the end, however that comes. ``proxied``: a seed, and what
+    passes between the workers passes a proxy in front of each prefill worker."""
     flags = [*FLAGS["worker_flags"], "--kv-connector", connector]
-    with Stack.running(
-        str(model),
-        log,
-        prefill=workers,
-        decode=workers,
-        worker_flags=flags,
-        router_flags=FLAGS["router_flags"],
-    ) as stack:
-        line = Line(stack)
-        line.whole()
-        yield line
+    if proxied is not None:
+        flags += ["--kv-advertise-host", ADVERTISED]
+    proxies: list[Proxy] = []
+
+    def prepare(stack: Stack) -> None:
+        if proxied is not None:
+            proxies.extend(_proxies(stack, proxied))
+
+    try:
+        with Stack.running(
+            str(model),
+            log,
+            prefill=workers,
+            decode=workers,
+            worker_flags=flags,
+            router_flags=FLAGS["router_flags"],
+            prepare=prepare,
+        ) as stack:
+            line = Line(stack, proxies)
+            line.whole()
+            yield line
+    finally:
+        for each in proxies:
+            each.stop()
+
+
+def _proxies(stack: Stack, seed: int) -> Iterator[Proxy]:
+    """One for each prefill worker, listening."""
+    for number, (name, child) in enumerate(stack.workers.items()):
+        if not name.startswith("prefill"):
+            continue
+        words = child.arguments
+        control, data = (
+            int(words[words.index(flag) + 1]) for flag in ("--kv-control-port", "--kv-data-port")
+        )
+        made = Proxy(control, data, seed + number)
+        made.start()
+        yield made

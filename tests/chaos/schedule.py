@@ -65,6 +65,17 @@ class Kind(StrEnum):
     KILL = "kill"
     STOP = "stop"
     RESTART = "restart"
+    DELAY = "delay"
+    DROP = "drop"
+    REPEAT = "repeat"
+    REORDER = "reorder"
+    CORRUPT = "corrupt"
+    CUT = "cut"
+
+
+PROCESS_KINDS = (Kind.KILL, Kind.STOP, Kind.RESTART)
+LINK_KINDS = (Kind.DELAY, Kind.DROP, Kind.REPEAT, Kind.REORDER, Kind.CORRUPT, Kind.CUT)
+"""Of what passes between a prefill worker and all decode workers, for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ def make_schedule(
     *,
     questions: int = 2000,
     every: int = 40,
-    kinds: Sequence[Kind] = tuple(Kind),
+    kinds: Sequence[Kind] = PROCESS_KINDS,
     workers: int = 2,
     sampled: bool = True,
     roles: Sequence[str] = ("prefill", "decode"),
@@ -117,7 +128,12 @@ def make_schedule(
         requests,
         every,
         longest,
-        [(kind, role, worker) for kind in kinds for role in roles for worker in range(workers)],
+        [
+            (kind, role, worker)
+            for kind in kinds
+            for role in (("link",) if kind in LINK_KINDS else roles)
+            for worker in range(workers)
+        ],
     )
     return Schedule(seed, pool, asks, tuple(faults))
 

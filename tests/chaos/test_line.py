@@ -11,7 +11,7 @@ from tests.chaos.leaks import leaks
 from tests.chaos.line import Line, raised
 from tests.chaos.model import make_model
 from tests.chaos.run import Target, endure, learn
-from tests.chaos.schedule import make_schedule
+from tests.chaos.schedule import LINK_KINDS, PROCESS_KINDS, Kind, make_schedule
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -23,10 +23,19 @@ def tiny(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("chaos") / "model", smollm2)
 
 
-def assert_endured(line: Line, seed: int, requests: int, every: int) -> None:
+def assert_endured(
+    line: Line,
+    seed: int,
+    requests: int,
+    every: int,
+    kinds: tuple[Kind, ...] = PROCESS_KINDS,
+    longest: float = 6.0,
+) -> None:
     """Learn, hurt, judge."""
     target = Target(line.stack.url, "smol")
-    schedule = make_schedule(seed, requests, questions=120, every=every, longest=6.0)
+    schedule = make_schedule(
+        seed, requests, questions=120, every=every, longest=longest, kinds=kinds
+    )
     truths, unstable = asyncio.run(learn(target, schedule))
     line.remember()
     report, hand = asyncio.run(endure(target, schedule, line, truths, unstable))
@@ -39,6 +48,14 @@ def test_hurt_workers_cost_no_token(tiny: Path, tmp_path: Path):
     """Kills, stops and restarts: nothing wrong, nothing that hangs, nothing left, nobody dead."""
     with raised(tiny, tmp_path / "log", "tcp") as line:
         assert_endured(line, seed=11, requests=300, every=50)
+
+
+def test_hurt_links_cost_no_token(tiny: Path, tmp_path: Path):
+    """What passes between workers is lost, repeated, mixed, changed and cut: the same holds."""
+    with raised(tiny, tmp_path / "log", "tcp", proxied=12) as line:
+        assert_endured(line, seed=12, requests=200, every=12, kinds=LINK_KINDS, longest=1.5)
+        hurt = [sum(each.hurt.values()) for each in line.proxies]
+        assert sum(hurt) >= 10
 
 
 def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):

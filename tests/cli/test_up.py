@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
 
 import pytest
 
+from tandem.cli import up
 from tandem.cli.__main__ import main
 from tandem.cli.child_flags import ChildFlagsError, check_worker
 from tandem.cli.children import Child
@@ -167,6 +171,49 @@ def test_flags_are_checked_beside_the_devices_own_defaults(monkeypatch: pytest.M
         Supervisor(UpConfig(worker_flags="--max-num-mixed-tokens 48")).check_flags()
 
 
+def bounds_of_steps(words: str) -> dict[str, str | None]:
+    """The value of ``--max-itl-ms`` that each process of a stack is started with."""
+    rest, roles = take_roles(shlex.split(words), ROLES)
+    given = parse("up", "", [Section("Stack", UpConfig), *sections_for(ROLES)], rest)
+    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
+    supervisor = Supervisor(UpConfig(**given[UpConfig]), overrides)
+    supervisor.check_flags()
+    children = plan(supervisor.config, "model", "name", range(1, 9), [], supervisor.overrides)
+    told: dict[str, str | None] = {}
+    for child in children:
+        here = dict(pairwise(child.arguments)).get("--max-itl-ms")
+        told[child.arguments[0]] = here or child.environment.get("TANDEM_MAX_ITL_MS")
+    return told
+
+
+@pytest.mark.parametrize(
+    ("words", "prefill", "decode"),
+    [
+        ("", None, None),
+        ("--router.placement elastic", "21", "21"),
+        ("--router-flags '--placement elastic --target-itl-ms 50'", "42", "42"),
+        ("--router.placement elastic --max-itl-ms 9", "9.0", "9.0"),
+        ("--router.placement elastic --decode.max-itl-ms 9", "21", "9"),
+        ("--router.placement elastic --prefill.max-num-mixed-tokens 900", None, "21"),
+        ("--router.placement elastic --prefill 0", None, None),
+    ],
+)
+def test_a_pair_with_elastic_placement_gets_its_bound_of_steps(
+    words: str, prefill: str | None, decode: str | None
+):
+    """A little below the router's target between tokens, where a role has no bound of its own."""
+    told = bounds_of_steps(words)
+    assert (told.get("prefill"), told["decode"], told["router"]) == (prefill, decode, None)
+
+
+def test_elastic_placement_of_the_environment_counts_too(monkeypatch: pytest.MonkeyPatch):
+    """Whatever way the router is told, and whatever way its workers are."""
+    monkeypatch.setenv("TANDEM_PLACEMENT", "elastic")
+    assert bounds_of_steps("")["decode"] == "21"
+    monkeypatch.setenv("TANDEM_MAX_ITL_MS", "12")
+    assert bounds_of_steps("")["decode"] == "12.0"
+
+
 def test_quoted_words_of_such_a_string_stay_together():
     """As a shell would split them."""
     config = UpConfig(decode_flags="--triton-cache-dir '/tmp/a folder'", prefill=0)
@@ -227,3 +274,33 @@ def test_a_process_that_has_ended_is_not_ready():
         child.process.wait(30)
         assert not child.check_ready()
         child.kill()
+
+
+def test_workers_with_gpus_meet_in_a_folder_of_this_user(monkeypatch):
+    """Then KV is copied from GPU to GPU; a folder that is named stands, and CPUs get none."""
+    supervisor = Supervisor(UpConfig(model="m", prefill=1, decode=1))
+
+    def folders() -> set[str | None]:
+        children = supervisor._plan("p", "m")
+        return {each.environment.get(up.ENV_FOLDER) for each in children}
+
+    monkeypatch.setattr(up, "visible_gpus", lambda: ["0", "1"])
+    with tempfile.TemporaryDirectory(prefix="kv-") as place:  # a socket's path is bounded
+        monkeypatch.setattr("tempfile.tempdir", place)
+        monkeypatch.delenv(up.ENV_FOLDER, raising=False)
+        assert folders() == {f"{place}/tandem-kv-{os.getuid()}"}
+        monkeypatch.setenv(up.ENV_FOLDER, "/named")
+        assert folders() == {None}
+        monkeypatch.delenv(up.ENV_FOLDER)
+        monkeypatch.setattr(up, "visible_gpus", list)
+        assert folders() == {None}
+
+
+def test_a_folder_that_is_somebody_elses_is_said_and_not_used(monkeypatch, capsys):
+    """KV goes by the next way then, and the terminal says why."""
+    monkeypatch.delenv(up.ENV_FOLDER, raising=False)
+    with tempfile.TemporaryDirectory(prefix="kv-") as place:
+        monkeypatch.setattr("tempfile.tempdir", place)
+        os.mkdir(f"{place}/tandem-kv-{os.getuid()}", 0o755)
+        assert up.meeting_folder() == {}
+    assert "KV is not copied from GPU to GPU" in capsys.readouterr().out

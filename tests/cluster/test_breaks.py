@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from tests.e2e_cluster.attempts import Attempt
+from tests.e2e_cluster.attempts import Attempt, Ends
 from tests.e2e_cluster.breaks import Breaks
+from tests.e2e_cluster.entry import parsed
+
+
+def ends(port: int) -> Ends:
+    """Of a connection to the service from one of our ports."""
+    return ("10.89.0.1", port, "10.96.0.7", 8000)
+
 
 DEAD, LIVING = "10.88.2.3", "10.88.1.3"
 CUT = 10.0
-WENT = {1: DEAD, 2: LIVING, 3: DEAD, 4: LIVING}
+WENT = {ends(1): DEAD, ends(2): LIVING, ends(3): DEAD, ends(4): LIVING}
 
 
 def attempt(port: int | None, began: float, ended: float | None, problem: str = "") -> Attempt:
     """One that was connected and asked at once, if it has a port."""
     connected = None if port is None else began
-    return Attempt(began, port, connected, connected, None, ended, problem)
+    return Attempt(began, ends(port) if port else None, connected, connected, None, ended, problem)
 
 
 def breaks(*attempts: Attempt) -> Breaks:
@@ -24,8 +31,8 @@ def breaks(*attempts: Attempt) -> Breaks:
 def test_what_a_dead_router_had_begun_may_break():
     """By the address that a connection went to, not by when it broke."""
     found = breaks(attempt(1, 8, 17, "ReadError"), attempt(2, 8, 12), attempt(4, 11, None))
-    assert [each.port for each in found.begun] == [1]
-    assert [each.port for each in found.broken] == [1]
+    assert [each.ends for each in found.begun] == [ends(1)]
+    assert [each.ends for each in found.broken] == [ends(1)]
     assert found.elsewhere == []
 
 
@@ -58,3 +65,14 @@ def test_a_break_is_told_with_how_far_its_request_was():
     half = attempt(1, 8, 17, "ReadError")
     half.answered = 9.5
     assert "1 broke {'answer begun': 1}" in str(breaks(half))
+
+
+def test_another_clients_connection_of_the_same_port_is_another():
+    """A kubelet's probe may have our port: whose connection went where is told by all four ends."""
+    line = (
+        "ipv4     2 tcp      6 86399 ESTABLISHED src={} dst={} sport=53366 dport={} "
+        "src={} dst={} sport=8000 dport=53366 [ASSURED] mark=0 zone=0 use=2"
+    )
+    ours = line.format("10.89.0.1", "10.96.0.7", 8000, DEAD, "10.89.0.1")
+    probe = line.format("10.89.1.1", LIVING, 8000, LIVING, "10.89.1.1")
+    assert parsed([ours, probe])["10.89.0.1", 53366, "10.96.0.7", 8000] == DEAD

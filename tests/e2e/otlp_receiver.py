@@ -45,12 +45,17 @@ class Receiver:
             for resource in request.resource_spans:
                 named = {each.key: each.value.string_value for each in resource.resource.attributes}
                 for scope in resource.scope_spans:
-                    self.spans += [_plain(span, named["service.name"]) for span in scope.spans]
+                    self.spans += [_plain(span, named) for span in scope.spans]
 
     def of(self, trace_id: str) -> list[dict[str, Any]]:
         """Spans of one trace."""
         with self._lock:
             return [span for span in self.spans if span["trace"] == trace_id]
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        """Spans of one name."""
+        with self._lock:
+            return [span for span in self.spans if span["name"] == name]
 
     def close(self) -> None:
         """End both servers."""
@@ -69,9 +74,10 @@ class _Grpc(stubs.TraceServiceServicer):
         return service.ExportTraceServiceResponse()
 
 
-def _plain(span: Any, name_of_service: str) -> dict[str, Any]:
+def _plain(span: Any, resource: dict[str, str]) -> dict[str, Any]:
     return {
-        "service": name_of_service,
+        "service": resource["service.name"],
+        "resource": resource,
         "name": span.name,
         "trace": span.trace_id.hex(),
         "id": span.span_id.hex(),

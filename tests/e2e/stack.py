@@ -64,10 +64,19 @@ class Stack:
 
     @classmethod
     @contextmanager
-    def running(cls, model: str, log_path: Path, **options: object) -> Iterator[Stack]:
-        """A stack that can serve; its processes' output is in ``log_path``."""
+    def running(
+        cls,
+        model: str,
+        log_path: Path,
+        *,
+        prepare: Callable[[Stack], None] = lambda stack: None,
+        **options: object,
+    ) -> Iterator[Stack]:
+        """A stack that can serve; its processes' output is in ``log_path``. ``prepare`` is called
+        when its ports are known and nothing runs yet."""
         with log_path.open("w") as log:
             stack = cls(model, log, **options)  # type: ignore[arg-type]
+            prepare(stack)
             try:
                 for child in stack.children:
                     child.start(log)

@@ -63,7 +63,9 @@ def hold_to_reference(index: int, answer: Answer) -> None:
 
 
 @pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
-@pytest.mark.parametrize("moment", ["before", "prefill", "decode"])
+@pytest.mark.parametrize(
+    "moment", [pytest.param("before", marks=pytest.mark.full), "prefill", "decode"]
+)
 async def test_a_killed_worker_costs_no_token(
     moment: str, worker: str, start_stack: StackMaker
 ) -> None:

@@ -151,8 +151,12 @@ def test_who_was_stopped_is_named_with_the_time_it_took(
     assert abs(sum_of(content) - content["total_ms"]) < 1
     found = stood_still(content, role)
     assert abs(found - seconds * 1000) < 100, (seconds, content["parts"])
+    off = abs(sum_of(content) - content["total_ms"])
     explain.run([request_id, "--url", chunked.url])
     named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]
     assert named[0].startswith(f"! {role} "), named
     other = "prefill" if role == "decode" else "decode"
+    told_of = f"{moment}: stopped {1000 * seconds:.0f} ms, told {found:.0f} ms"
+    with capsys.disabled():
+        print(f"\n{told_of}, sum of the parts off by {off:.3f} ms")
     assert stood_still(content, other) < 1000

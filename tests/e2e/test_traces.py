@@ -129,6 +129,7 @@ def test_a_request_that_failed_over_is_one_trace(
         (span for span in spans if span["name"] == "attempt"), key=lambda span: span["begin"]
     )
     assert [span["error"] for span in attempts] == [True, False]
+    assert ["first token" in span["events"] for span in attempts] == [False, True]
     assert "prefill" in attempts[0]["attributes"]["tandem.prefill"]
     (decode,) = (span for span in spans if span["parent"] == attempts[1]["id"])
     assert (decode["service"], decode["name"]) == ("tandem-decode", "decode")

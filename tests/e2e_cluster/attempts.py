@@ -19,13 +19,17 @@ SILENT_SECONDS = KEEP_IDLE + KEEP_EVERY * KEEP_TRIES
 """A connection whose peer says nothing, not even to keepalives, is over after this."""
 
 
+Ends = tuple[str, int, str, int]
+"""A TCP connection as its client sees it: its own address and port, and those it asked for."""
+
+
 @dataclass
 class Attempt:
     """One request on one connection; moments are of ``time.monotonic``."""
 
     began: float
-    port: int | None = None
-    """Ours, once connected."""
+    ends: Ends | None = None
+    """Once connected."""
     connected: float | None = None
     sent: float | None = None
     """The whole request was written."""
@@ -84,7 +88,11 @@ def _tracer(attempt: Attempt) -> Any:
         now = time.monotonic()
         match event:
             case "connection.connect_tcp.complete":
-                attempt.port = info["return_value"].get_extra_info("client_addr")[1]
+                stream = info["return_value"]
+                ours, theirs = (
+                    stream.get_extra_info(each) for each in ("client_addr", "server_addr")
+                )
+                attempt.ends = (*ours[:2], *theirs[:2])
                 attempt.connected = now
             case "http11.send_request_body.complete":
                 attempt.sent = now

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.e2e_cluster.attempts import Attempt
+from tests.e2e_cluster.attempts import Attempt, Ends
 
 
 @dataclass
@@ -26,20 +26,20 @@ class Breaks:
     def of(
         cls,
         attempts: Sequence[Attempt],
-        went: Mapping[int, str],
+        went: Mapping[Ends, str],
         dead: Collection[str],
         *,
         cut: float,
     ) -> Breaks:
-        """``went`` are addresses by the client's port, read when ``dead`` were dead already;
+        """``went`` are addresses by the connection's ends, read when ``dead`` were dead already;
         ``cut`` is the last moment at which nobody was."""
         under_way = [
             each
             for each in attempts
-            if each.port is not None and (each.ended is None or each.ended > cut)
+            if each.ends is not None and (each.ended is None or each.ended > cut)
         ]
         return cls(
-            begun=[each for each in under_way if went.get(each.port or 0) in dead],
+            begun=[each for each in under_way if each.ends and went.get(each.ends) in dead],
             broken=[each for each in attempts if each.problem and each.connected is not None],
             unconnected=[each for each in attempts if each.problem and each.connected is None],
             cut=cut,

@@ -10,13 +10,24 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from types import TracebackType
 
 from tests.cluster.machines import Machines
+from tests.e2e_cluster.attempts import Ends
 
 EVERY_SECONDS = 0.1
-_ENTRY = re.compile(r"\btcp\b.*? sport=(\d+) .*?src=(\S+) dst=\S+ sport=\d+ dport=\d+")
+READINGS = 3
+_ENTRY = re.compile(
+    r"\btcp\b.*? src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) "
+    r".*?src=(\S+) dst=\S+ sport=\d+ dport=\d+"
+)
+
+
+def parsed(table: Iterable[str]) -> dict[Ends, str]:
+    """Whither each TCP connection of ``nf_conntrack``'s lines goes: who answers its client."""
+    found = filter(None, map(_ENTRY.search, table))
+    return {(each[1], int(each[3]), each[2], int(each[4])): each[5] for each in found}
 
 
 class Entry:
@@ -26,12 +37,18 @@ class Entry:
         self._fleet = Machines.load()
         self._node = node
 
-    def destinations(self) -> dict[int, str]:
-        """Address of the pod that each TCP connection goes to, by the client's port."""
+    def destinations(self) -> dict[Ends, str]:
+        """Address of the pod that each TCP connection goes to.
+
+        The kernel counts its way through the table in every read of 4 KiB or so, and passes over
+        entries when others went meanwhile: what any of three readings has is there.
+        """
         path = f"/proc/{self._fleet.holders[self._node]}/net/nf_conntrack"
-        with open(path) as table:
-            found = (_ENTRY.search(line) for line in table)
-            return {int(each[1]): each[2] for each in found if each}
+        found: dict[Ends, str] = {}
+        for _ in range(READINGS):
+            with open(path) as table:
+                found |= parsed(table)
+        return found
 
     def names(self, address: str) -> bool:
         """Whether new connections may still be sent to a pod's address."""

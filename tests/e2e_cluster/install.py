@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,10 +54,12 @@ def helm(kube: Kube, *arguments: str, seconds: float = WAIT_SECONDS + 30) -> str
     return done.stdout
 
 
-def install(cluster: Kube) -> Installed:
-    """Install or upgrade the release in its own namespace, with the images under test."""
+def install(cluster: Kube, more: Mapping[str, str] | None = None) -> Installed:
+    """Install or upgrade the release in its own namespace, with the images under test; ``more`` are
+    further values of the chart."""
     start = time.monotonic()
     values = {"image.repository": f"{prefix()}/tandem-operator", "image.tag": tag()}
+    values |= dict(more or {})
     values |= {f"{role}Image": reference(role) for role in ("router", "worker")}
     sets = [word for name, value in values.items() for word in ("--set-string", f"{name}={value}")]
     where = ["--namespace", NAMESPACE, "--create-namespace"]

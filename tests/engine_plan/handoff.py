@@ -55,6 +55,10 @@ class Connector:
         """Never asked for."""
         raise AssertionError("nothing is loaded here")
 
+    def started(self, request: Request) -> None:
+        """Noted."""
+        self.calls.append(("started", request.key))
+
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
@@ -233,6 +237,10 @@ class BothSides:
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
         """See the side."""
         self._side(request).begin_load(request, block_ids, tokens)
+
+    def started(self, request: Request) -> None:
+        """See the side."""
+        self._side(request).started(request)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

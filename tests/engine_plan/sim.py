@@ -11,7 +11,7 @@ What tests of the scheduler, of clients and of a worker's shell run on.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -32,6 +32,8 @@ from tandem.engine.step import (
     TokenMasks,
     TransferReport,
 )
+from tandem.protocol.commands import SleepTag
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
@@ -206,6 +208,9 @@ class SimExecutor:
         self._block_size = 0
         self.model = SimModel(0)
         self.memory = HostMemory(num_cpu_blocks)
+        self.slept: list[int] = []
+        self.woken: list[SleepTag] = []
+        self.fails_to_wake: Exception | None = None
         self._open: _Open | None = None
         """The step that awaits its masks."""
 
@@ -276,6 +281,28 @@ class SimExecutor:
     def regions(self) -> tuple[KVRegion, ...]:
         """No memory that anybody could move."""
         return ()
+
+    def sleep(self, level: int) -> int:
+        """Forget the slab; a step before it is there again fails."""
+        self.slept.append(level)
+        given, self._slab = len(self._slab), []
+        return given
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """An empty slab again, or what a test wants it to fail with."""
+        if self.fails_to_wake is not None:
+            raise self.fails_to_wake
+        self.woken += tags
+        if SleepTag.KV_CACHE in tags:
+            self._slab = [[None] * self._block_size for _ in range(self._num_blocks)]
+
+    def profile(self, folder: str | None) -> str:
+        """A pretended model's steps do nothing that could be recorded."""
+        raise InvalidParameter("torch_profiler_dir", folder, "an engine that runs a model")
+
+    def processes(self) -> Mapping[int, int]:
+        """None."""
+        return {}
 
     def check_health(self) -> None:
         """Always well."""

@@ -129,6 +129,49 @@ def test_wrong_first_tokens_fail_closed(first):
     pair.d.check_empty()
 
 
+def test_a_first_token_out_of_the_vocabulary_fails_closed():
+    """No step of D's model could run with it."""
+    pair = Pair()
+    request = pair.reserve()
+    pair.consumer.loading.discard(request.key)
+    pair.consumer.events.append(Loaded(request.key, (FirstToken(0, 1 << 30),)))
+    pair.d.run()
+
+    assert [each.cause for each in pair.d.failed] == [FailCause.IDENTITY]
+    assert pair.d.outputs == []
+    pair.d.check_empty()
+
+
+@pytest.mark.parametrize("num_tokens", [41, 48, 1 << 40])
+def test_kv_of_a_longer_prompt_fails_closed(num_tokens):
+    """Nothing is reserved for it: what is beyond the prompt would be taken for a part of it."""
+    pair = Pair()
+    request = consume("a")
+    assert pair.d.add(request) is None
+    pair.consumer.ready[request.key] = num_tokens
+    pair.d.run()
+
+    assert [each.cause for each in pair.d.failed] == [FailCause.IDENTITY]
+    assert not [call for call in pair.consumer.calls if call[0] == "begin_load"]
+    pair.d.check_empty()
+
+
+def test_a_first_token_behind_less_than_the_prompt_fails_closed():
+    """Token 1 is drawn behind all of a prompt: that of a shorter one is another's."""
+    pair = Pair()
+    request = consume("a")
+    assert pair.d.add(request) is None
+    pair.consumer.ready[request.key] = 39
+    pair.d.step()
+    pair.consumer.loading.discard(request.key)
+    pair.consumer.events.append(Loaded(request.key, (FirstToken(0, 3),)))
+    pair.d.run()
+
+    assert [each.cause for each in pair.d.failed] == [FailCause.IDENTITY]
+    assert pair.d.outputs == []
+    pair.d.check_empty()
+
+
 def test_kv_that_was_never_reserved_for_fails_closed():
     """A commit for a request without blocks cannot be true."""
     pair = Pair()
@@ -205,7 +248,7 @@ def test_a_producer_is_looked_up_and_others_pass():
     harness.run()
 
     harness.check(request)
-    assert [call for call, _ in side.calls] == ["admit", "finished"]
+    assert [call for call, _ in side.calls] == ["admit", "started", "finished"]
     harness.check_empty()
 
 

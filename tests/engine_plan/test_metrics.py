@@ -40,6 +40,9 @@ NAMES = {
     "vllm:request_inference_time_seconds",
     "vllm:request_prefill_time_seconds",
     "vllm:request_decode_time_seconds",
+    "vllm:estimated_flops_per_gpu",
+    "vllm:estimated_read_bytes_per_gpu",
+    "vllm:estimated_write_bytes_per_gpu",
     "tandem:kv_blocks_held",
     "tandem:kv_blocks_free",
     "tandem:discarded_tokens",
@@ -171,3 +174,27 @@ def test_histograms_take_many_at_once():
 def test_token_buckets_end_at_the_context():
     """1, 2, 5 times powers of ten."""
     assert token_buckets(60) == [1, 2, 5, 10, 20, 50]
+
+
+def test_series_do_not_grow_with_requests():
+    """Ten thousand requests leave the series that there were before the first."""
+    registry, clock = CollectorRegistry(), Clock()
+    core = engine_of(registry, clock, enable_prefix_caching=False)
+
+    def names():
+        return {
+            (sample.name, *sorted(sample.labels.items()))
+            for family in registry.collect()
+            for sample in family.samples
+        }
+
+    before, params = names(), params_of(max_tokens=1, ignore_eos=True)
+    for wave in range(200):
+        for number in range(50):
+            core.add(request_of(f"request-{wave}-{number}", 2, params=params))
+        run(core, clock)
+
+    assert value(registry, "vllm:request_success_total", finished_reason="length") == 10_000
+    assert names() == before
+    assert len(before) < 500
+    print(f"series of an engine: {len(before)}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from tests.engine_plan.test_mixed_steps import harness_of
 
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS
+from tandem.engine.scheduler.chunks import cost_behind, tokens_behind
+from tandem.engine.scheduler.stats import PromptLoad
 from tandem.engine.scheduler.step_times import MeasuredSteps
-from tandem.protocol.steps import decode_seconds, seconds_at
+from tandem.protocol.steps import Crowd, decode_seconds, seconds_at
 
 
 def measured(times: int = 20) -> MeasuredSteps:
@@ -15,10 +19,10 @@ def measured(times: int = 20) -> MeasuredSteps:
     steps = MeasuredSteps()
     for _ in range(times):
         for decodes in (1, 10, 100):
-            steps.note(decodes, 0, 0.005 + decodes * 5e-5)
+            steps.note(Crowd(decodes), 0, 0.005 + decodes * 5e-5)
         for tokens in (100, 1_000, 2_000):
-            steps.note(0, tokens, tokens / 40_000)
-            steps.note(10, tokens, 0.0055 + tokens / 40_000)
+            steps.note(Crowd(0), tokens, tokens / 40_000)
+            steps.note(Crowd(10), tokens, 0.0055 + tokens / 40_000)
     steps.refresh()
     return steps
 
@@ -26,8 +30,8 @@ def measured(times: int = 20) -> MeasuredSteps:
 def test_medians_of_either_kind() -> None:
     """By size; a step that built kernels changes nothing."""
     steps = measured()
-    steps.note(10, 0, 30.0)
-    steps.note(0, 1_000, 30.0)
+    steps.note(Crowd(10), 0, 30.0)
+    steps.note(Crowd(0), 1_000, 30.0)
     steps.refresh()
     assert decode_seconds(steps.decode_steps, 10) == pytest.approx(0.0055)
     assert seconds_at(steps.prompt_steps, 1_000) == pytest.approx(0.025)
@@ -48,24 +52,113 @@ def test_how_long_requests_stay() -> None:
 
 
 def test_prompt_tokens_that_fit() -> None:
-    """As many as keep the step within its time; nothing is said before it is known."""
-    assert MeasuredSteps().prompt_tokens_within(10, 0.025, 2048) is None
+    """As many as keep the step within its time; none before a prompt was measured."""
+    assert MeasuredSteps().prompt_tokens_within(Crowd(10), 0.025, 2048) == 0
     steps = measured()
-    fit = steps.prompt_tokens_within(10, 0.025, 2048)
+    fit = steps.prompt_tokens_within(Crowd(10), 0.025, 2048)
     assert fit == pytest.approx((0.025 - 0.0055) * 40_000, abs=2)
-    assert steps.prompt_tokens_within(10, 0.025, 300) == 300
-    assert steps.prompt_tokens_within(10, 0.001, 2048) == 0
+    assert steps.prompt_tokens_within(Crowd(10), 0.025, 300) == 300
+    assert steps.prompt_tokens_within(Crowd(10), 0.001, 2048) == 0
 
 
 def test_max_itl_ms_bounds_mixed_steps() -> None:
-    """By what was measured, with a chunk that lets a prompt get on; before, the other bounds do."""
+    """By what was measured, with a chunk that lets a prompt get on; before, that chunk alone."""
     harness = harness_of(4, max_itl_ms=25.0)
     scheduler = harness.core.scheduler
     planner = scheduler._planner
     planner._measured = MeasuredSteps()
-    before = planner.mixed_prompt_tokens(4)
+    assert planner.mixed_prompt_tokens(Crowd(4)) == LEAST_CHUNK_TOKENS
     planner._measured = measured()
-    assert planner.mixed_prompt_tokens(0) == scheduler.config.max_num_batched_tokens
-    assert planner.mixed_prompt_tokens(4) != before
-    assert planner.mixed_prompt_tokens(4) == pytest.approx(780, abs=15)
-    assert planner.mixed_prompt_tokens(500) == LEAST_CHUNK_TOKENS
+    assert planner.mixed_prompt_tokens(Crowd(0)) == scheduler.config.max_num_batched_tokens
+    assert planner.mixed_prompt_tokens(Crowd(4)) == pytest.approx(780, abs=15)
+    assert planner.mixed_prompt_tokens(Crowd(500)) == LEAST_CHUNK_TOKENS
+
+
+def test_who_has_made_no_decodes_alone_goes_by_its_shortest_prompts() -> None:
+    """A worker whose prompts never end learns what decodes take from mixed steps."""
+    steps = MeasuredSteps()
+    for _ in range(20):
+        steps.note(Crowd(0), 100, 0.006)
+        steps.note(Crowd(0), 1000, 0.022)
+    assert not steps.decode_steps
+    unknown = steps.prompt_tokens_within(Crowd(8), 0.022, 2048)
+    assert unknown == pytest.approx(662, abs=3)  # 6 ms are taken for decodes, and 16 are left
+    for _ in range(20):
+        steps.note(Crowd(8), 1000, 0.034)
+    assert dict(steps.decode_steps)[8] == pytest.approx(0.012)
+    assert steps.prompt_tokens_within(Crowd(8), 0.022, 2048) < unknown
+
+
+def test_what_prompts_take_of_the_time() -> None:
+    """A share and a count a second, which fade when nothing comes."""
+    load = PromptLoad()
+    for step in range(400):
+        load.note(0.05, 1, 0.1 * step)
+    busy = load.report(40.0)
+    assert busy[0] == pytest.approx(0.5, abs=0.02)
+    assert busy[1] == pytest.approx(10, abs=0.4)
+    load.note(-1.0, 0, 40.0)  # a step that took less than its decodes do
+    assert load.report(40.0) == busy
+    assert load.report(70.0)[0] < 0.01
+
+
+def test_contexts_are_told_from_numbers() -> None:
+    """Streams with contexts of their own: 5 ms, 0.05 ms a stream and 50 ns a token of context. A
+    step of as many streams with longer contexts is foretold longer."""
+    draw, steps = random.Random(1), MeasuredSteps()
+    for _ in range(2_000):
+        streams = draw.randint(1, 60)
+        context = sum(draw.randint(100, 8_000) for _ in range(streams))
+        seconds = (0.005 + streams * 5e-5 + context * 5e-8) * draw.gauss(1.0, 0.03)
+        steps.note(Crowd(streams, context), 0, seconds)
+    steps.refresh()
+    assert steps.context_s == pytest.approx(5e-8, rel=0.1)
+    short, long = Crowd(40, 40 * 500), Crowd(40, 40 * 8_000)
+    assert steps.decode_seconds(short) == pytest.approx(0.008, rel=0.05)
+    assert steps.decode_seconds(long) == pytest.approx(0.023, rel=0.05)
+
+
+def test_what_contexts_do_not_show_is_not_made_up() -> None:
+    """No slope from noise, from few steps, or from steps that did something else."""
+    draw, steps = random.Random(2), MeasuredSteps()
+    for number in range(400):
+        strays = number % 50 == 0
+        context = 4_000 * 8 if strays else draw.randint(100, 2_000) * 8
+        steps.note(Crowd(8, context), 0, 5.0 if strays else draw.gauss(0.005, 0.0002))
+        if number == 100:
+            steps.refresh()
+            assert steps.context_s == 0.0
+    steps.refresh()
+    assert steps.decode_seconds(Crowd(8, 8 * 4_000)) == pytest.approx(0.005, rel=0.1)
+
+
+def test_a_worker_that_became_slower_is_learned_anew() -> None:
+    """By medians: four times the time is no stray when all steps take it."""
+    draw, steps = random.Random(3), MeasuredSteps()
+    for scale in (1.0, 4.0):
+        for _ in range(4_000):
+            context = draw.randint(100, 8_000) * 8
+            steps.note(Crowd(8, context), 0, scale * (0.004 + context * 5e-8))
+        steps.refresh()
+    assert steps.decode_seconds(Crowd(8, 8 * 6_000)) == pytest.approx(4 * 0.0064, rel=0.05)
+
+
+def test_chunks_behind_a_long_context_are_shorter() -> None:
+    """By the operations of attention; a prompt gets on whatever its context is."""
+    steepness = 4e-5
+    assert tokens_behind(0, 500, 0.0) == 500
+    assert tokens_behind(10_000, 500, steepness) == pytest.approx(500 / 1.41, abs=2)
+    assert tokens_behind(30_000, 100, steepness) == LEAST_CHUNK_TOKENS
+    assert tokens_behind(30_000, 10, steepness) == 10
+    count = tokens_behind(10_000, 500, steepness)
+    assert 0.97 * 500 < cost_behind(10_000, count, steepness) <= 500
+
+
+def test_max_itl_ms_counts_contexts() -> None:
+    """Decodes with long contexts leave less to a prompt, and less of one behind a long context."""
+    harness = harness_of(4, max_itl_ms=25.0)
+    planner = harness.core.scheduler._planner
+    planner._measured = measured()
+    planner._measured.context_s = 5e-8
+    free = planner.mixed_prompt_tokens(Crowd(4, 0))
+    assert planner.mixed_prompt_tokens(Crowd(4, 100_000)) == pytest.approx(free - 200, abs=4)

@@ -140,6 +140,33 @@ def test_choices_within_grammars_are_those_of_the_sampler(choosing, params, boun
     assert made != generated(choosing, asked)
 
 
+ALLOWED = [[7, 40, 41], [9, 100], [3, 12, 200], [5, 6]]
+
+
+def test_rows_that_draw_in_different_ways_keep_within_their_grammars(choosing):
+    """Best, drawn, filtered and ruled rows of one step read the words that it holds, each its own:
+    they came to the device once, whatever groups the sampler makes of the rows."""
+    ruled = SamplingParams(temperature=0.0, seed=0, logit_bias={6: 5.0})
+    asked = [FILTERED, GREEDY, DRAWN, ruled]
+    sampling = choosing.runner.batch.sampling
+    held: list[int] = []
+    hold, steps = sampling.bounds.hold, choosing._steps
+
+    def holding(words: torch.Tensor) -> None:
+        held.append(len(words))
+        hold(words)
+
+    sampling.bounds.hold = holding
+    made = generated(choosing, asked, allowed=ALLOWED)
+    assert choosing.runner.choices.replayed == []  # they draw in different ways
+    for tokens, ids in zip(made, ALLOWED, strict=True):
+        assert set(tokens) <= set(ids)
+    assert max(held) == 4
+    assert len(held) <= choosing._steps - steps  # once a step that draws
+    sampling.bounds = None
+    assert made == generated(choosing, asked, allowed=ALLOWED)
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -153,3 +153,24 @@ def test_what_has_no_vector_is_refused_by_name(change, code, param):
     refusal = engine.core.add(msgspec.structs.replace(request, **change))
     assert refusal is not None
     assert (refusal.code, refusal.param) == (code, param)
+
+
+def test_a_prompt_that_is_pooled_may_take_the_whole_context():
+    """And every block there is; it needs no room for a token. One more is refused."""
+    prompt = [(j * j) % 300 + 5 for j in range(512)]
+    engine = CPUEngine(folder_of("qwen3"), num_gpu_blocks_override=32, max_num_batched_tokens=200)
+    keys = [engine.pool(prompt, KINDS[index]) for index in (0, 2)]
+    engine.run()
+    for key, kind in zip(keys, (0, 2), strict=True):
+        check(engine.pooled[key.request], prompt, KINDS[kind])
+    request = EngineCoreRequest(
+        key=RequestKey(ROUTER, "a", 0),
+        prompt_token_ids=[*prompt, 5],
+        params=NO_SAMPLING,
+        pooling=PoolingParams(),
+    )
+    refusal = engine.core.add(request)
+    assert refusal is not None
+    assert (refusal.code, refusal.param) == (RefusalCode.NEVER_FITS, "prompt_token_ids")
+    assert "513 tokens, at most 512" in refusal.message
+    engine.core.check_integrity()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 KEY = "fuzz"
@@ -72,7 +73,7 @@ def main() -> int:
         parser().error("--seconds: 30 or more, --clients: 1 or more is allowed")
     folder = Path(tempfile.mkdtemp(prefix="tandem-fuzz-"))
     model = prepare(DEFAULT_MODEL, progress=False).path
-    flags = {"worker_flags": WORKER_FLAGS, "router_flags": ROUTER_FLAGS}
+    flags: dict[str, Any] = {"worker_flags": WORKER_FLAGS, "router_flags": ROUTER_FLAGS}
     with Stack.running(str(model), folder / "stack.log", prefill=options.prefill, **flags) as stack:
         problems = [] if fuzz(options, stack.url, folder) == 0 else ["answers, above"]
         problems += [

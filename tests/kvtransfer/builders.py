@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -93,8 +93,10 @@ class Switch:
 class _Worker:
     """What both roles share."""
 
-    def __init__(self, config: KVTransferConfig) -> None:
-        self.incarnation: Incarnation = new_incarnation()
+    def __init__(self, config: KVTransferConfig, transports: Mapping[str, Any]) -> None:
+        # One that a test made has a name of its own, by which peers know it.
+        named = [each.incarnation for each in transports.values() if hasattr(each, "incarnation")]
+        self.incarnation: Incarnation = named[0] if named else new_incarnation()
         self.registry = CollectorRegistry()
         self.config = config
         self.slab = slab_for(config)
@@ -137,7 +139,7 @@ class Producer(_Worker):
     """A prefill worker whose engine is the test."""
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
-        super().__init__(config or make_config())
+        super().__init__(config or make_config(), more.get("transports") or {})
         self.service = HandoffProducer(
             self.config,
             slab=self.slab,
@@ -189,7 +191,7 @@ class Consumer(_Worker):
     """A decode worker whose engine is the test."""
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
-        super().__init__(config or make_config())
+        super().__init__(config or make_config(), more.get("transports") or {})
         self.service = HandoffConsumer(
             self.config,
             slab=self.slab,

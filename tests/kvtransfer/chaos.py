@@ -215,7 +215,10 @@ def make_chaos(workers, connector: str, seed: int) -> Chaos:
         kv_connect_seconds=1.0,
     )
     producers, consumers = (
-        [workers(kind, config, transports=uneven(connector, kind.__name__)) for _ in range(2)]
+        [
+            workers(kind, config, transports=uneven(connector, kind.__name__.lower()))
+            for _ in range(2)
+        ]
         for kind in (Producer, Consumer)
     )
     chaos = Chaos(producers, consumers, random.Random(seed))

@@ -25,7 +25,7 @@ from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.manifest import Group, manifest
-from tandem.kvtransfer.handoff.messages import Part, Ready
+from tandem.kvtransfer.handoff.messages import Ready
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.protocol.errors import FailCause
@@ -39,7 +39,7 @@ LEASE_MS, EXPECT_MS, TOMBSTONE_MS, WAIT_MS = 30_000, 20_000, 60_000, 600_000
 TRANSFER_MS, COMMIT_MS = 10_000, 5_000
 TOKEN = (FirstToken(0, 42),)
 
-GROUP = Group(block_bytes=100, blocks_per_part=2)
+GROUP = Group(block_bytes=100, blocks_per_part=2, blocks_per_copy=2)
 
 P_POLICY = ProducerPolicy(
     block_size=BLOCK,
@@ -67,16 +67,16 @@ def make_key(name: str = "a") -> RequestKey:
     return RequestKey(b"R" * 16, name, 0)
 
 
-def ready(key: RequestKey, upto: int, num_tokens: int) -> Ready:
-    """READY with the manifest that fits."""
-    return Ready(key, upto, num_tokens, manifest((GROUP,), num_tokens, BLOCK))
+def ready(key: RequestKey, upto: int, num_tokens: int, *, direct: bool = False) -> Ready:
+    """READY with the manifest that fits, and blocks where they are copied."""
+    items = manifest((GROUP,), num_tokens, BLOCK)
+    return Ready(key, upto, num_tokens, items, named(upto, num_tokens) if direct else ())
 
 
-def as_copied(part: Part) -> Part:
-    """The same part, of P's blocks instead of a slot."""
-    blocks = tuple(range(part.start // BLOCK, blocks_for(part.stop, BLOCK)))
-    nbytes = max(0, part.nbytes - P_POLICY.header_bytes)
-    return msgspec.structs.replace(part, slot=None, nbytes=nbytes, blocks=blocks)
+def named(upto: int, num_tokens: int) -> tuple[tuple[int, ...]]:
+    """The blocks that P names of so many tokens: whole ones until the last."""
+    count = blocks_for(upto, BLOCK) if upto == num_tokens else upto // BLOCK
+    return (tuple(range(count)),)
 
 
 A = make_key("a")
@@ -112,13 +112,6 @@ class Face:
         self.p_told: list[Any] = []
         self.d_told: list[Any] = []
         self.counted: list[str] = []
-
-    @property
-    def parts(self) -> list[Pack | Part]:
-        """What P has cut: packs, or (of blocks) PARTs that were said and not delivered."""
-        if self.direct:
-            return [each for each in self.to_d if isinstance(each, Part)]
-        return list(self.packs)
 
     def p(self, event: p.Event) -> None:
         """Something happens to P."""

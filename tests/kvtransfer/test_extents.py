@@ -9,8 +9,16 @@ from tests.waiting import wait_for
 
 from tandem.kvtransfer.memory.blocks import CLEARED, Blocks, BlockTags
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.extents import block_extents, slot_extent
-from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits, Transport
+from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.transports.base import (
+    BlockExtents,
+    Extent,
+    Progress,
+    Region,
+    Ticket,
+    Traits,
+    Transport,
+)
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
 from tandem.kvtransfer.transports.tcp import TcpTransport
@@ -40,24 +48,25 @@ class Ends(NamedTuple):
         return wait_for(ended, every=0.001)
 
 
-def made(connector: str, role: str) -> Transport:
+def made(connector: str, role: str, incarnation: Incarnation) -> Transport:
     """One end."""
     if connector == "nixl":
-        return NixlTransport(new_incarnation(), role, loopback=True)
+        return NixlTransport(incarnation, role, loopback=True)
     if connector == "tcp":
-        return TcpTransport(new_incarnation(), host="127.0.0.1")
+        return TcpTransport(incarnation, host="127.0.0.1")
     return MemoryTransport()
 
 
 @pytest.fixture(params=["memory", "tcp", "nixl"])
 def ends(request) -> Iterator[Ends]:
     """Linked; P's slot n is full of n + 1."""
-    producer, consumer = (made(request.param, role) for role in ("producer", "consumer"))
+    peer = new_incarnation()
+    producer = made(request.param, "producer", peer)
+    consumer = made(request.param, "consumer", new_incarnation())
     theirs, mine = SlotMemory(SLOTS, SIZE), SlotMemory(SLOTS, SIZE)
     mine.rows.zero_()
     for slot in range(SLOTS):
         theirs.write(slot, bytes([slot + 1]) * SIZE)
-    peer = new_incarnation()
     consumer.receive(mine)
     consumer.connect(peer, "127.0.0.1", producer.serve(theirs))
     yield Ends(producer, consumer, theirs, mine, peer)
@@ -97,16 +106,16 @@ def test_copies_reach_only_blocks_that_the_peer_has():
     theirs.tags.set(RequestKey(b"R" * 16, "a", 0), 3, b"t" * 16)
     consumer.receive(slots, mine)
     consumer.connect(peer, "", producer.serve(slots, theirs))
-    ticket = consumer.read(peer, block_extents([0, 2], [3, 1], size))
+    ticket = consumer.read(peer, BlockExtents([0, 2], [3, 1], size))
     assert consumer.poll(ticket) is Progress.DONE
     assert consumer.tags_of(ticket) == [b"t" * 16, CLEARED]
     assert mine.slab[:, 0].tolist() == [4, 0, 2, 0]
     for wrong in ([4], [-1]):
-        ticket = consumer.read(peer, block_extents([1], wrong, size))
+        ticket = consumer.read(peer, BlockExtents([1], wrong, size))
         assert consumer.poll(ticket) is Progress.FAILED
     assert mine.slab[:, 0].tolist() == [4, 0, 2, 0]
     producer.stop()
-    assert consumer.poll(consumer.read(peer, block_extents([1], [0], size))) is Progress.FAILED
+    assert consumer.poll(consumer.read(peer, BlockExtents([1], [0], size))) is Progress.FAILED
 
 
 def test_only_fenced_copies_may_write_live_blocks():

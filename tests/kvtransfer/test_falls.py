@@ -10,10 +10,12 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
+from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, SLACK_MS, Falls
 from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, new_incarnation
 
@@ -76,6 +78,42 @@ def test_auto_offers_shm_where_a_folder_to_meet_is_named(folder):
     assert "shm" not in plain
     for each in plain.values():
         each.stop()
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_gpus_that_meet_copy_before_anything_else(folder, monkeypatch, meets):
+    """With a folder auto offers cuda_p2p first, and what reaches other machines behind it."""
+    asked = []
+
+    def mapped(name, *_args, on_gpu, **_more):
+        asked.append((name, on_gpu))
+        return MemoryTransport(direct=True)
+
+    monkeypatch.setattr("tandem.kvtransfer.transports.mapped.choose.make_mapped", mapped)
+    config = make_config(kv_connector="auto", kv_node_folder=str(folder) if meets else None)
+    found = make_transports(config, new_incarnation(), "consumer", on_gpu=True)
+    for each in found.values():
+        each.stop()
+    assert asked == ([("cuda_p2p", True)] if meets else [])
+    assert tuple(found)[:-1] == (("cuda_p2p",) if meets else ())
+    assert tuple(found)[-1] in ("nixl", "tcp")
+
+
+def test_a_way_that_cannot_serve_is_left_out_where_there_are_others(workers, folder, caplog):
+    """A slab that no other process can map: links go by the next, and the log says why."""
+
+    class Unshared(MemoryTransport):
+        def serve(self, memory, blocks=None):
+            raise TransportError("the memory cannot be shared")
+
+    others = {"memory_blocks": Unshared(direct=True), "memory": MemoryTransport()}
+    producer = workers(Producer, make_config(kv_connector="memory"), transports=others)
+    consumer = workers(Consumer, make_config(kv_connector="memory"))
+    consumer.meet(producer)
+    assert consumer.service.peer_health()[0].transport == "memory"
+    assert "KV does not go by memory_blocks: the memory cannot be shared" in caplog.text
+    with pytest.raises(TransportError):
+        workers(Producer, make_config(), transports={"memory_blocks": Unshared(direct=True)})
 
 
 def test_a_slab_can_be_mapped_where_auto_may_choose_shm(folder):

@@ -19,3 +19,5 @@ def test_failures_begin_at_nothing(role: str) -> None:
         labels = {"role": role, "cause": str(cause)}
         assert registry.get_sample_value("tandem:kv_handoff_failures_total", labels) == 0
     assert registry.get_sample_value("tandem:kv_links_lost_total", {"role": role}) == 0
+    stray = {"what": f"{'p' if role == 'producer' else 'd'}:message of an old link"}
+    assert registry.get_sample_value("tandem:kv_stray_events_total", stray) == 0

@@ -6,7 +6,7 @@ from tests.kvtransfer.builders import Producer, make_config, make_key
 from tests.kvtransfer.held_copies import KEY, OTHER, Held
 
 from tandem.kvtransfer import events
-from tandem.kvtransfer.handoff.messages import Message, Part
+from tandem.kvtransfer.handoff.messages import Message, Ready
 from tandem.kvtransfer.memory.blocks import CLEARED, tag_of
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation
@@ -88,13 +88,13 @@ def test_blocks_come_back_though_the_link_is_lost_while_they_are_copied(held):
     held.nothing_is_held()
 
 
-def test_a_part_names_blocks_that_exist(held):
+def test_ready_names_blocks_that_exist(held):
     """A block out of P's slab is an identity fault, not a copy."""
     say = held.producer.service._mover.say
 
     def wild(peer, message):
-        if isinstance(message, Part):
-            message = msgspec.structs.replace(message, blocks=(64,))
+        if isinstance(message, Ready) and message.upto:
+            message = msgspec.structs.replace(message, blocks=((64,),))
         say(peer, message)
 
     held.producer.service._mover.say = wild

@@ -63,18 +63,22 @@ def test_hole_02_blocks_come_back_only_when_the_unpack_has_ended():
 
 
 def test_hole_03_nothing_is_announced_before_the_fence(pair):
-    """READY waits for the event behind the KV, however long the chunk was launched ago."""
+    """READY names no token before the event behind its KV, however long ago the chunk was launched:
+    D reserves meanwhile, and reads nothing."""
     producer, consumer = pair
     key, fence = make_key("hole3"), Switch()
     assert producer.admit(key, 4, consumer.incarnation) is None
     consumer.open(key, producer.incarnation)
+    producer.service.started(key)
     producer.service.computed(key, [0], 4, fence)
     producer.service.final(key, [FirstToken(0, 1)], None)
+    consumer.load(key, [5])
     time.sleep(0.1)
     consumer.collect()
-    assert consumer.seen == []
+    assert [type(each) for each in consumer.seen] == [events.Ready]
+    assert consumer.metric("tandem:kv_handoff_bytes_total", role="consumer") == 0
     fence.is_done = True
-    consumer.wait_for(events.Ready, key)
+    consumer.wait_for(events.Loaded, key)
 
 
 def test_hole_04_a_successor_at_the_same_address_answers_reset(workers):

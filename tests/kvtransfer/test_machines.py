@@ -62,24 +62,24 @@ def test_a_hand_off_in_chunks_ends_loaded_and_released_once():
 
 
 def test_parts_never_exceed_the_credits_and_slots():
-    """With two credits two parts are out, however much is ready."""
-    face = Face()
+    """With two credits two parts are out, however much is ready. (Copies have neither.)"""
+    face = Face(direct=False)
     face.admit(A, 64)
     face.compute(A, 64)
     face.deliver_p(Open(A, None))
     face.deliver_p(Want(A, 0, 2, (8,)))
-    assert [part.index for part in face.parts] == [0, 1]
-    assert all(part.stop - part.start == 8 for part in face.parts)
+    assert [part.index for part in face.packs] == [0, 1]
+    assert all(part.stop - part.start == 8 for part in face.packs)
 
 
 def test_a_part_is_no_larger_than_the_consumers_slots():
     """The consumer says how many blocks it can take at once."""
-    face = Face()
+    face = Face(direct=False)
     face.admit(A, 16)
     face.compute(A, 16)
     face.deliver_p(Open(A, None))
     face.deliver_p(Want(A, 0, 2, (1,)))
-    assert [(part.start, part.stop) for part in face.parts] == [(0, 4), (4, 8)]
+    assert [(part.start, part.stop) for part in face.packs] == [(0, 4), (4, 8)]
 
 
 def test_an_open_before_the_request_waits_for_it():
@@ -130,7 +130,7 @@ def test_tombstones_are_bounded_and_forgotten():
 def test_a_done_too_early_or_for_too_little_is_no_commit():
     """P commits what it has sent in full, nothing else."""
     for wanted in (False, True):
-        face = Face()
+        face = Face(direct=False)
         face.admit(A, 16)
         face.compute(A, 16)
         face.deliver_p(Open(A, None))
@@ -168,7 +168,7 @@ def test_another_producer_is_not_believed():
     """COMMITTED from somebody else is counted."""
     face = Face()
     face.open(A)
-    face.d(d.Told(A, D_INC, ready(A, 4, 4)))
+    face.d(d.Told(A, D_INC, ready(A, 4, 4, direct=Face.direct)))
     assert face.counted == ["d:wrong producer"]
 
 
@@ -210,8 +210,8 @@ def test_waiting_for_computation_is_no_stall_but_a_read_that_hangs_is(kind):
 
 
 def test_no_answer_to_done_fails_the_load():
-    """Commit is never assumed."""
-    face = Face()
+    """Commit is never assumed. (Copies need none: their tags say it.)"""
+    face = Face(direct=False)
     face.admit(A, 4)
     face.open(A)
     face.flow()
@@ -232,7 +232,7 @@ def test_no_answer_to_done_fails_the_load():
 
 def test_a_failed_read_frees_its_slot_and_fails_the_load():
     """A terminal fault quarantines nothing."""
-    face = Face()
+    face = Face(direct=False)
     face.admit(A, 4)
     face.open(A)
     face.compute(A, 4)
@@ -295,6 +295,8 @@ def test_a_link_that_breaks_ends_everything_on_it():
     assert [type(each) for each in face.p_told[2:]] == [events.Released] * 2
     for pack in face.packs:
         face.p(p.Packed(pack.key, pack.index, ok=True))
+    for read in face.reads:  # of copies, which end by themselves
+        face.read_done(read)
     assert face.is_free()
 
 

@@ -1,13 +1,23 @@
 """Both machines where P's blocks are copied into D's: what holds of copies, tags and blocks."""
 
 import pytest
-from tests.kvtransfer.machines import COMMIT_MS, LEASE_MS, P_INC, A, Face, as_copied
+from tests.kvtransfer.machines import COMMIT_MS, LEASE_MS, P_INC, TOKEN, A, Face, named, ready
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
 from tandem.kvtransfer.handoff.actions import Blame, Tag, Untag
-from tandem.kvtransfer.handoff.messages import Done, Gone, GoneReason, Part, Ready
+from tandem.kvtransfer.handoff.messages import (
+    Committed,
+    Done,
+    Final,
+    Gone,
+    GoneReason,
+    Part,
+    Ready,
+    Taken,
+    Want,
+)
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
 
@@ -142,39 +152,119 @@ def test_p_reuses_its_blocks_though_a_copy_of_them_goes_on(copying):
     """A late copy harms D alone, which does not use it: the lease ends when it ends."""
     copying.p(p.Cancel(A))
     assert copying.p_told == [events.Released(A)]
-    assert not copying.exports.exports[A].out
     copying.deliver_d(copying.to_d.pop(0))
     assert copying.d_told[-1].cause is FailCause.GONE
     assert not copying.d_told[-1].blocks_free
 
 
-@pytest.mark.parametrize("direct", [False, True], ids=["slots", "blocks"])
-def test_a_part_of_the_other_kind_is_an_identity_fault(direct):
+def test_a_part_of_a_slot_is_an_identity_fault_where_blocks_are_copied():
     """The link's transport says which kind comes; P cannot choose by itself."""
-    face = Face(direct=direct)
-    face.admit(A, 8)
-    face.open(A)
-    face.compute(A, 8)
-    face.flow()
-    face.load(A, 8)
-    slot = Part(A, 0, 0, 8, 0, 210)
-    face.deliver_d(slot if direct else as_copied(slot))
-    assert face.d_told[-1].cause is FailCause.IDENTITY
-    assert "PART" in face.d_told[-1].message
-
-
-@pytest.mark.parametrize("blocks", [(), (0,), (0, 1, 2)])
-def test_a_part_names_as_many_blocks_as_it_has(blocks):
-    """Else D would copy what it did not ask for, or too little."""
     face = Face(direct=True)
     face.admit(A, 8)
     face.open(A)
     face.compute(A, 8)
     face.flow()
     face.load(A, 8)
-    face.deliver_d(Part(A, 0, 0, 8, None, 200, blocks=blocks))
+    face.deliver_d(Part(A, 0, 0, 8, 0, 210))
     assert face.d_told[-1].cause is FailCause.IDENTITY
+    assert "PART" in face.d_told[-1].message
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["slots", "blocks"])
+@pytest.mark.parametrize("blocks", [(), ((0,),), ((0, 1, 2),), ((0, 1), (2,))])
+def test_ready_names_the_blocks_that_are_to_be_copied_and_no_others(blocks, direct):
+    """Else D would copy too little, or what nobody promised; and none where parts go by slots."""
+    face = Face(direct=direct)
+    face.admit(A, 8)
+    face.open(A)
+    right = ready(A, 8, 8, direct=direct)
+    said = Ready(A, 8, 8, right.items, blocks)
+    face.deliver_d(said)
+    failed = face.d_told[-1]
+    if said == right:
+        assert failed == events.Ready(A, 8)
+        return
+    assert failed.cause is FailCause.IDENTITY
+    assert "READY names" in failed.message
     assert not face.reads
+
+
+def test_a_want_ends_an_export_whose_blocks_are_copied():
+    """There is nothing to pack: who asks for it does not keep to the protocol."""
+    face = Face(direct=True)
+    face.admit(A, 8)
+    face.open(A)
+    face.flow()
+    face.compute(A, 8)
+    face.deliver_p(Want(A, 0, 2, (2,)))
+    assert face.to_d[-1] == Gone(A, GoneReason.PROTOCOL)
+
+
+def test_done_before_the_prompt_is_no_commit():
+    """P commits what it has named in full, nothing else."""
+    face = Face(direct=True)
+    face.admit(A, 16)
+    face.open(A)
+    face.flow()
+    face.compute(A, 8)
+    face.deliver_p(Done(A, ok=True))
+    assert face.to_d[-1] == Gone(A, GoneReason.PROTOCOL)
+
+
+def test_copies_begin_without_asking_and_end_without_waiting():
+    """What READY names is copied as soon as there are blocks for it, what follows at once; behind
+    the last tag the KV is D's, and DONE goes out beside it."""
+    face = Face(direct=True)
+    face.admit(A, 16)
+    face.open(A)
+    face.flow()
+    face.p(p.Begun(A))
+    assert face.to_d == [ready(A, 0, 16, direct=True)]
+    face.flow()
+    face.load(A, 16)
+    assert not face.to_p
+    assert not face.reads
+    face.compute(A, 8)
+    face.deliver_d(face.to_d.pop(0))
+    assert [read.remote_blocks for read in face.reads] == [(0, 1)]
+    face.compute(A, 16)
+    face.end(A)
+    face.deliver_d(face.to_d.pop(0))
+    assert [read.remote_blocks for read in face.reads] == [(0, 1), (2, 3)]
+    assert face.to_d == [Final(A, TOKEN)]
+    face.deliver_d(face.to_d.pop())
+    for read in list(face.reads):
+        face.read_done(read)
+    assert face.d_told == [events.Ready(A, 16)]
+    for unpack in list(face.unpacks):
+        face.d(d.Unpacked(A, unpack.index))
+    assert face.d_told[1:] == [events.Loaded(A, TOKEN)]
+    assert face.to_p == [Done(A, ok=True)]
+    assert not any(isinstance(each, Taken | Want) for each in face.to_p)
+    face.deliver_p(face.to_p.pop())
+    assert face.to_d == [Committed(A)]
+    face.deliver_d(face.to_d.pop())
+    assert face.counted == []
+    assert face.p_told == [events.Released(A)]
+
+
+def test_local_hits_are_not_copied():
+    """Copies begin behind what D has, inside what P names."""
+    face = Face(direct=True)
+    face.open(A)
+    face.deliver_d(ready(A, 16, 16, direct=True))
+    face.load(A, 16, hit=4)
+    assert [read.remote_blocks for read in face.reads] == [(1, 2), (3,)]
+    assert [read.block_ids for read in face.reads] == [(101, 102), (103,)]
+
+
+def test_a_late_ready_of_less_changes_nothing():
+    """READY is cumulative, and one that was said before may come again."""
+    face = Face(direct=True)
+    face.open(A)
+    face.deliver_d(ready(A, 16, 16, direct=True))
+    face.deliver_d(ready(A, 8, 16, direct=True))
+    assert face.imports.pulls[A].remote == named(16, 16)
 
 
 def test_ready_says_the_manifest():

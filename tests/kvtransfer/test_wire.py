@@ -63,17 +63,23 @@ _CARD = st.builds(
 _TO_D = st.one_of(
     st.builds(Welcome, _CARD),
     st.builds(m.ProbeReady, _COUNT, _COUNT),
-    st.builds(m.Ready, _KEY, _COUNT, _COUNT, st.tuples(_ITEM)),
+    st.builds(
+        m.Ready,
+        _KEY,
+        _COUNT,
+        _COUNT,
+        st.tuples(_ITEM),
+        st.lists(st.lists(st.integers(0, 1 << 24), max_size=9).map(tuple), max_size=16).map(tuple),
+    ),
     st.builds(
         m.Part,
         _KEY,
         _COUNT,
         _COUNT,
         _COUNT,
-        st.none() | st.integers(0, 1 << 24),
+        st.integers(0, 1 << 24),
         _COUNT,
         st.integers(0, 15),
-        st.lists(st.integers(0, 1 << 24), max_size=9).map(tuple),
     ),
     st.builds(m.Final, _KEY, _FIRST, st.none() | st.just("stop")),
     st.builds(m.Committed, _KEY),
@@ -129,6 +135,17 @@ def test_numbers_out_of_range_are_wire_errors():
     ):
         with pytest.raises(WireError):
             m.decode_to_producer(encode(message))
+
+
+def test_keys_are_bounded():
+    """What has ended is remembered: nobody's names may be as long as a message."""
+    for key in (
+        RequestKey(b"R" * 17, "a", 0),
+        RequestKey(b"R" * 16, "a" * 257, 0),
+        RequestKey(b"R" * 16, "a", -1),
+    ):
+        with pytest.raises(WireError):
+            m.decode_to_producer(encode(m.Open(key, 5)))
 
 
 _U64 = st.integers(0, 2**64 - 1)

@@ -39,7 +39,8 @@ class UnevenNixl(Uneven, NixlTransport):
     """A producer's moves nobody's reads while it stands."""
 
     def __init__(self, role: str = "producer") -> None:
-        super().__init__(new_incarnation(), role)
+        self.incarnation = new_incarnation()
+        super().__init__(self.incarnation, role)
 
 
 class UnevenTcp(Uneven, TcpTransport):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
 from scripts.dashboards import __main__ as made
-from scripts.dashboards import boards
+from scripts.dashboards import boards, lint
 from scripts.rules import chart, expressions
 from tests.observability.test_rules import TARGET, known
 from tests.operator.control_plane import binary
@@ -91,3 +92,26 @@ def test_the_chart_renders_them():
                 found |= each["data"]
     assert found == {f"tandem-{name}": text for name, text in FILES.items()}
     assert sum(map(len, found.values())) < 500_000
+
+
+@pytest.mark.skipif(lint.find() is None, reason="dashboard-linter is not there")
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_grafanas_linter_has_nothing_to_say(name: str):
+    """Strictly, but for the rules that scripts/dashboards/lint.yaml names with a reason."""
+    program = lint.find()
+    assert program is not None
+    assert lint.complaints(program, made.FOLDER / name) == ""
+
+
+@pytest.mark.skipif(lint.find() is None, reason="dashboard-linter is not there")
+def test_grafanas_linter_sees_a_panel_without_words(tmp_path: Path):
+    """It can fail: a panel's description taken away is an error."""
+    program = lint.find()
+    assert program is not None
+    board = json.loads(next(iter(FILES.values())))
+    panels = [each for each in board["panels"] if each["type"] != "row"]
+    panels += [each for row in board["panels"] for each in row.get("panels") or []]
+    del panels[0]["description"]
+    bad = tmp_path / "bad.json"
+    bad.write_text(json.dumps(board))
+    assert "description" in lint.complaints(program, bad)

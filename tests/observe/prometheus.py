@@ -25,6 +25,15 @@ class Target(NamedTuple):
     pod: str
     role: str
     port: int
+    service: str = "observed"
+
+
+class Series(NamedTuple):
+    """Values of one series over time."""
+
+    labels: Mapping[str, str]
+    points: list[tuple[float, float]]
+    """(seconds on the wall clock, value)."""
 
 
 class Prometheus:
@@ -36,10 +45,19 @@ class Prometheus:
 
     @classmethod
     @contextmanager
-    def running(cls, folder: Path, targets: list[Target]) -> Iterator[Prometheus]:
-        """While the block runs; its log is ``prometheus.log`` in ``folder``."""
+    def running(
+        cls,
+        folder: Path,
+        targets: list[Target],
+        settings: Mapping[str, object] | None = None,
+        waits: Mapping[str, str] | None = None,
+    ) -> Iterator[Prometheus]:
+        """While the block runs; its log is ``prometheus.log`` in ``folder``. ``settings`` of the
+        chart's rules, and ``waits`` of alerts, are those that are not its defaults."""
         program = promtool.build("prometheus")
-        (folder / "rules.yaml").write_text(yaml.safe_dump(chart.rule_file(), width=1000))
+        (folder / "rules.yaml").write_text(
+            yaml.safe_dump(chart.rule_file(settings, waits), width=1000)
+        )
         config = folder / "prometheus.yaml"
         config.write_text(yaml.safe_dump(_config(targets)))
         [port] = free_ports(1)
@@ -48,19 +66,26 @@ class Prometheus:
         command += [f"--web.listen-address={LOOPBACK}:{port}"]
         with (folder / "prometheus.log").open("w") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
+            found = cls(f"http://{LOOPBACK}:{port}")
             try:
-                found = cls(f"http://{LOOPBACK}:{port}")
                 wait_for(found.ready, START_SECONDS, seen=lambda: "Prometheus is not ready")
                 yield found
             finally:
+                found.close()
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
                 process.kill()
                 process.wait()
 
+    def close(self) -> None:
+        """Let go of its connections."""
+        self._http.close()
+
     def ready(self) -> bool:
         """Whether it answers questions."""
+        if self._http.is_closed:
+            return False
         with suppress(httpx.HTTPError):
             return self._http.get("/-/ready").is_success
         return False
@@ -72,14 +97,46 @@ class Prometheus:
             raise ValueError(f"{expression}: {answer.text}")
         return [float(each["value"][1]) for each in answer.json()["data"]["result"]]
 
+    def over(self, expression: str, begin: float, end: float, step: float) -> list[Series]:
+        """The values of an expression over time, one a series; ``step`` in seconds."""
+        asked: dict[str, str | float] = {"query": expression, "start": begin, "end": end}
+        answer = self._http.get("/api/v1/query_range", params={**asked, "step": step})
+        if answer.is_error:
+            raise ValueError(f"{expression}: {answer.text}")
+        return [
+            Series(each["metric"], [(float(at), float(value)) for at, value in each["values"]])
+            for each in answer.json()["data"]["result"]
+        ]
+
     def rules(self) -> dict[str, Mapping[str, Any]]:
         """Rules by name, with their health and, of alerts, their state."""
         groups = self._http.get("/api/v1/rules").raise_for_status().json()["data"]["groups"]
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
+    def firing(self) -> set[tuple[str, str]]:
+        """Services and names of the alerts that fire; the service, which the operator's series have
+        in a label of their own, is empty for who has none."""
+        found = self._http.get("/api/v1/alerts").raise_for_status().json()["data"]["alerts"]
+        return {
+            (_service(each["labels"]), each["labels"]["alertname"])
+            for each in found
+            if each["state"] == "firing"
+        }
+
+    def counted(self) -> dict[str, int]:
+        """How many series each process has, by its pod; those that Prometheus adds are left out."""
+        counts = 'count by (pod) ({pod!="",__name__!~"up|scrape_.*"})'
+        found = self._http.get("/api/v1/query", params={"query": counts}).raise_for_status()
+        result = found.json()["data"]["result"]
+        return {each["metric"]["pod"]: int(each["value"][1]) for each in result}
+
     def targets_up(self) -> int:
         """How many targets answered their last scrape."""
         return int(sum(self.ask("up")))
+
+
+def _service(labels: Mapping[str, str]) -> str:
+    return labels.get("tandem_dev_service", "") or labels.get("llmservice", "")
 
 
 def _config(targets: list[Target]) -> dict[str, Any]:
@@ -89,7 +146,7 @@ def _config(targets: list[Target]) -> dict[str, Any]:
             "labels": {
                 "namespace": "default",
                 "pod": each.pod,
-                "tandem_dev_service": "observed",
+                "tandem_dev_service": each.service,
                 "tandem_dev_role": each.role,
             },
         }

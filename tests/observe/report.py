@@ -10,6 +10,12 @@ from scripts.rules import promtool
 from tests.observe.judge import Answer
 from tests.observe.prometheus import EVERY
 
+_WITHOUT = ("no operator ran.",)
+_WITH = (
+    "and, beside a real API server, an operator with a service whose pods a stand-in for nodes",
+    "makes ready; one of its containers ends again and again.",
+)
+
 
 class Seen(NamedTuple):
     """What one run asked for and got."""
@@ -18,6 +24,16 @@ class Seen(NamedTuple):
     records: list[Answer]
     alerts: list[Answer]
     rules: Mapping[str, Mapping[str, Any]]
+    series: Mapping[str, int]
+    """How many each process has."""
+
+
+class Told(NamedTuple):
+    """How a page was made."""
+
+    command: str
+    what: list[str]
+    """Lines that go on after "scraped and evaluated every so many seconds"."""
 
 
 def faults(seen: Seen) -> list[str]:
@@ -40,15 +56,28 @@ def summary(seen: Seen) -> str:
     return "\n".join([*lines, *(f"fault: {each}" for each in faults(seen))])
 
 
-def page(seen: Seen, options: Namespace, day: str) -> str:
+def told(options: Namespace) -> Told:
+    """How `make observe` made it."""
+    return Told(
+        command="make observe",
+        what=[
+            "two services on a CPU, one of them placed by forecasts, each of a router,",
+            f"{options.prefill} prefill and {options.decode} decode workers",
+            f"under {options.clients} clients for {options.seconds:.0f} s;",
+            *(_WITHOUT if options.no_operator else _WITH),
+        ],
+    )
+
+
+def page(seen: Seen, how: Told, day: str) -> str:
     """Markdown: the counts, every expression without a number and why, and how alerts stood."""
     lines = [
         "# Every panel and rule, asked of a real Prometheus",
         "",
-        f"Made by `make observe` on {day}: Prometheus {promtool.VERSION} scraped and evaluated",
-        f"every {EVERY} a router, {options.prefill} prefill and {options.decode} decode workers on",
-        f"a CPU under {options.clients} clients for {options.seconds:.0f} s,",
-        "without a fault made on purpose. Each expression was then asked for over HTTP.",
+        f"Made by `{how.command}` on {day}: Prometheus {promtool.VERSION} scraped and evaluated",
+        f"every {EVERY}",
+        *how.what,
+        "Each expression was then asked for over HTTP.",
         "",
         "| asked for | expressions | with a finite answer | without |",
         "| --- | --- | --- | --- |",
@@ -61,7 +90,10 @@ def page(seen: Seen, options: Namespace, day: str) -> str:
     for state in ("pending", "firing"):
         names = [name for name, rule in seen.rules.items() if rule.get("state") == state]
         lines.append(f"Alerts that were {state}: {', '.join(names) or 'none'}.")
-    lines += ["", "## Without an answer", ""]
+    counts = ", ".join(f"{count} of {pod}" for pod, count in sorted(seen.series.items()))
+    lines += ["", f"Series: {counts}.", "", "## Without an answer", ""]
+    if all(each.finite for each in _all(seen)):
+        return "\n".join([*lines, "None."]) + "\n"
     lines += ["| where | kind | why |", "| --- | --- | --- |"]
     for kind, answers in _kinds(seen):
         empty = dict.fromkeys((each.where, each.reason) for each in answers if not each.finite)

@@ -4,30 +4,17 @@ gets a namespace of its own."""
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from tests.operator.control_plane import (
-    OPERATOR_TOKEN,
-    ControlPlane,
-    control_plane,
-    missing,
-    start_controllers,
-)
-from tests.operator.harness import OPERATOR_NAMESPACE, Harness, OperatorProcess, Operators
+from tests.operator.control_plane import OPERATOR_TOKEN, ControlPlane, missing
+from tests.operator.harness import Harness, OperatorProcess, Operators
 from tests.operator.node import FakeRouter, Node
+from tests.operator.prepared import make_namespace, prepared
 from tests.operator.silent import Silent
 
 from tandem.operator.cluster import Cluster
 
-_CONTROLLERS = (
-    "deployment-controller",
-    "replicaset-controller",
-    "garbage-collector-controller",
-    "job-controller",
-)
 _numbers = itertools.count(1)
 
 
@@ -40,35 +27,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
             f"no API server: {', '.join(absent)} not in TANDEM_KUBE_BIN, .cluster/bin or PATH"
         )
     home = tmp_path_factory.mktemp("plane")
-    with control_plane(home) as running:
-        running.kubectl("apply", "--server-side", "-k", "manifests/crds")
-        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
-        start_controllers(running, _CONTROLLERS)
-        running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
-        _grant(running)
+    with prepared(home) as running:
         yield running
-
-
-def _grant(plane: ControlPlane) -> None:
-    """The operator's own rights and what its writes are held to, for the user whose token the
-    operator gets here."""
-    for each in ("rbac", "lease"):
-        plane.kubectl("-n", OPERATOR_NAMESPACE, "apply", "-f", f"manifests/operator/{each}.yaml")
-    policy = Path("manifests/operator/admission.yaml").read_text()
-    account = f"system:serviceaccount:{OPERATOR_NAMESPACE}:tandem-operator"
-    assert account in policy
-    plane.kubectl("apply", "-f", "-", stdin=policy.replace(account, "operator"))
-    user = "--user=operator"
-    plane.kubectl("create", "clusterrolebinding", "operator", "--clusterrole=tandem-operator", user)
-    plane.kubectl(
-        "-n",
-        OPERATOR_NAMESPACE,
-        "create",
-        "rolebinding",
-        "operator",
-        "--role=tandem-operator-lease",
-        user,
-    )
 
 
 @pytest.fixture(scope="session")
@@ -107,18 +67,7 @@ def operator(plane: ControlPlane, node: Node, router: FakeRouter) -> Iterator[Op
 def namespace(plane: ControlPlane) -> str:
     """A namespace that nobody else uses, with the restricted profile enforced."""
     name = f"test-{next(_numbers)}"
-    plane.kubectl("create", "namespace", name)
-    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": "models"},
-        "spec": {
-            "accessModes": ["ReadOnlyMany"],
-            "resources": {"requests": {"storage": "1Gi"}},
-        },
-    }
-    plane.kubectl("-n", name, "create", "-f", "-", stdin=json.dumps(claim))
+    make_namespace(plane, name)
     return name
 
 

@@ -67,7 +67,7 @@ class Node:
     def _care(self, pod: Pod) -> None:
         metadata = pod["metadata"]
         ruled = next((status for rule in self.rules if (status := rule(pod)) is not None), None)
-        wanted = ruled or self._ready(pod)
+        wanted = ruled or self.ready(pod)
         now = pod.get("status", {})
         if all(now.get(key) == value for key, value in wanted.items()):
             return
@@ -78,7 +78,8 @@ class Node:
         }
         self._cluster.apply(body, subresource="status")
 
-    def _ready(self, pod: Pod) -> Pod:
+    def ready(self, pod: Pod) -> Pod:
+        """Status of a pod of which no rule says anything."""
         labels = pod["metadata"]["labels"]
         since = pod["metadata"]["creationTimestamp"]
         if labels.get(names.LABEL_COMPONENT) == "model":
@@ -150,6 +151,8 @@ class FakeRouter:
     def __init__(self) -> None:
         self.shape: str | None = "disaggregated"
         self.wrong = False
+        self.wrong_models: set[str] = set()
+        """Models whose KV path alone is broken."""
         self.spared: str | None = None
         """Revision of decode workers whose KV path is right all the same."""
         self.keys: list[str] | None = None
@@ -185,13 +188,29 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         asked = {key.lower(): value for key, value in self.headers.items()}
-        self.router.asked.append({**asked, "model": body["model"], "at": time_text(time.time())})
+        told = {"path": self.path, "model": body["model"], "at": time_text(time.time())}
+        self.router.asked.append({**asked, **told})
+        if self.path != "/v1/completions":
+            self._json({"data": self._pooled(body)}, {})
+            return
         shape = asked[names.HEADER_SHAPE.lower()]
         spared = asked[names.HEADER_DECODE_REVISION.lower()] == self.router.spared
-        broken = self.router.wrong and shape == "disaggregated" and not spared
+        wrong = self.router.wrong or body["model"] in self.router.wrong_models
+        broken = wrong and shape == "disaggregated" and not spared
         answered = shape if shape == "aggregated" else self.router.shape
         headers = {} if answered is None else {names.HEADER_SHAPE: answered}
         self._json({"choices": [{"text": " 99" if broken else " 25, 26"}]}, headers)
+
+    def _pooled(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """A vector, classes or a score for each text; ``wrong`` gives one that is none."""
+        if self.path == "/v1/score":
+            return [{"score": None if self.router.wrong else 0.5} for _ in body["text_2"]]
+        vectors = [[float(len(text)), 1.0] for text in body["input"]]
+        if self.router.wrong:
+            vectors[-1] = [0.0, 0.0]
+        if self.path == "/classify":
+            return [{"probs": vector} for vector in vectors[self.router.wrong :]]
+        return [{"embedding": vector} for vector in vectors]
 
     def _json(self, content: object, headers: dict[str, str]) -> None:
         body = json.dumps(content).encode()

@@ -9,6 +9,7 @@ import msgspec
 from tests.operator.test_judging import NEW_NAME, OLD, OLD_NAME, decided, picture, verdict
 
 from tandem.operator.api.conditions import Reason
+from tandem.operator.api.service import Task
 from tandem.operator.api.status import Links, ModelStatus
 from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import Problem
@@ -59,17 +60,28 @@ def gone(base: Picture) -> Picture:
     return msgspec.structs.replace(base, pods=[])
 
 
+def embedding() -> Picture:
+    """A service of vectors, all well."""
+    base = serving(wanted=NO_DECODE, links=None)
+    workers = [pod for pod in base.pods if pod.role is not Role.DECODE]
+    spec = msgspec.structs.replace(base.spec, task=Task.EMBED)
+    return msgspec.structs.replace(base, pods=workers, spec=spec)
+
+
 CRASH = Problem(Reason.CRASH_LOOP, "container main exits 1")
 NOWHERE = Problem(Reason.UNSCHEDULABLE, "0/2 nodes")
 PULL = Problem(Reason.IMAGE_PULL, "no such image")
 FAILED = verdict(OLD_NAME, Reason.CANARY_FAILED, "HTTP 503")
 FELL_BACK = verdict(OLD_NAME, Reason.CANARY_NOT_DISAGGREGATED, "not over KV")
 NO_PREFILL = {role: Wanted(replicas=0 if role is Role.PREFILL else 1) for role in Role}
+NO_DECODE = {role: Wanted(replicas=0 if role is Role.DECODE else 1) for role in Role}
 WORKERS_AND_ROUTER = tuple(Role)
 
 SITUATIONS: dict[str, Callable[[], Picture]] = {
     "serves": serving,
     "serves, aggregated as asked": lambda: serving(wanted=NO_PREFILL),
+    "serves vectors, as asked": lambda: embedding(),
+    "serves vectors, its prefill crashes": lambda: down(embedding(), Role.PREFILL, problem=CRASH),
     "the first revision loads": lambda: down(first(), *WORKERS_AND_ROUTER),
     "the model is fetched": lambda: gone(first(model=model(Reason.FETCHING))),
     "the model's turn has not come": lambda: gone(first(model=model(Reason.QUEUED))),

@@ -48,6 +48,28 @@ def _fields(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "zero decode": ({"decode__replicas": 0}, "decode.replicas must be at least 1"),
+    "decode without tokens": ({"task": "Embed"}, "task asks for none: remove decode"),
+    "no prefill without tokens": (
+        {"task": "Score", "decode__replicas": 0, "prefill__replicas": 0},
+        "prefill.replicas must be at least 1: prefill workers answer",
+    ),
+    "no prefill by scaler": (
+        {
+            "task": "Classify",
+            "decode": None,
+            "prefill__scaling": {"mode": "External", "minReplicas": 0},
+        },
+        "prefill.scaling.minReplicas must be at least 1",
+    ),
+    "shape without tokens": (
+        {"task": "Embed", "decode": None, "disaggregation__mode": "Auto"},
+        "disaggregation is for tokens",
+    ),
+    "KV without tokens": (
+        {"task": "Embed", "decode": None, "kvTransfer__connector": "TCP"},
+        "kvTransfer is for tokens",
+    ),
+    "unknown task": ({"task": "Sing"}, 'spec.task: Unsupported value: "Sing"'),
     "block size": ({"engine__blockSize": 48}, "engine.blockSize must be a power of two"),
     "connector": (
         {"kvTransfer__connector": "Pigeon"},

@@ -157,7 +157,7 @@ def test_a_scaler_is_obeyed_within_bounds(
         ({"kvTransfer__connector": "CudaP2P"}, "spec.kvTransfer.connector"),
         ({"decode__parallelism": {"pipeline": 2}}, "spec.decode.parallelism.pipeline"),
         ({"prefill__nodesPerReplica": 2}, "spec.prefill.nodesPerReplica"),
-        ({"kvTransfer__preflight": {"mode": "Require"}}, "spec.kvTransfer.preflight.mode"),
+        ({"kvTransfer__integrity": "Digest"}, "spec.kvTransfer.integrity"),
     ],
 )
 def test_what_a_release_cannot_do_is_said(changes: dict[str, Any], said: str | None):

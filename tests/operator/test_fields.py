@@ -103,6 +103,12 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "kvTransfer.failurePolicy": ({}, {"kvTransfer__failurePolicy": "Fail"}),
     "kvTransfer.noProgressTimeoutSeconds": ({}, {"kvTransfer__noProgressTimeoutSeconds": 9}),
     "kvTransfer.leaseDurationSeconds": ({}, {"kvTransfer__leaseDurationSeconds": 9}),
+    "kvTransfer.preflight.mode": ({}, {"kvTransfer__preflight": {"mode": "Warn"}}),
+    "kvTransfer.preflight.minMegabytesPerSecond": (
+        {},
+        {"kvTransfer__preflight": {"minMegabytesPerSecond": 9}},
+    ),
+    "task": ({}, {"task": "Embed", "decode__replicas": 0}),
     "disaggregation.mode": ({}, {"disaggregation__mode": "Always"}),
     "router.replicas": ({}, {"router__replicas": 5}),
     "router.service.type": ({}, {"router__service": {"type": "NodePort"}}),
@@ -152,10 +158,6 @@ REFUSED: dict[str, Changes] = {
     },
     "kvTransfer.nodeLocal.volume.persistentVolumeClaim.claimName": {
         "kvTransfer__nodeLocal": {"volume": CLAIM}
-    },
-    "kvTransfer.preflight.mode": {"kvTransfer__preflight": {"mode": "Warn"}},
-    "kvTransfer.preflight.minMegabytesPerSecond": {
-        "kvTransfer__preflight": {"minMegabytesPerSecond": 9}
     },
 }
 """Specs that this version refuses for the field."""

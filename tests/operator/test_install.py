@@ -96,8 +96,44 @@ def test_what_a_switch_opens_is_opened_in_both_places():
 
 @NEEDS_HELM
 @pytest.mark.parametrize(
+    ("endpoint", "protocol", "port"),
+    [
+        ("http://collector.monitoring:4317", "grpc", 4317),
+        ("https://collector.example/v1/traces", "http/protobuf", 443),
+        ("http://collector", "grpc", 80),
+        ("http://[fd00::1]:4318/v1/traces", "http/protobuf", 4318),
+    ],
+)
+def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protocol: str, port: int):
+    """By flags of the operator and its NetworkPolicy; without one there is neither."""
+    sets = f"tracing.endpoint={endpoint},tracing.protocol={protocol}"
+    objects = documents(helm("template", "tandem", CHART, "--set", sets))
+    deployment = next(each for each in objects if each["kind"] == "Deployment")
+    args = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    spans = [each for each in args if "traces" in each]
+    assert spans == [
+        f"--otlp-traces-endpoint={endpoint}",
+        f"--otlp-traces-protocol={protocol}",
+        "--traces-sample-ratio=1",
+    ]
+    policy = next(each for each in objects if each["kind"] == "NetworkPolicy")
+    assert {"ports": [{"protocol": "TCP", "port": port}]} in policy["spec"]["egress"]
+    without = documents(helm("template", "tandem", CHART))
+    fenced = next(each for each in without if each["kind"] == "NetworkPolicy")
+    assert len(fenced["spec"]["egress"]) == len(policy["spec"]["egress"]) - 1
+    assert "traces" not in str(next(each for each in without if each["kind"] == "Deployment"))
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize(
     ("value", "said"),
     [
+        ("tracing.endpoint=collector:4317", "/tracing/endpoint"),
+        (
+            "tracing.endpoint=http://collector:4318/v1/traces",
+            "tracing.endpoint: by grpc it has no path",
+        ),
+        ("tracing.sampleRatio=2", "/tracing/sampleRatio"),
         ("replicas=0", "/replicas"),
         ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
         ("replica=2", "replica"),

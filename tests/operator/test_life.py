@@ -45,6 +45,33 @@ def test_a_service_becomes_ready_by_a_canary_that_crossed_the_kv_path(
     assert harness.service()["metadata"].get("finalizers") is None
 
 
+@pytest.mark.parametrize(
+    ("task", "path"),
+    [("Embed", "/v1/embeddings"), ("Classify", "/classify"), ("Score", "/v1/score")],
+)
+def test_a_service_without_tokens_has_prefill_workers_alone(
+    harness: Harness, router: FakeRouter, task: str, path: str
+):
+    """Ready by a canary that asked prefill workers for what the service is for; a wrong answer is
+    told."""
+    router.asked.clear()
+    harness.create(task=task, decode=None)
+    harness.ready()
+    secret = harness.secret("demo-canary-")
+    token = base64.b64decode(secret["data"][names.CANARY_TOKEN_FILE]).decode()
+    ours = [asked for asked in router.asked if asked["tandem-canary"] == token]
+    assert {asked["path"] for asked in ours} == {path}
+    assert all(asked["tandem-prefill-revision"] for asked in ours)
+    assert not any("tandem-decode-revision" in asked for asked in ours)
+    assert harness.condition("KVFabricReady")[:2] == ("True", "NotNeeded")
+    shown = harness.kubectl("get", "llm", "demo").splitlines()[1].split()
+    assert shown[:7] == ["demo", "True", "Ready", "Pooling", "1/1", "0/0", "0/0"]
+    assert not any("-decode-" in name for name in harness.names("Deployment"))
+    router.wrong = True
+    harness.change({"spec": {"rollout": {"restartID": "again"}}})
+    harness.wait(lambda: "its canary" in harness.condition("Progressing")[2])
+
+
 def test_an_answer_that_did_not_cross_the_kv_path_is_not_servable(
     harness: Harness, router: FakeRouter
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tandem.operator.look import Why
 from tandem.operator.loop.queue import LAST_BACKOFF, WorkQueue
 from tandem.operator.metrics import OperatorMetrics
 
@@ -99,3 +100,24 @@ def test_a_service_rests_as_long_as_a_look_takes():
     work.done(A, rest=2)
     work.add(A)
     assert work.take(0) == A
+
+
+def test_a_look_knows_what_it_is_taken_for():
+    """All reasons whose date has come, each once; not what would have been due later, which the
+    look meets with it."""
+    work, clock = queue()
+    work.add(A, 30, why=Why.RESYNC)
+    work.add(A, why=Why.CHILD)
+    work.because(Why.CANARY)(A)
+    work.add(A, why=Why.CHILD)
+    assert work.take(0) == A
+    assert sorted(work.why(A)) == [Why.CANARY, Why.CHILD]
+    work.add(A, 10, why=Why.RESYNC)  # asked for while the look goes on: for the next one
+    work.done(A, again=5)
+    assert work.why(A) == ()
+    clock.now = 5
+    assert work.take(0) == A
+    assert work.why(A) == (Why.AGAIN,)
+    clock.now += work.failed(A)
+    assert work.take(0) == A
+    assert work.why(A) == (Why.RETRY,)

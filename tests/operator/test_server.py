@@ -26,7 +26,7 @@ def ask(server: Server, path: str) -> tuple[int, str]:
 def test_probes_say_what_is_wrong():
     """A probe answers 503 with the reason, and the metrics are the operator's own."""
     problems: list[str | None] = [None]
-    metrics = OperatorMetrics()
+    metrics = OperatorMetrics(["Role"])
     metrics.errors.labels("500").inc()
     server = Server(0, metrics, alive=lambda: problems[0], ready=lambda: None)
     server.start()
@@ -38,6 +38,14 @@ def test_probes_say_what_is_wrong():
         assert (
             'tandem_operator:reconcile_errors_total{status="500"} 1.0' in ask(server, "/metrics")[1]
         )
+        nothing_yet = (
+            'reconcile_errors_total{status="403"}',
+            'lists_total{outcome="error"}',
+            'repairs_total{kind="Role"}',
+        )
+        for series in nothing_yet:  # of one that begins at 1 no increase would be seen
+            assert f"tandem_operator:{series} 0.0" in ask(server, "/metrics")[1]
+        assert "tandem_operator:services -1.0" in ask(server, "/metrics")[1]  # none was listed yet
         assert ask(server, "/nothing")[0] == 404
     finally:
         server.stop()

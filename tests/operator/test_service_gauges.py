@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tandem.operator.cluster.store import Store
 from tandem.operator.service_gauges import MAX_SERVICES, ServiceGauges
-from tandem.protocol.names import LABEL_ROLE, LABEL_SERVICE
+from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
 
 PREFIX = "tandem_operator:service_"
 STATUS: dict[str, Any] = {
@@ -63,6 +63,9 @@ def test_what_the_status_says_is_shown():
         labels = {LABEL_SERVICE: "demo", LABEL_ROLE: "decode"}
         status = {"containerStatuses": [{"restartCount": number}, {"restartCount": 1}]}
         store.put("Pod", item(f"pod-{number}", labels, status=status))
+    fetching = {LABEL_SERVICE: "demo", LABEL_COMPONENT: "model"}
+    ended = {"containerStatuses": [{"restartCount": 1}]}
+    store.put("Pod", item("fetch", fetching, status=ended))
     registry = reading(store)
 
     def value(name: str, **labels: str) -> float | None:
@@ -77,6 +80,7 @@ def test_what_the_status_says_is_shown():
     assert value("links", state="healthy") == 3
     assert value("keys_published_timestamp_seconds") == 100
     assert value("restarts_total", role="decode") == 5
+    assert value("restarts_total", role="model") == 1
 
     store.drop("LLMService", ("ns", "demo"), "uid-demo", "2")
     assert value("condition", type="ModelReady", reason="ModelReady") is None

@@ -8,10 +8,12 @@ from typing import Any
 import lupa
 import msgspec
 import pytest
-from tests.operator.situations import SITUATIONS
+from tests.operator.situations import SITUATIONS, serving
 
+from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.decide.status import status_of
+from tandem.operator.probes.fleet import links_of
 
 ROOT = Path(__file__).parents[2]
 LUA = (ROOT / "manifests/argocd/health.lua").read_text()
@@ -91,3 +93,24 @@ def test_what_no_operator_has_looked_at_is_not_healthy():
     assert health(as_resource(status)) == "Healthy"
     assert health(as_resource(status, generation=3)) == "Progressing"
     assert health({"metadata": {"generation": 1}}) == "Progressing"
+
+
+def test_the_fabrics_condition_says_why_links_are_down():
+    """The two reasons that most links have, with how many do; numbers make no other reason."""
+    slow = "the link gives {} MB/s, 9000.0 are asked"
+    reasons = [*map(slow.format, (12, 11, 12)), "no route to host", "gone", "gone"]
+    down: list[dict[str, Any]] = [{"state": "down", "reason": each} for each in reasons]
+    up = {"state": "up", "reason": ""}
+    links = links_of({"workers": [], "handoff_links": [*down, up]}, 7)
+    assert links.down == [f"3 x {slow.format(11)}", "2 x gone"]
+    status = status_of(serving(links=links), LLMServiceStatus())
+    told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
+    assert (told.status, told.reason) == ("False", Reason.LINKS_DOWN)
+    assert told.message == f"0 of 7 links up; down: 3 x {slow.format(11)}; 2 x gone"
+
+
+def test_a_reason_of_any_length_fits_the_status():
+    """It is cut where the resource's schema would refuse it."""
+    down = [{"state": "down", "reason": "y" * 1000}]
+    (told,) = links_of({"workers": [], "handoff_links": down}, 1).down
+    assert len(told) == 253

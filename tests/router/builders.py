@@ -78,14 +78,14 @@ class Stack:
         self.pool = WorkerPool(new_incarnation(), times=times, counter=self.metrics, curve=curve)
         self.fleet = Fleet(self.pool, PrefixIndex(1 << 20))
         self.admission = AdmissionQueue(LIMITS, self.metrics)
-        settings = {"request_timeout": 10.0, "worker_wait": 0.3, **limits}
+        waits = {"request_timeout": 10.0, "worker_wait": 0.3, "resume_wait": 0.3}
         self.dispatcher = Dispatcher(
             self.pool,
             self.fleet,
             PrefixLoadPolicy(16),
             self.admission,
             self.metrics,
-            DispatchLimits(**settings),
+            DispatchLimits(**{**waits, **limits}),
         )
         self.pool.start(self.fleet)
         self.dispatcher.start()

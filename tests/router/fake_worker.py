@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import zmq
+from msgspec import structs
 from tests.hand_link import HandLink
 from tests.router.fake_cards import fake_card
 
 from tandem.link.frames import decode_to_worker
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.commands import Command, Reply
+from tandem.protocol.commands import Command, CommandName, Reply
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.finish import finish_of
 from tandem.protocol.ids import Incarnation, new_incarnation
@@ -197,6 +198,8 @@ class FakeWorker:
     beat_seconds: float = 0.05
     has_work: bool = False
     load: LoadReport = _IDLE
+    insomnia: str = ""
+    """Why it never sleeps."""
 
     def __post_init__(self) -> None:
         self.incarnation = new_incarnation()
@@ -330,6 +333,17 @@ class FakeWorker:
         self._socket.close(0)
         self._context.term()
 
+    def _reply_to(self, command: Command) -> Reply:
+        """As a real worker without requests would."""
+        if command.name is CommandName.SLEEP and self.insomnia:
+            return Reply(id=command.id, ok=False, message=self.insomnia)
+        if command.name is CommandName.SLEEP:
+            self.load = structs.replace(self.load, sleeping=True)
+        if command.name is CommandName.WAKE_UP:
+            self.load = structs.replace(self.load, sleeping=False)
+        values = {"num_running": 1.0, "engines": 1.0, "asleep": float(self.load.sleeping)}
+        return Reply(id=command.id, ok=True, values=values)
+
     def _advance(self, now: float) -> None:
         for entry in list(self._turns):
             due, turn, steps = entry
@@ -379,8 +393,7 @@ class FakeWorker:
             self._beat()
         elif isinstance(message, Call):
             self.commands.append(message.command)
-            reply = Reply(id=message.command.id, ok=True, values={"num_running": 1.0})
-            self.send(router, ReplyTo(reply))
+            self.send(router, ReplyTo(self._reply_to(message.command)))
         elif isinstance(message, Reset):
             self.resets.append(message.reason)
             self._routers = {i: r for i, r in self._routers.items() if r.link.peer != router}

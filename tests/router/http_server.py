@@ -38,6 +38,7 @@ class Served:
             "beat_interval": 0.1,
             "beat_timeout": 1.0,
             "worker_wait": 0.3,
+            "resume_wait": 0.3,
             "drain_timeout": 1.0,
             **settings,
         }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
-from tests.router.fake_worker import FakeWorker
+from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
+
+from tandem.router.administration import LOGGERS
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -41,3 +45,95 @@ def test_administration_has_keys_of_its_own(
     assert str(status) in document["paths"]["/reset_prefix_cache"]["post"]["responses"]
     models = httpx.get(served.url + "/v1/models", headers=opener)
     assert models.status_code == 200, "an admin's key opens all else"
+
+
+def silent(turn: Turn) -> Iterator[float]:
+    """A token, and nothing more."""
+    turn.accept()
+    turn.token(0)
+    yield 60.0
+
+
+@pytest.mark.parametrize("path", ["/abort_requests", "/log_level", "/server_info"])
+def test_the_others_ask_for_the_same_keys(serve: Serve, decode: Make, path: str) -> None:
+    """A client's key opens none of them."""
+    served = serve(decode(), api_key=("c",), admin_api_key=("a",), wait=False)
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    for key, status in (("c", 401), ("a", 200)):
+        headers = {"Authorization": f"Bearer {key}"}
+        if path == "/abort_requests":
+            answer = served.post(path, headers=headers, json={"request_ids": ["x"]})
+        else:
+            answer = httpx.get(served.url + path, headers=headers)
+        assert answer.status_code == status, answer.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_calls_are_aborted_by_their_ids(serve: Serve, decode: Make, stream: bool) -> None:
+    """The client is told, the worker stops; other calls go on."""
+    worker = decode(behaviour=silent)
+    served = serve(worker)
+    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+    with ThreadPoolExecutor() as threads:
+        headers = {"X-Request-Id": "mine"}
+        call = threads.submit(served.post, "/v1/chat/completions", json=body, headers=headers)
+        wait_for(lambda: worker.submitted)
+        none = served.post("/abort_requests", json={"request_ids": ["other", "chatcmpl-other"]})
+        one = served.post("/abort_requests", json={"request_ids": ["chatcmpl-mine"]})
+        answer = call.result(20)
+    assert (none.json(), one.json()) == ({"aborted": 0}, {"aborted": 1})
+    wait_for(lambda: worker.cancelled)
+    if stream:
+        assert answer.text.endswith("data: [DONE]\n\n")
+        assert '"code":"aborted"' in answer.text
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "aborted")
+    wrongs: list[dict[str, Any]] = [
+        {},
+        {"request_ids": []},
+        {"request_ids": ["x"] * 1_025},
+        {"request_ids": "x"},
+    ]
+    for wrong in wrongs:
+        assert served.post("/abort_requests", json=wrong).status_code == 400
+
+
+def test_settings_are_told_without_secrets(serve: Serve, decode: Make) -> None:
+    """Of keys how many there are; of workers their cards."""
+    served = serve(decode(), admin_api_key=("secret-of-mine",), wait=False)
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    headers = {"Authorization": "Bearer secret-of-mine"}
+    answer = httpx.get(served.url + "/server_info", headers=headers)
+    told = answer.json()
+    assert "secret-of-mine" not in answer.text
+    assert told["router"]["admin_api_key"] == "1 given"
+    assert told["router"]["max_prompts"] == 256
+    (card,) = told["workers"].values()
+    assert card["role"] == "decode"
+
+
+def test_the_log_has_another_level(serve: Serve, decode: Make) -> None:
+    """Of this process, at once; levels that are none are refused."""
+    before = [logging.getLogger(name).level for name in LOGGERS]
+    served = serve(decode())
+    try:
+        assert served.post("/log_level", json={"log_level": "error"}).json() == {
+            "log_level": "error"
+        }
+        assert not logging.getLogger("tandem.access").isEnabledFor(logging.WARNING)
+        assert httpx.get(served.url + "/log_level").json() == {"log_level": "error"}
+        refused = served.post("/log_level", json={"log_level": "loud"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "log_level"
+    finally:
+        for name, level in zip(LOGGERS, before, strict=True):
+            logging.getLogger(name).setLevel(level)
+
+
+def test_the_tokenizer_is_told_where_it_is_allowed(serve: Serve, decode: Make) -> None:
+    """Its settings with the chat template; else 404."""
+    assert httpx.get(serve(decode()).url + "/tokenizer_info").status_code == 404
+    served = serve(decode(), enable_tokenizer_info_endpoint=True)
+    told = httpx.get(served.url + "/tokenizer_info").json()
+    assert told["chat_template"]
+    assert told["eos_token"]

@@ -37,37 +37,6 @@ def refuse(code: RefusalCode) -> Callable[[Turn], Iterator[float]]:
     return behaviour
 
 
-def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) -> None:
-    """503 with the reason until the configured fleet was there once; then while one can serve."""
-    d = decode(links_up=False)
-    served = serve(d, wait=False, ready_prefill=1)
-    wait_for(lambda: served.server.started)
-    wait_for(lambda: served.get("/debug/fleet")["workers"])
-
-    assert httpx.get(served.url + "/ready").status_code == 503
-    assert served.get("/ready")["reason"].startswith("0 of 1 prefill workers")
-    assert served.get("/health") == {"status": "ok"}
-    p = prefill()
-    loop_add(served, p)
-    fleet = served.get("/debug/fleet")
-    assert (fleet["transport"], fleet["keys"]) == (None, [])
-    d.links_up = True
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
-    wait_for(lambda: served.get("/debug/fleet")["transport"] == "tcp")
-    p.stop()
-    wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
-    assert httpx.get(served.url + "/ready").status_code == 200
-    d.stop()
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
-
-
-def loop_add(served: Served, worker: FakeWorker) -> None:
-    """Add an address from outside the server's loop."""
-    pool = served.app.state.router.pool
-    loop = pool._ticker.get_loop()
-    loop.call_soon_threadsafe(pool.add, worker.endpoint)
-
-
 def test_no_worker_is_503(serve: Serve, decode: Make) -> None:
     """With Retry-After; the openai package calls it an InternalServerError."""
     d = decode()

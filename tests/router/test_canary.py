@@ -72,9 +72,28 @@ def test_it_chooses_the_shape(
     assert answer.headers[HEADER_SHAPE] == shape
     assert len(p.submitted) == submitted
     assert len(d.submitted) == 1
-    counted = 'tandem:router_attempts_total{rung="first"'
-    assert counted not in httpx.get(served.url + "/metrics").text
-    assert counted in httpx.get(served.url + "/debug/canary").text
+    # Series are there from the start, at 0.
+    way = "handoff" if shape == "disaggregated" else "whole"
+    counted = f'tandem:router_attempts_total{{rung="first",shape="{way}"}} '
+    assert counted + "0.0" in httpx.get(served.url + "/metrics").text
+    assert counted + "1.0" in httpx.get(served.url + "/debug/canary").text
+
+
+def test_a_vector_comes_of_the_revision_that_is_named(
+    serve: Serve, prefill: Make, token: Path
+) -> None:
+    """By a prefill worker that serves no user yet, in a fleet of such workers alone."""
+    old, new = prefill(), prefill()
+    served = serve(old, new, canary_token_file=str(token), ready_decode=0)
+    note(served, old, role="prefill", revision="old", admitted=True)
+    note(served, new, role="prefill", revision="new")
+    for revision, worker in (("new", new), ("old", old)):
+        before = len(worker.submitted)
+        headers = {HEADER_CANARY: "sesame", HEADER_PREFILL_REVISION: revision}
+        body = {"model": "fake", "input": ["a", "b"]}
+        answer = served.post("/v1/embeddings", json=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert len(worker.submitted) == before + 2
 
 
 def test_a_shape_that_cannot_be_had_is_no_other(serve: Serve, decode: Make, token: Path) -> None:

@@ -38,6 +38,7 @@ def test_every_field_is_a_setting_with_a_default() -> None:
         ("request_timeout", 0),
         ("request_timeout", float("inf")),
         ("worker_wait", -1.0),
+        ("resume_wait", -1.0),
         ("beat_timeout", 0.5),
         ("beat_timeout", "soon"),
         ("workers", ("host",)),

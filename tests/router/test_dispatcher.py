@@ -268,7 +268,7 @@ async def test_commands_reach_every_worker(stack: Stack, prefill: Make, decode: 
 
     assert reply.ok
     assert reply.id == 9
-    assert reply.values == {"num_running": 2.0}
+    assert reply.values == {"num_running": 2.0, "engines": 2.0, "asleep": 0.0}
 
 
 async def test_describe(stack: Stack, decode: Make) -> None:

@@ -41,7 +41,7 @@ async def test_nobody_is_up(stack: Stack) -> None:
 
 async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
     """The only worker dies and is started again: its successor finishes the request."""
-    stack = Stack(worker_wait=5.0)
+    stack = Stack(worker_wait=5.0, resume_wait=5.0)
     d = decode(behaviour=die_after(3))
     await stack.find(d)
     running = asyncio.create_task(stack.run(make_request()))
@@ -55,7 +55,7 @@ async def test_waits_for_a_worker_that_comes_back(decode: Make) -> None:
 
 async def test_a_lost_worker_that_is_back_goes_on_when_nobody_else_can(decode: Make) -> None:
     """The only worker hangs and wakes up: the same process finishes what it began."""
-    stack = Stack(worker_wait=5.0)
+    stack = Stack(worker_wait=5.0, resume_wait=5.0)
     d = decode(step=0.05)
     await stack.find(d)
     ids: list[int] = []
@@ -79,6 +79,47 @@ async def wake_when_lost(stack: Stack, worker: FakeWorker) -> None:
     """It speaks again once the router has given it up."""
     await until(lambda: not stack.pool.workers)
     worker.silent = False
+
+
+async def test_what_has_begun_waits_longer_for_a_successor(decode: Make) -> None:
+    """The only worker is lost after two tokens, and another comes when a new request would long
+    have been told that nobody is there."""
+    stack = Stack(worker_wait=0.1, resume_wait=8.0)
+    d = decode(step=0.05)
+    await stack.find(d)
+    ids: list[int] = []
+    async with asyncio.TaskGroup() as others, aclosing(stack.stream(make_request())) as outputs:
+        async for output in outputs:
+            ids += output.token_ids
+            if len(ids) == 2:
+                d.silent = True
+                others.create_task(replace_when_lost(stack, decode))
+    assert ids == ANSWER
+    await stack.close()
+
+
+async def replace_when_lost(stack: Stack, decode: Make) -> None:
+    """Another worker comes, once a new request has been refused for want of one."""
+    await until(lambda: not stack.pool.workers)
+    with pytest.raises(RequestFailed, match="no worker"):
+        await stack.run(make_request())
+    await stack.find(decode())
+
+
+async def test_what_has_begun_does_not_wait_for_ever(decode: Make) -> None:
+    """Nobody comes: it is told so, with what happened."""
+    stack = Stack(worker_wait=0.0, resume_wait=0.2)
+    d = decode(step=0.05)
+    await stack.find(d)
+
+    async def read() -> None:
+        async with aclosing(stack.stream(make_request())) as outputs:
+            async for _ in outputs:
+                d.silent = True
+
+    with pytest.raises(RequestFailed, match="no worker could finish it"):
+        await read()
+    await stack.close()
 
 
 async def test_a_worker_that_failed_by_its_own_fault_is_not_asked_again(decode: Make) -> None:

@@ -13,8 +13,9 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
+from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.forecast import Targets, wait_for_room
+from tandem.router.placement.forecast import wait_for_room
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
@@ -30,6 +31,10 @@ MEASURED = {
 }
 BUSY_D = {"num_running": 50, "num_decoding": 50, "chunk_tokens": 700}
 FULL_D = {**BUSY_D, "num_running": 200, "num_decoding": 200, "free_blocks": 10, "free_share": 0.0}
+CHUNKS = {"mixed_chunk_tokens": 512}
+QUIET_P = {**CHUNKS, "prompt_share": 0.02, "prompts_per_s": 0.5}
+BUSY_P = {**CHUNKS, "prompt_share": 0.8, "prompts_per_s": 18.0}
+"""Prefill workers that could decode within the bound, and whether others' prompts would wait."""
 NONE = Exclusions()
 
 
@@ -41,12 +46,12 @@ def fleet_of(producer=None, consumer=None, pace=None):
     return FleetSnapshot((prefill, decode), frozenset([PAIR]), {PAIR: pace})
 
 
-def policy(patience=0.02):
+def policy(patience=0.05):
     """With the defaults of a router."""
     return ElasticPolicy(0, patience, Targets(0.3, 0.025))
 
 
-def way_of(prompt, fleet, exclusions=NONE, patience=0.02):
+def way_of(prompt, fleet, exclusions=NONE, patience=0.05):
     """The way that is taken."""
     placement = policy(patience).place(prompt, fleet, 0.0, exclusions)
     assert placement is not None
@@ -65,12 +70,13 @@ def prompt_of(tokens, **fields):
         (2048, 0, {}, {}, None, "pair"),
         (2048, 0, {}, BUSY_D, None, "pair"),
         (30_000, 0, {}, BUSY_D, None, "pair"),
-        (64, 0, {}, {}, None, "decode"),
+        (64, 0, {}, {}, None, "pair"),
         (2048, 2040, {}, BUSY_D, None, "decode"),
         (2048, 0, {"waiting_tokens": 20_000}, BUSY_D, None, "decode"),
         (2048, 0, {"leg_tokens": 20_000}, BUSY_D, None, "decode"),
         (2048, 0, {}, BUSY_D, LinkPace(1e9, 2_000_000_000, 0.031), "decode"),
-        (2048, 0, {}, FULL_D, None, "prefill"),
+        (2048, 0, QUIET_P, FULL_D, None, "prefill"),
+        (2048, 0, BUSY_P, FULL_D, None, "pair"),
         (2048, 0, {}, {**FULL_D, "residence_s": 0.1}, None, "pair"),
     ],
 )
@@ -173,7 +179,8 @@ def test_forecasts_never_fall_with_length_or_queue(tokens, more, waiting, ahead,
         for way, forecast in base.items():
             if way in other:
                 assert other[way].ttft >= forecast.ttft - 1e-9
-                assert other[way].cost >= forecast.cost - 1e-9
+                if way != "prefill":  # prompts that are late anyway miss nothing more for it
+                    assert other[way].cost >= forecast.cost - 1e-9
 
 
 @settings(max_examples=200, deadline=None)

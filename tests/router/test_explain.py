@@ -6,8 +6,8 @@ from tests.router.builders import Stack, beats, make_request
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.messages import LoadReport
+from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.forecast import Targets
 
 LOAD = LoadReport(
     num_running=0,
@@ -24,7 +24,8 @@ LOAD = LoadReport(
 
 async def test_an_attempt_is_explained(make_worker) -> None:
     """All ways with their numbers, times as they came; the error of the forecast is counted."""
-    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE)
+    # Who goes on speaks after who computed: else there is no time between them.
+    producer, consumer = make_worker(WorkerRole.PREFILL), make_worker(WorkerRole.DECODE, step=0.1)
     producer.load = consumer.load = LOAD
     stack = Stack()
     stack.dispatcher._policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))

@@ -11,8 +11,8 @@ import pytest
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
+from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.forecast import Targets
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 
 Make = Callable[..., FakeWorker]

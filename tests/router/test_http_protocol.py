@@ -60,22 +60,27 @@ class Written(asyncio.Transport):
 async def test_headers_and_the_first_of_the_body_are_one_write() -> None:
     """What follows goes out as it comes."""
     below = Written()
-    joined = JoinedTransport(below)
-    for part in (b"headers ", b"first", b"second"):
-        joined.write(part)
+    let_go: list[asyncio.Transport] = []
+    joined = JoinedTransport(below, let_go.append)
+    joined.write(b"headers ")
+    assert let_go == []
+    joined.write(b"first")
+    assert let_go == [below]
+    joined.write(b"second")
     await asyncio.sleep(0)
     joined.write(b"third")
+    assert let_go == [below]
     assert below.parts == [b"headers first", b"second", b"third"]
 
 
 async def test_headers_go_out_at_the_end_of_the_turn_or_with_the_end() -> None:
     """Whether or not a body follows."""
     below = Written()
-    joined = JoinedTransport(below)
+    joined = JoinedTransport(below, lambda _: None)
     joined.write(b"headers")
     await asyncio.sleep(0)
     assert below.parts == [b"headers"]
-    other = JoinedTransport(below)
+    other = JoinedTransport(below, lambda _: None)
     other.write(b"others")
     other.close()
     assert below.parts == [b"headers", b"others", b"closed"]

@@ -20,6 +20,7 @@ from tandem.protocol.messages import LoadReport
 from tandem.protocol.recording import Recording
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tandem.router.dispatch.failure import AttemptFailure
+from tandem.router.live.link_series import MAX_SERIES
 from tandem.router.live.rates import RouterRates
 from tandem.router.metrics import RouterMetrics
 from tandem.router.rates import MAX_SAMPLES, DecayedRate, Window
@@ -150,6 +151,13 @@ def test_workers_and_links_are_told_whole(serve: Serve, prefill: Make, decode: M
     assert link["tokens_per_s"] > link["handoffs_per_s"]
     assert fleet["rates"]["window_s"] >= 0
     assert fleet["queue"]["waiting"] == 0
+    ends = f'decode="{d.endpoint}",prefill="{p.endpoint}"'
+    series = "tandem:router_handoff_link"
+    told = served.metrics()
+    assert f'{series}_info{{{ends},state="up",transport="tcp"}} 1.0' in told
+    assert f'{series}_bytes_per_second{{{ends},transport="tcp"}} 2e+09' in told
+    assert f'{series}_waiting_bytes{{{ends},transport="tcp"}} 77.0' in told
+    assert f"{series}s_not_shown 0.0" in told
 
     known, pair = served.app.state.fleet, (p.incarnation, d.incarnation)
     for cause in (FailCause.TIMEOUT, FailCause.WORKER_LOST):
@@ -164,6 +172,7 @@ def test_workers_and_links_are_told_whole(serve: Serve, prefill: Make, decode: M
     known.links.failed(pair, FailCause.DIGEST, time.monotonic())
     link = served.get("/debug/fleet")["handoff_links"][0]
     assert (link["state"], link["reason"]) == ("quarantined", "digest")
+    assert f'{series}_info{{{ends},state="quarantined",transport="tcp"}} 1.0' in served.metrics()
     known.handed_over((inc(1), inc(2)), 5)
     assert set(known.handoffs) == {pair}, "nobody keeps counts of workers that are gone"
 
@@ -227,3 +236,17 @@ def test_live_views_ask_for_the_key(serve: Serve, decode: Make) -> None:
         assert httpx.get(served.url + path).status_code == 401
         key = {"Authorization": "Bearer k"}
         assert httpx.get(served.url + path, headers=key).status_code == 200
+
+
+def test_series_of_links_are_bounded(serve: Serve, prefill: Make, decode: Make) -> None:
+    """Of a thousand links those that do not work are told first, and how many are not told."""
+    p, d = prefill(), decode()
+    served = serve(p, d)
+    assert 'state="up"' in served.metrics()
+    d.peers = {**d.peers, **{str(number): inc(number) for number in range(1, 1001)}}
+    left_out = f"tandem:router_handoff_links_not_shown {1001.0 - MAX_SERIES}"
+    wait_for(lambda: left_out in served.metrics(), seen=served.metrics)
+    lines = served.metrics().splitlines()
+    told = [line for line in lines if line.startswith("tandem:router_handoff_link_info{")]
+    assert len(told) == MAX_SERIES
+    assert all('state="down"' in line for line in told), "the one that works can wait"

@@ -52,7 +52,8 @@ def test_the_page_the_schema_and_the_package_know_the_same(of: str) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": None}, "max_tokens"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
+    ({"thinking": {"type": "adaptive", "budget_tokens": 1}}, "thinking.budget_tokens"),
     ({"thinking": {"type": "between_tools"}}, "thinking.type"),
     ({"thinking": {"type": "enabled"}}, "thinking.type"),
     ({"output_config": {"effort": "low"}}, "output_config.effort"),

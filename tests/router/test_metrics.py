@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from tandem.protocol.errors import FailCause
+from itertools import product
+
+from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.router.admission.queue import RejectReason
-from tandem.router.metrics import RouterMetrics
+from tandem.router.dispatch.ladder import Rung
+from tandem.router.metrics import DROPS, RUNGS, SHAPES, RouterMetrics
 
 
 def test_metrics_of_another_name() -> None:
@@ -23,6 +26,16 @@ def test_failures_begin_at_nothing() -> None:
     text = metrics.text().decode()
     for cause in FailCause:
         assert f'tandem:router_request_failures_total{{reason="{cause}"}} 0.0' in text
+        line = f'tandem:router_attempt_failures_total{{kind="failed",reason="{cause}"}} 0.0'
+        assert line in text
+    for code in RefusalCode:
+        line = f'tandem:router_attempt_failures_total{{kind="refused",reason="{code}"}} 0.0'
+        assert line in text
+    for drop in DROPS:
+        assert f'tandem:router_frames_dropped_total{{reason="{drop}"}} 0.0' in text
+    assert set(RUNGS) == set(Rung)
+    for shape, rung in product(SHAPES, RUNGS):
+        assert f'tandem:router_attempts_total{{rung="{rung}",shape="{shape}"}} 0.0' in text
     for reason in RejectReason:
         line = f'vllm:admission_rejections_total{{model_name="m",reason="{reason}"}} 0.0'
         assert line in text

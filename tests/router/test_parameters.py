@@ -103,6 +103,10 @@ BOTH: dict[str, tuple[Mapping[str, Any], See]] = {
     "model": ({"model": "fake"}, lambda seen: seen.answer["model"] == "fake"),
     "n": ({"n": 2}, lambda seen: len(seen.answer["choices"]) == 2),
     "max_tokens": ({"max_tokens": 1}, lambda seen: seen.params.max_tokens == 1),
+    "vllm_xargs": (
+        {"vllm_xargs": {"a": [1, "b"]}},
+        lambda seen: seen.request.params.extra_args == {"a": [1, "b"]},
+    ),
     "logit_bias": ({"logit_bias": {"5": 1}}, lambda seen: seen.params.logit_bias == {5: 1.0}),
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 1}, lambda seen: prompt_of(seen) == 1),
     "truncation_side": (
@@ -158,6 +162,10 @@ CHATS: dict[str, tuple[Mapping[str, Any], See]] = {
     ),
     "tool_choice": ({"tools": [], "tool_choice": "auto"}, lambda seen: seen.answer),
     "parallel_tool_calls": ({"parallel_tool_calls": False}, lambda seen: seen.answer),
+    "thinking_token_budget": (  # what it does: tests/router/test_tool_calls.py
+        {"thinking_token_budget": -1},
+        lambda seen: seen.request.params.thinking_token_budget == -1,
+    ),
     "include_reasoning": (
         {"include_reasoning": False},
         lambda seen: "reasoning" not in seen.answer["choices"][0]["message"],

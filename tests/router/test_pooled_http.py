@@ -173,7 +173,7 @@ WRONG: list[tuple[str, str, Mapping[str, Any], str | None]] = [
     ("embedder", "/v1/embeddings", {"input": [-1]}, "input"),
     ("embedder", "/v1/embeddings", {"input": [[5], [10**9]]}, "input[1]"),
     ("embedder", "/v1/embeddings", {"input": ["a"] * 257}, "input"),
-    ("embedder", "/v1/embeddings", {"input": "a" * 2048}, "input"),
+    ("embedder", "/v1/embeddings", {"input": "a" * 2049}, "input"),
     ("embedder", "/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
     ("embedder", "/v1/embeddings", {"input": "a", "encoding_format": "x"}, "encoding_format"),
     ("embedder", "/v1/embeddings", {"input": "a", "messages": []}, "messages"),

@@ -15,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import ANSWER, Served
 from tests.router.rpc_client import RpcClient
+from tests.router.test_tool_calls import write_model
 from tests.waiting import wait_for
 
 from tandem.protocol.errors import InvalidParameter
@@ -126,6 +127,54 @@ def test_sampling_parameters_reach_workers(dial: Any) -> None:
     assert params.structured_outputs is not None
     assert json.loads(params.structured_outputs.json or "") == {"type": "integer"}
     assert request.cache_salt == "s"
+
+
+def test_what_logits_processors_are_told_reaches_workers(dial: Any) -> None:
+    """Texts, numbers and lists by name, as HTTP's vllm_xargs; what is no value is named."""
+    served, client = dial()
+    given = {
+        "word": {"values": [{"text": "sea"}]},
+        "count": {"values": [{"integer": "3"}]},
+        "share": {"values": [{"number": 0.5}]},
+        "several": {"values": [{"integer": "1"}, {"text": "b"}], "is_list": True},
+        "none": {"is_list": True},
+    }
+    client.call("Generate", prompt="Hi", sampling={"max_tokens": 3, "vllm_xargs": given})
+    told = served.workers[0].submitted[-1].params.extra_args
+    expected = {"word": "sea", "count": 3, "share": 0.5, "several": [1, "b"], "none": []}
+    assert told == expected
+    two = {"values": [{"text": "a"}, {"text": "b"}]}
+    wrongs: list[dict[str, Any]] = [{}, {"values": [{}]}, two]
+    for wrong in wrongs:
+        with pytest.raises(grpc.RpcError) as failed:
+            client.call("Generate", prompt="Hi", sampling={"vllm_xargs": {"word": wrong}})
+        assert code_of(failed) is grpc.StatusCode.INVALID_ARGUMENT
+        assert trailing(failed)["tandem-error-param"] == "vllm_xargs.word"
+
+
+def test_a_budget_of_thinking_reaches_workers(decode: Make, tmp_path: Path) -> None:
+    """Of a chat, with the marks of the model; a text has no thoughts, and is told so."""
+    write_model(tmp_path)
+    port = free_port()
+    served = Served(str(tmp_path), [decode()], grpc_port=port)
+    client = RpcClient(port)
+    try:
+        client.call("Generate", chat=CHAT, sampling={"thinking_token_budget": 5})
+        params = served.workers[0].submitted[-1].params
+        assert params.thinking_token_budget == 5
+        assert params.thinking is not None
+        assert params.thinking.close == served.tokenizer.token_id("</think>")
+        for fields in (
+            {"prompt": "Hi", "sampling": {"thinking_token_budget": 5}},
+            {"chat": CHAT, "sampling": {"thinking_token_budget": -2}},
+        ):
+            with pytest.raises(grpc.RpcError) as failed:
+                client.call("Generate", **fields)
+            assert code_of(failed) is grpc.StatusCode.INVALID_ARGUMENT
+            assert trailing(failed)["tandem-error-param"] == "thinking_token_budget"
+    finally:
+        client.close()
+        served.stop()
 
 
 def test_vectors_scores_tokens_and_names(dial: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import openai
 import pytest
 import tokenizers
 from tests.router.fake_worker import FakeWorker
@@ -186,6 +187,25 @@ def test_a_template_that_closes_the_thought_leaves_none(
 
     assert said["content"] == "Hello"
     assert served.tokenizer.token_id("</think>") in prompt
+
+
+def test_a_budget_of_thinking_reaches_the_worker(served: Served, ask: Callable[..., Any]) -> None:
+    """With the marks as ids, and whether the prompt has begun the thought; none where it has
+    ended it, and where there is no budget."""
+    tokens = served.tokenizer.token_id
+    for budget, closed in ((0, False), (5, False), (-1, False), (5, True)):
+        more = {"chat_template_kwargs": {"enable_thinking": False}} if closed else {}
+        ask("Hello", extra_body={"thinking_token_budget": budget, **more})
+        params = served.workers[0].submitted[-1].params
+        assert params.thinking_token_budget == budget
+        if closed or budget < 0:
+            assert params.thinking is None
+        else:
+            assert params.thinking is not None
+            assert params.thinking.opens == ((tokens("<think>"),),)
+            assert (params.thinking.close, params.thinking.has_begun) == (tokens("</think>"), False)
+    with pytest.raises(openai.BadRequestError, match="thinking_token_budget: -2 is not allowed"):
+        ask("Hello", extra_body={"thinking_token_budget": -2})
 
 
 def test_choices_are_told_apart_each_for_itself(ask: Callable[..., Any]) -> None:

@@ -11,6 +11,9 @@ import httpx
 
 TOPICS = ("rivers", "bridges", "lighthouses", "trains", "clouds", "bread", "maps", "violins")
 
+AFTER_REFUSAL = 0.3
+"""Seconds until who was refused asks again."""
+
 
 @contextmanager
 def loaded(url: str, *, clients: int, key: str = "", max_tokens: int = 96) -> Iterator[None]:
@@ -49,6 +52,8 @@ def _ask_on(url: str, key: str, client: int, max_tokens: int, stop: threading.Ev
 
 def _read(http: httpx.Client, body: object, stop: threading.Event) -> None:
     with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        if answer.is_error:
+            stop.wait(AFTER_REFUSAL)
         for _ in answer.iter_lines():
             if stop.is_set():
                 return

@@ -10,6 +10,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.sampling import SamplingParams
+from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.folder import TokenizerSettings
@@ -236,3 +237,29 @@ def test_end_ids_beyond_the_models_vocabulary_are_left_out(
     request = InputProcessor(tokenizer, make_card()).process("a", SamplingParams(), KEY).request
 
     assert request.eos_token_ids == (1,)
+
+
+def test_a_thought_is_bounded_where_its_end_is_known(
+    byte_level: Tokenizer, make_card: MakeCard
+) -> None:
+    """By one token; else a budget is refused by name."""
+    processor = InputProcessor(byte_level, make_card())
+    budget = SamplingParams(thinking_token_budget=3)
+    one = next(
+        text for text in "abc" if len(byte_level.encode(text, add_special_tokens=False)) == 1
+    )
+
+    def of(close: str, opens: tuple[str, ...] = (), **options: Any) -> Any:
+        span = ReasoningSpan(opens=opens, close=close)
+        given = InputOptions(reasoning=lambda _: span, **options)
+        return processor.process("hello", budget, KEY, given).request.params.thinking
+
+    (close,) = byte_level.encode(one, add_special_tokens=False)
+    begun = of(one, thinks=True)
+    assert (begun.close, begun.opens, begun.has_begun) == (close, (), True)
+    assert not of(one, ("xyz",), thinks=True).has_begun
+    for wrong in (lambda: of(one), lambda: of("</never-one-token>", thinks=True)):
+        with pytest.raises(InvalidParameter, match="thinking_token_budget: 3 is not allowed; -1"):
+            wrong()
+    with pytest.raises(InvalidParameter, match="thinking_token_budget"):
+        processor.process("hello", budget, KEY)

@@ -14,9 +14,10 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
 from tandem.engine.executor.factory import make_executor
-from tandem.engine.kv_memory import Capacity
+from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.connector import PrefillConnector
@@ -34,7 +35,10 @@ class Half:
     """One engine and what it said."""
 
     def __init__(
-        self, connect: Callable[[EngineConfig, Executor], KVConnector], **settings: Any
+        self,
+        connect: Callable[[EngineConfig, Executor], KVConnector],
+        allocate: SlabAllocator | None = None,
+        **settings: Any,
     ) -> None:
         flat: dict[str, Any] = {
             "num_gpu_blocks_override": 24,
@@ -48,7 +52,7 @@ class Half:
         def made(capacity: Capacity) -> KVConnector:
             return connect(config, executor)
 
-        self.core = EngineCore.launch(config, executor, connect=made)
+        self.core = EngineCore.launch(config, executor, connect=made, allocate=allocate)
         self.outputs: list[EngineCoreOutput] = []
         self.failed: list[Failed] = []
         self.refused: list[Refused] = []
@@ -92,8 +96,9 @@ class Pair:
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""
-        self.prefill = Half(self._producer, **(engine or {}))
-        self.decode = Half(self._consumer, **(engine or {}))
+        allocate = slab_allocator(self.kv)
+        self.prefill = Half(self._producer, allocate, **(engine or {}))
+        self.decode = Half(self._consumer, allocate, **(engine or {}))
         self.consumer.set_peers({self.producer.control: self.p_id})
         self.until(lambda: self.consumer.peer_up(self.p_id))
         self.until(lambda: self.d_id in self.producer.consumers())

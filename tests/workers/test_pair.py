@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from tests.engine_run.encoder_models import encoder_of
 from tests.engine_run.tiny_models import folder_of
 from tests.workers.pair import PROMPT, ROUTER, Pair
 
@@ -205,12 +207,37 @@ def test_chunks_are_whole_blocks() -> None:
     folder = str(folder_of("llama"))
     config = EngineConfig.of(folder, device="cpu", block_size=32, revision="tiny")
 
-    cut = chunked(config, PrefillConfig(prefill_chunk_tokens=100))
+    kv = KVTransferConfig()
+    cut = chunked(config, PrefillConfig(prefill_chunk_tokens=100), kv)
     assert cut.scheduler.long_prefill_token_threshold == 96
     mine = config.with_(long_prefill_token_threshold=50)
-    assert chunked(mine, PrefillConfig()).scheduler.long_prefill_token_threshold == 50
+    assert chunked(mine, PrefillConfig(), kv).scheduler.long_prefill_token_threshold == 50
     with pytest.raises(InvalidParameter, match="prefill_chunk_tokens"):
         PrefillConfig(prefill_chunk_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("kv", "lone", "last"),
+    [
+        ({"kv_connector": "cuda_p2p"}, 8192, 2048),
+        ({"kv_node_folder": "/run/tandem"}, 8192, 2048),
+        ({}, None, None),
+        ({"kv_connector": "nixl", "kv_node_folder": "/run/tandem"}, None, None),
+    ],
+)
+def test_a_prompt_is_cut_by_how_its_kv_travels(kv, lone, last) -> None:
+    """Between GPUs of one machine only the end of a prompt that is alone is cut off; prompts begin
+    one after the other on any GPU. What a user says stands."""
+    folder = str(folder_of("llama"))
+    on_cpu = EngineConfig.of(folder, device="cpu", revision="tiny", max_num_batched_tokens=8192)
+    config = replace(on_cpu, device="cuda")
+    cut = chunked(config, PrefillConfig(), KVTransferConfig(**kv)).scheduler
+    assert cut.long_prefill_token_threshold == cut.max_num_begun_tokens == 2048
+    assert (cut.lone_prefill_token_threshold, cut.last_prefill_chunk_tokens) == (lone, last)
+    mine = config.with_(max_num_begun_tokens=64)
+    assert (
+        chunked(mine, PrefillConfig(), KVTransferConfig(**kv)).scheduler.max_num_begun_tokens == 64
+    )
 
 
 DRAWN: dict[str, Any] = {
@@ -251,6 +278,15 @@ def test_hole_21_emitted_tokens_are_no_prompt(pair: Pair, known: int) -> None:
     assert known + len(pair.decode.tokens("a")) == len(whole)
     alone = [each for each in pair.decode.outputs if each.request == "alone"]
     assert outputs[-1].finish == alone[-1].finish
+
+
+def test_an_encoders_prompts_are_cut_by_nobody() -> None:
+    """They are computed whole, and a wish for chunks is refused by name."""
+    config = EngineConfig.of(encoder_of("bert")[0], device="cpu", revision="tiny")
+    kv = KVTransferConfig()
+    assert chunked(config, PrefillConfig(), kv) is config
+    with pytest.raises(InvalidParameter, match=r"prefill_chunk_tokens: 32 .*in one step"):
+        chunked(config, PrefillConfig(prefill_chunk_tokens=32), kv)
 
 
 def test_hole_24_only_the_producer_samples_token_1(pair: Pair) -> None:

@@ -87,3 +87,15 @@ true
   resources: [roles, rolebindings]
   verbs: [get, list, watch, create, patch, update]
 {{- end }}
+
+{{/* Port of a URL; that of its scheme where it names none. */}}
+{{- define "tandem.tracingPort" -}}
+{{- $url := urlParse . -}}
+{{- if regexMatch ":[0-9]+$" $url.host -}}
+{{- regexFind "[0-9]+$" $url.host -}}
+{{- else if eq $url.scheme "https" -}}
+443
+{{- else -}}
+80
+{{- end -}}
+{{- end -}}

@@ -32,7 +32,7 @@ COMMANDS = {
     "prepare": "Read or fetch a model, and report what it is.",
     "chat": "Talk to a running server in the terminal.",
     "top": "Show a running server's workers, links, queues and rates, live.",
-    "explain": "Show where the time of one of a server's last calls went.",
+    "explain": "Show where the time of a call went, or what the operator would do for a service.",
     "run-batch": "Answer all requests of a file, in OpenAI's batch format.",
     "bench": "Measure a server, an engine or a start.",
 }

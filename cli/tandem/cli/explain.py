@@ -1,4 +1,7 @@
-"""`tandem explain`: draws where the time of one of a server's last calls went."""
+"""`tandem explain`: draws where the time of one of a server's last calls went.
+
+`tandem explain service NAME` is `explain_service`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,15 @@ from tandem.protocol.names import ROUTER_PORT
 
 def run(argv: list[str]) -> int:
     """Print it. Raises NoAnswer, also if the server does not know the call."""
-    parser = Parser(prog="tandem explain", description=__doc__)
+    if argv[:1] == ["service"]:
+        from tandem.cli import explain_service  # the operator's needs are not a router's
+
+        return explain_service.run(argv[1:])
+    parser = Parser(
+        prog="tandem explain",
+        description="Draw where the time of one of a server's last calls went.",
+        epilog="`tandem explain service NAME` tells what the operator would do for an LLMService.",
+    )
     parser.add_argument("request_id", help="the call's x-request-id, or the id of its answer")
     parser.add_argument("--url", default=f"http://127.0.0.1:{ROUTER_PORT}", help="the router's URL")
     parser.add_argument("--api-key", help="sent as a bearer token")

@@ -13,10 +13,13 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 from tandem.cli.child_flags import check_router, check_worker
 from tandem.cli.children import Child
 from tandem.cli.command import parse
+from tandem.cli.elastic_steps import bound_steps
 from tandem.cli.flags import Section
 from tandem.cli.gpus import visible_gpus
 from tandem.cli.listening import check_address
@@ -34,10 +37,14 @@ from tandem.cli.stack import PORTS_PER_WORKER, plan, router_url
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.cli.stopping import Graces, stop
 from tandem.cli.up_config import UpConfig
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.mapped.wire import open_folder
 from tandem.protocol.names import ENV_PREFIX
+from tandem.router.config import RouterConfig
 
 POLL_SECONDS = 0.25
 ENV_SECRET = ENV_PREFIX + "KV_SECRET"
+ENV_FOLDER = ENV_PREFIX + "KV_NODE_FOLDER"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -90,20 +97,25 @@ class Supervisor:
         return self._watch()
 
     def check_flags(self) -> tuple[Graces, bool]:
-        """How long each part may drain, and whether the weights are made up."""
+        """How long each part may drain, and whether the weights are made up. Workers of a pair
+        whose router places elastically get their bound of steps."""
         config = self.config
         environ = {key: value for key, value in os.environ.items() if key != ENV_PREFIX + "CONFIG"}
         count = PORTS_PER_WORKER * (config.prefill + config.decode)
-        drains, dummy, router = [0.0], False, 0.0
+        drains, dummy, router = [0.0], False, RouterConfig()
+        engines: dict[str, dict[str, Any]] = {}
         for child in plan(config, config.model, "model", [1] * count, [], self.overrides):
             role, *flags = child.arguments
             if role == "router":
-                router = check_router(flags, environ).drain_timeout
+                router = check_router(flags, environ)
             else:
                 server, engine = check_worker(role, flags, {**environ, **child.environment})
                 drains.append(server.drain_seconds)
                 dummy = dummy or engine.get("load_format") == "dummy"
-        return Graces(router, max(drains)), dummy
+                engines[role] = engine
+        bounded = bound_steps(router, engines, self.overrides.flags)
+        self.overrides = replace(self.overrides, flags=bounded)
+        return Graces(router.drain_timeout, max(drains)), dummy
 
     def _prepare(self, dummy: bool) -> tuple[str, str]:
         from tandem.hub import prepare
@@ -116,10 +128,12 @@ class Supervisor:
     def _plan(self, path: str, name: str) -> list[Child]:
         config = self.config
         ports = free_ports(PORTS_PER_WORKER * (config.prefill + config.decode))
-        children = plan(config, path, name, ports, visible_gpus(), self.overrides)
+        gpus = visible_gpus()
+        children = plan(config, path, name, ports, gpus, self.overrides)
+        meeting = meeting_folder() if gpus and config.prefill and config.decode else {}
         secret = os.environ.get(ENV_SECRET) or secrets.token_hex(32)
         for child in children:  # by the environment: everybody may read command lines
-            child.environment = {ENV_SECRET: secret, **child.environment}
+            child.environment = {ENV_SECRET: secret, **meeting, **child.environment}
         return children
 
     def _on_signal(self, number: int, _frame: object) -> None:
@@ -175,6 +189,17 @@ class Supervisor:
     def _say(self, text: str) -> None:
         with suppress(OSError):  # the terminal is gone: the processes still have to end
             print(f"tandem | {text}", flush=True)
+
+
+def meeting_folder() -> dict[str, str]:
+    """The environment that has workers with GPUs of this machine copy KV between these."""
+    if ENV_FOLDER in os.environ:
+        return {}
+    try:
+        return {ENV_FOLDER: str(open_folder(None))}
+    except TransportError as error:
+        print(f"tandem | KV is not copied from GPU to GPU: {error}", flush=True)
+        return {}
 
 
 def served_name(source: str) -> str:

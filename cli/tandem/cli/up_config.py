@@ -21,7 +21,9 @@ class UpConfig:
     revision: str | None = setting(None, "Revision of a hub id.")
     served_model_name: str | None = setting(None, "Name under which the model is served.")
     prefill: int = setting(1, "Prefill workers; 0 serves without hand-off.")
-    decode: int = setting(1, "Decode workers.")
+    decode: int = setting(
+        1, "Decode workers; 0 gives vectors and scores alone, by prefill workers."
+    )
     host: str = setting("127.0.0.1", "Address on which the router listens.")
     port: int = setting(ROUTER_PORT, "Port on which the router listens.")
     worker_flags: str = setting("", "Further flags for every worker, as one string.")
@@ -37,7 +39,7 @@ class UpConfig:
 
     def __post_init__(self) -> None:
         check_integer("prefill", self.prefill, 0, MAX_WORKERS)
-        check_integer("decode", self.decode, 1, MAX_WORKERS)
+        check_integer("decode", self.decode, 0 if self.prefill else 1, MAX_WORKERS)
         check_integer("port", self.port, 1, 65535)
         check_positive("ready_seconds", self.ready_seconds)
         check_choices(self)

@@ -13,7 +13,7 @@ from tandem.protocol.settings import settings_of
 from tandem.worker.server_config import ServerConfig
 
 _TITLES = {"model": "Model", "cache": "KV cache", "parallel": "Parallelism"}
-_TITLES |= {"scheduler": "Scheduler", "gpu": "GPU"}
+_TITLES |= {"scheduler": "Scheduler", "gpu": "GPU", "profiler": "Profiles"}
 
 
 def worker_sections() -> list[Section]:

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.kvtransfer import events
-from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.requests import Consume
+
+if TYPE_CHECKING:  # it brings torch, which a simulation of this connector goes without
+    from tandem.kvtransfer.service.consumer import HandoffConsumer
 
 _NOTHING = Remote(Lookup.NOTHING)
 _LATER = Remote(Lookup.LATER)
@@ -68,6 +71,9 @@ class DecodeConnector:
             full = tokens.stop // request.group.block_size
             hashes = request.hashes_upto(full) if self._consumer.wants_hashes else ()
             self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
+
+    def started(self, request: Request) -> None:
+        """A decode worker exports nothing."""
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

@@ -1,4 +1,4 @@
-"""Entry of the decode worker: settings in, exit status out."""
+"""Entry of the decode worker: settings in, exit status out. An encoder hands nothing over."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.protocol.card import WorkerRole
+from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
 from tandem.worker.server_config import ServerConfig
 
 
 def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int:
     """Serve until a signal."""
-    executor = make_executor(config, reach_memory=True)
+    takes_over = config.facts.encoder is None
+    executor = make_executor(config, reach_memory=takes_over)
 
     def make_role(context: RoleContext) -> RoleParts:
+        if not takes_over:
+            return RoleParts(NoHandoff(), None)
         (region,) = context.executor.regions()
         consumer = HandoffConsumer(
             kv,

@@ -20,6 +20,8 @@ class Capacity:
     layout: KVLayout
     num_cpu_blocks: int = 0
     """Blocks in host memory behind them, where blocks are offloaded."""
+    device_name: str = ""
+    """As the driver names the rank's device; empty for a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

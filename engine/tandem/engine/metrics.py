@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from tandem.engine.config import CacheConfig
+from tandem.engine.config.peaks import peak_of
 from tandem.engine.histogram import WeightedHistogram
 from tandem.engine.offload.connector import OffloadConnector
 from tandem.engine.offload.metrics import register as register_offload
@@ -87,6 +88,22 @@ class EngineMetrics:
         )
         info.labels(**labels).set(1)
 
+    def set_device(
+        self, name: str, *, flops: float | None = None, bytes_per_s: float | None = None
+    ) -> None:
+        """Show what the device can do at most a second: as it is stated, else by the data sheet of
+        the device of that name; what is neither has no series."""
+        known = peak_of(name)
+        if known is not None:
+            flops = known.flops if flops is None else flops
+            bytes_per_s = known.bytes_per_s if bytes_per_s is None else bytes_per_s
+        if flops is not None:
+            text = "16-bit operations a second that the device can do: stated or its data sheet's."
+            self._gauge("tandem:device_peak_flops_per_second", text).set(flops)
+        if bytes_per_s is not None:
+            text = "Bytes a second of the device's memory: stated or its data sheet's."
+            self._gauge("tandem:device_peak_bytes_per_second", text).set(bytes_per_s)
+
     def show_offload(self, tier: OffloadConnector) -> None:
         """Show what the offload tier does; its series are there where it is."""
         register_offload(self._registry, tier, self._labels)
@@ -125,6 +142,10 @@ class EngineMetrics:
             self._generated.inc(stats.generated_tokens)
         if stats.planned_tokens:
             self._iteration.observe(stats.planned_tokens)
+        if stats.flops:
+            self._flops.inc(stats.flops)
+            self._read_bytes.inc(stats.read_bytes)
+            self._write_bytes.inc(stats.write_bytes)
         if stats.preemptions:
             self._preemptions.inc(stats.preemptions)
         if stats.discarded_tokens:
@@ -180,6 +201,12 @@ class EngineMetrics:
         reasons = ("max_num_queued_reqs", "max_num_queued_tokens")
         text = "Requests refused at the queue."
         self._rejections = counters("vllm:admission_rejections", text, "reason", reasons)
+        text = "Operations that steps needed on one device, by the model's shape."
+        self._flops = counter("vllm:estimated_flops_per_gpu", text)
+        text = "Bytes of weights and KV that steps had to read on one device."
+        self._read_bytes = counter("vllm:estimated_read_bytes_per_gpu", text)
+        text = "Bytes of KV that steps wrote on one device."
+        self._write_bytes = counter("vllm:estimated_write_bytes_per_gpu", text)
         text = "Tokens drawn a step late, for sequences that had ended."
         self._discarded = counter("tandem:discarded_tokens", text)
         text = "Emitted tokens drawn again on resume, by whether the draw was the same."

@@ -109,7 +109,7 @@ class RowDraft(msgspec.Struct, frozen=True, gc=False):
         return tuple(drawn[: accepted + 1])
 
 
-class TokenMasks(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class TokenMasks(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Which tokens the draws of some sequences may give, in one step: sent behind its plan, before
     the next one, since masks are made while the step's forward runs."""
 

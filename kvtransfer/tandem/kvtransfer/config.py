@@ -15,6 +15,7 @@ from tandem.protocol.settings import (
 )
 
 CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "tcp", "memory", "memory_blocks")
+PREFLIGHTS = ("off", "warn", "require")
 MIN_SLOT_BYTES = 4 << 10
 
 
@@ -24,8 +25,8 @@ class KVTransferConfig:
 
     kv_connector: str = setting(
         "auto",
-        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load; for workers on a CPU "
-        "with --kv-node-folder it is shm first, link by link. cuda_p2p and shm are for "
+        "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load; with --kv-node-folder it "
+        "is cuda_p2p (on GPUs) or shm (on CPUs) first, link by link. cuda_p2p and shm are for "
         "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
         "and copies blocks itself. memory and memory_blocks are for two workers in one process: "
         "the one by slots, the other from block to block.",
@@ -97,6 +98,19 @@ class KVTransferConfig:
     kv_probe_bytes: int = setting(
         1 << 20, "Known pattern that a new link must deliver; cut to the slot size.", unit="bytes"
     )
+    kv_preflight: str = setting(
+        "warn",
+        "What becomes of a link whose pattern comes slower than --kv-min-megabytes-per-second: "
+        "warn says so, require does not use it (auto goes on to the next connector), off does "
+        "nothing.",
+        choices=PREFLIGHTS,
+    )
+    kv_min_megabytes_per_second: int | None = setting(
+        None,
+        "Rate that a new link must give, by the best of three reads of its pattern; none: any. A "
+        "fast link wants more --kv-probe-bytes, since a short read is mostly waiting.",
+        unit="MB/s",
+    )
     kv_control_host: str = setting(
         "127.0.0.1",
         "Address that the control socket binds; on the loopback KV stays on this machine, too.",
@@ -109,7 +123,7 @@ class KVTransferConfig:
         None,
         "Folder in which workers of one machine meet for cuda_p2p and shm, the same for all of "
         "them; none is a folder of this user's own among the temporary files. Named, it has auto "
-        "try shm on a CPU.",
+        "try cuda_p2p or shm first; tandem up names one where workers have GPUs.",
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")
@@ -132,6 +146,14 @@ class KVTransferConfig:
         for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer"):
             check_integer(name, getattr(self, name), 1)
         check_integer("kv_probe_bytes", self.kv_probe_bytes, 64)
+        least = self.kv_min_megabytes_per_second
+        check_optional_integer("kv_min_megabytes_per_second", least, 1)
+        if self.kv_preflight not in PREFLIGHTS:
+            allowed = f"one of {', '.join(PREFLIGHTS)}"
+            raise InvalidParameter("kv_preflight", self.kv_preflight, allowed)
+        if self.kv_preflight == "require" and least is None:
+            allowed = "off or warn, unless kv_min_megabytes_per_second says what is required"
+            raise InvalidParameter("kv_preflight", self.kv_preflight, allowed)
         for name in ("kv_control_port", "kv_data_port"):
             check_integer(name, getattr(self, name), 0, 65535)
         check_integer("kv_data_ports", self.kv_data_ports, 1, 65535)

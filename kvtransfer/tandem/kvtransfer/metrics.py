@@ -15,6 +15,9 @@ PHASE_BUCKETS = (
 RATE_BUCKETS = (1e7, 3e7, 1e8, 3e8, 1e9, 3e9, 1e10, 3e10, 1e11, 3e11)
 
 
+_SIDES = {"producer": "p", "consumer": "d"}
+
+
 class HandoffMetrics:
     """Series of one registry. Get it by ``metrics_of``."""
 
@@ -93,6 +96,11 @@ class HandoffMetrics:
             registry=registry,
             buckets=RATE_BUCKETS,
         )
+        self.slow_links = Counter(
+            "tandem:kv_link_slow_probes",
+            "Times that a new link gave less than --kv-min-megabytes-per-second.",
+            registry=registry,
+        )
         self.transport = Gauge(
             "tandem:kv_transport_info",
             "Transport preferred here; fallback is 1 where a better one could not load.",
@@ -101,10 +109,11 @@ class HandoffMetrics:
         )
 
     def start(self, role: str) -> None:
-        """Begin the failures of a role at 0: of a series that begins at 1 no increase is seen."""
+        """Begin what may go wrong at 0: of a series that begins at 1 no increase is seen."""
         for cause in FailCause:
             self.failures.labels(role, cause)
         self.links_lost.labels(role)
+        self.stray.labels(f"{_SIDES[role]}:message of an old link")
         for port in ("data", "control"):
             self.garbage.labels(port)
 

@@ -8,6 +8,8 @@ nothing here is imported, and nothing runs.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -15,12 +17,14 @@ from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import ENV_POD_NAME, ENV_POD_NAMESPACE
 from tandem.protocol.tracing import TracingConfig
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
+_PORT = re.compile(r":[0-9]+$")
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
@@ -86,10 +90,17 @@ class Spans:
     """One per process; ``close`` sends what is left."""
 
     def __init__(
-        self, config: TracingConfig, service: str, instance: str, *, ratio: float = 0.0
+        self,
+        config: TracingConfig,
+        service: str,
+        instance: str,
+        *,
+        ratio: float = 0.0,
+        namespace: str = "",
     ) -> None:
         """``ratio``: share of new traces that are sampled; calls of others' traces follow these.
-        Raises InvalidParameter where the SDK is not installed."""
+        ``namespace``: of the process's pod, where its environment does not say. Raises
+        InvalidParameter where the SDK is not installed."""
         try:
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -108,6 +119,7 @@ class Spans:
             "service.namespace": "tandem",
             "service.version": version("tandem"),
             "service.instance.id": instance,
+            **_pod(namespace),
         }
         self._provider = TracerProvider(
             ParentBased(root), Resource.create(named), shutdown_on_exit=False
@@ -163,13 +175,31 @@ def _exporter(config: TracingConfig) -> SpanExporter:
     if config.otlp_traces_protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-        return OTLPSpanExporter(endpoint, insecure=endpoint.startswith("http://"))
+        return OTLPSpanExporter(with_port(endpoint), insecure=endpoint.startswith("http://"))
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
         OTLPSpanExporter as HTTPExporter,
     )
 
     host = endpoint.partition("://")[2]
     return HTTPExporter(endpoint if "/" in host else f"{endpoint}/v1/traces")
+
+
+def with_port(endpoint: str) -> str:
+    """A URL with its scheme's port where it names none: gRPC would dial 443 whatever the scheme is,
+    and network policies open what the URL means."""
+    scheme, _, rest = endpoint.rstrip("/").partition("://")
+    if _PORT.search(rest):
+        return endpoint
+    return f"{scheme}://{rest}:{80 if scheme == 'http' else 443}"
+
+
+def _pod(namespace: str) -> dict[str, str]:
+    """What a pod's environment says of it, by the conventions' names; nothing outside of pods."""
+    name = os.environ.get(ENV_POD_NAME, "")
+    if not name:
+        return {}
+    there = namespace or os.environ.get(ENV_POD_NAMESPACE, "")
+    return {"k8s.pod.name": name} | ({"k8s.namespace.name": there} if there else {})
 
 
 def _ns(seconds: float) -> int:

@@ -13,16 +13,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tandem.llm.beside import IN_LOOP, Beside, weight
+from tandem.llm.beside import Beside
 from tandem.llm.outputs import (
     CompletionOutput,
     PooledRequestOutput,
     RequestOutput,
 )
-from tandem.llm.sampling import defaults_of, params_from
+from tandem.llm.sampling import Params, defaults_of, params_from
+from tandem.llm.sleep import put_to_sleep
+from tandem.llm.weighing import chat_weight, params_weight, prompt_weight
 from tandem.protocol.card import ModelCard
 from tandem.protocol.client import EngineCoreClient
-from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.commands import MAX_SLEEP_WAIT_S, Command, CommandName, Reply
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import (
     DeadlinePassed,
@@ -42,15 +44,11 @@ from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
 from tandem.text.offsets import EchoedPrompt, echoed_prompt
 from tandem.text.output_processor import OutputProcessor, RequestState
-from tandem.text.prompts import PromptLike, TextPrompt, TokensPrompt
+from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
 
-BAD_WORD_COSTS = 30
-"""Of a bad word, in characters: it is tokenized twice."""
 LOGPROBS_COST = 100
 """Of a prompt token with log-probabilities, in characters."""
-Params = SamplingParams | Mapping[str, Any] | None
-"""Sampling parameters as callers write them (see ``sampling.params_from``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +99,7 @@ class AsyncLLM:
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
-                _prompt_weight(prompt) + _params_weight(params),
+                prompt_weight(prompt) + params_weight(params),
                 lambda: inputs.process(prompt, self._params(params), key, options),
             ),
         )
@@ -120,7 +118,7 @@ class AsyncLLM:
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
-                _chat_weight(messages, chat) + _params_weight(params),
+                chat_weight(messages, chat) + params_weight(params),
                 lambda: inputs.process_chat(messages, self._params(params), key, options, chat),
             ),
         )
@@ -213,7 +211,7 @@ class AsyncLLM:
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
-                _prompt_weight(prompt),
+                prompt_weight(prompt),
                 lambda: inputs.process_pooling(prompt, wanted, key, options, param=param),
             ),
         )
@@ -238,9 +236,11 @@ class AsyncLLM:
                     )
         raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
 
-    async def encode_pair(self, first: str, second: str, *, params: tuple[str, str]) -> list[int]:
-        """Ids of two texts as one prompt, joined as the tokenizer joins pairs; InvalidParameter
-        names a text by ``params``."""
+    async def encode_pair(
+        self, first: str, second: str, *, params: tuple[str, str]
+    ) -> tuple[list[int], int | None]:
+        """Ids of two texts as one prompt, joined as the tokenizer joins pairs, and where tokens of
+        the second's own type begin; InvalidParameter names a text by ``params``."""
         return await self.beside.run(
             len(first) + len(second), self.tokenizer.encode_pair, first, second, params=params
         )
@@ -265,7 +265,7 @@ class AsyncLLM:
             text = tokenizer.render_chat(messages, chat)
             return tokenizer.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
-        return await self.beside.run(_chat_weight(messages, chat), encoded)
+        return await self.beside.run(chat_weight(messages, chat), encoded)
 
     async def decode(
         self, ids: Sequence[int], *, skip_special_tokens: bool = True, param: str | None = None
@@ -309,6 +309,23 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> Reply:
         """Drop cached blocks that no request holds."""
         return await self.call(CommandName.RESET_PREFIX_CACHE)
+
+    async def sleep(
+        self, level: int = 1, mode: str = "abort", timeout: float = MAX_SLEEP_WAIT_S
+    ) -> Reply:
+        """Have every engine give its memory back, or none: weights to host memory (``level`` 1) or
+        dropped (2), all KV dropped. ``mode`` says what becomes of requests that run: "abort" ends
+        them, "wait" gives them ``timeout`` seconds. Until ``wake_up``, requests are refused."""
+        return await put_to_sleep(self.call, level=level, mode=mode, timeout=timeout)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> Reply:
+        """Take memory again: "weights", "kv_cache", by default both, which requests need."""
+        return await self.call(CommandName.WAKE_UP, tags=",".join(tags or ()))
+
+    async def is_sleeping(self) -> bool:
+        """Whether every engine sleeps, or has not taken all of its memory again."""
+        values = (await self.call(CommandName.IS_SLEEPING)).values
+        return values.get("asleep", 0) >= values.get("engines", 1)
 
     async def call(self, name: CommandName, **args: str | float | bool) -> Reply:
         """Run a command on the engine."""
@@ -371,25 +388,3 @@ def _render(
         num_cached_tokens=state.num_cached_tokens,
         num_generated_tokens=state.num_generated_tokens,
     )
-
-
-def _prompt_weight(prompt: PromptLike) -> int:
-    if isinstance(prompt, TextPrompt):
-        return len(prompt.text)
-    return len(prompt.token_ids) if isinstance(prompt, TokensPrompt) else weight(prompt)
-
-
-def _chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
-    """A template that a request brings runs in a process of its own, and is waited for."""
-    if chat is None:
-        return weight(messages)
-    if chat.chat_template is not None:
-        return IN_LOOP
-    return weight(messages) + weight([chat.template_kwargs, chat.tools, chat.documents])
-
-
-def _params_weight(params: Params) -> int:
-    if not isinstance(params, Mapping):
-        return 0
-    words = params.get("bad_words") or ()
-    return weight(list(params.values())) + BAD_WORD_COSTS * len(words)

@@ -16,11 +16,19 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
-from tandem.llm.async_llm import AsyncLLM, Params, PreparedRequest
+from tandem.llm.async_llm import AsyncLLM, PreparedRequest
 from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
+from tandem.llm.sampling import Params
 from tandem.llm.scoring import Side, all_of, prepare_scores
 from tandem.protocol.card import ModelCard
+from tandem.protocol.commands import (
+    MAX_SLEEP_WAIT_S,
+    MEMORY_SECONDS,
+    PROFILE_SECONDS,
+    CommandName,
+    Reply,
+)
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.pooling import PoolingParams
 from tandem.text.chat_template import ChatOptions
@@ -77,6 +85,26 @@ class LLMEngine:
     def get_metrics(self) -> list[Metric]:
         """What the engine has counted until now; nothing where it is not in this process."""
         return read(self._collect())
+
+    def sleep(self, level: int, mode: str, timeout: float) -> None:
+        """See ``AsyncLLM.sleep``. Raises RequestFailed when the engine stays awake."""
+        self._do(self._llm.sleep(level, mode, timeout))
+
+    def wake_up(self, tags: Sequence[str] | None) -> None:
+        """See ``AsyncLLM.wake_up``. Raises RequestFailed for what could not be taken again."""
+        self._do(self._llm.wake_up(tags))
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether requests are refused until ``wake_up``."""
+        return self._call(self._llm.is_sleeping())
+
+    def profile(self, name: CommandName) -> str:
+        """Start or stop a profile; the file. Raises RequestFailed in the engine's words."""
+        reply = self._call(self._llm.call(name), timeout=PROFILE_SECONDS)
+        if not reply.ok:
+            raise RequestFailed(FailCause.INTERNAL, reply.message)
+        return reply.message
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -201,7 +229,11 @@ class LLMEngine:
             async with seats:
                 return await self._pool(request)
 
-        return await prepared.scores(await all_of([one(each) for each in prepared.requests]))
+        async def every(requests: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
+            return await all_of([one(each) for each in requests])
+
+        scores, _ = await prepared.scores(every)
+        return scores
 
     async def _pool(self, prepared: PreparedRequest) -> PooledRequestOutput:
         try:
@@ -235,6 +267,11 @@ class LLMEngine:
         if isinstance(item, Exception) or item.finished:
             del self._running[prepared.request_id]
         return item
+
+    def _do(self, command: Coroutine[Any, Any, Reply]) -> None:
+        reply = self._call(command, timeout=MAX_SLEEP_WAIT_S + 2 * MEMORY_SECONDS)
+        if not reply.ok:
+            raise RequestFailed(FailCause.INTERNAL, reply.message)
 
     def _call(
         self, work: Coroutine[Any, Any, _Result], *, timeout: float | None = CALL_SECONDS

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from tandem.llm.async_llm import AsyncLLM, Params
+from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.metrics import Metric
 from tandem.llm.outputs import (
@@ -35,9 +35,16 @@ from tandem.llm.outputs import (
     data_of,
 )
 from tandem.llm.progress import BatchProgress
-from tandem.llm.sampling import defaults_of, params_from
+from tandem.llm.sampling import Params, defaults_of, params_from
 from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
+from tandem.protocol.commands import (
+    MAX_SLEEP_WAIT_S,
+    SLEEP_LEVELS,
+    CommandName,
+    SleepMode,
+    SleepTag,
+)
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingParams, PoolingTask
 from tandem.protocol.sampling import OutputKind, SamplingParams
@@ -270,6 +277,41 @@ class LLM:
     def _window(self) -> int:
         return AHEAD * self.card.max_num_seqs
 
+    def sleep(
+        self, level: int = 1, mode: str = "abort", *, timeout: float = MAX_SLEEP_WAIT_S
+    ) -> None:
+        """Give memory back: all KV, and weights to host memory (``level`` 1) or altogether (2).
+
+        Until ``wake_up`` requests raise RequestRefused. ``mode`` and ``timeout`` are for requests
+        of ``engine``: "abort" ends them, "wait" gives them so many seconds. Raises
+        InvalidParameter, and RequestFailed when the engine stays awake.
+        """
+        _check_sleep(level, mode)
+        self.engine.sleep(level, mode, timeout)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take again "weights", "kv_cache" or, by default, both, which requests need. Raises
+        InvalidParameter, and RequestFailed, after which the rest still sleeps."""
+        for tag in tags or ():
+            if tag not in set(SleepTag):
+                raise InvalidParameter("tags", tag, f"some of {', '.join(SleepTag)}")
+        self.engine.wake_up(tags)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether requests are refused until ``wake_up``."""
+        return self.engine.is_sleeping
+
+    def start_profile(self) -> str:
+        """Record what the engine's steps do, for 20 s at most; the file that is going to be
+        written in ``torch_profiler_dir``. Raises RequestFailed, also where that is not set."""
+        return self.engine.profile(CommandName.START_PROFILE)
+
+    def stop_profile(self) -> str:
+        """Write what was recorded, as a trace in Chrome's format; the file. Raises
+        RequestFailed."""
+        return self.engine.profile(CommandName.STOP_PROFILE)
+
     def close(self) -> None:
         """End the engine. May be called twice."""
         self.engine.close()
@@ -318,6 +360,13 @@ class LLM:
                 for name in running:
                     self.engine.abort_request(name)
         return [answers[str(index)] for index in range(total)]
+
+
+def _check_sleep(level: int, mode: str) -> None:
+    if isinstance(level, bool) or level not in SLEEP_LEVELS:
+        raise InvalidParameter("level", level, f"one of {', '.join(map(str, SLEEP_LEVELS))}")
+    if mode not in set(SleepMode):
+        raise InvalidParameter("mode", mode, f"one of {', '.join(SleepMode)}")
 
 
 def _of_task(given: PoolingParams | None, task: PoolingTask) -> PoolingParams:

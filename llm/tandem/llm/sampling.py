@@ -25,6 +25,10 @@ _FROM_GENERATION = {
 """Field of generation_config.json to ours."""
 
 
+Params = SamplingParams | Mapping[str, Any] | None
+"""Sampling parameters as callers write them (see ``params_from``)."""
+
+
 def defaults_of(generation: Mapping[str, Any]) -> dict[str, Any]:
     """The model's own defaults; one that is not allowed here is left out with a warning."""
     found: dict[str, Any] = {}

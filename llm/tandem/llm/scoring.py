@@ -1,7 +1,8 @@
 """How well two texts go together: by the model's head of one label, or by the angle of two vectors.
 
 A classifier of one label reads both texts as one prompt (a cross-encoder); any other model gives a
-vector for each text, each text once, and a pair's score is their cosine (a bi-encoder).
+vector for each text, each text once, and a pair's score is their cosine (a bi-encoder); one that is
+made for it scores the vectors of tokens (``late_interaction``).
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any, TypeVar
 
+import msgspec
+
 from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.late_interaction import LateScores, Pool, asked, new_key
 from tandem.llm.outputs import PooledRequestOutput, ScoringOutput, ScoringRequestOutput
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.protocol.pooling import LateInteractionMode, PoolingParams, PoolingTask
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import TextPrompt, TokensPrompt
 
@@ -47,8 +51,11 @@ class PreparedScores:
     pairs: tuple[tuple[int, ...], ...]
     """Which requests each score is made of: one, or the two whose vectors are compared."""
 
-    async def scores(self, outputs: Sequence[PooledRequestOutput]) -> list[ScoringRequestOutput]:
-        """A score for each pair; ``outputs`` are of ``requests``, in order."""
+    async def scores(
+        self, pool: Pool
+    ) -> tuple[list[ScoringRequestOutput], list[PooledRequestOutput]]:
+        """A score for each pair, and the answers of ``requests``, by ``pool``."""
+        outputs = await pool(self.requests)
         vectors = [each.floats for each in outputs]
         found = []
         for pair in self.pairs:
@@ -63,7 +70,7 @@ class PreparedScores:
                 )
             )
             await asyncio.sleep(0)  # a product of long vectors takes a while
-        return found
+        return found, outputs
 
 
 async def prepare_scores(
@@ -73,7 +80,7 @@ async def prepare_scores(
     *,
     options: InputOptions | None = None,
     activation: bool | None = None,
-) -> PreparedScores:
+) -> PreparedScores | LateScores:
     """The requests that give a score for each pair: one text with each of ``second``, or as many.
 
     ``activation`` False leaves a head's own number. Raises InvalidParameter.
@@ -89,10 +96,34 @@ async def prepare_scores(
         raise InvalidParameter("model", f"{len(labels)} labels", allowed)
     places = [(0 if len(first.texts) == 1 else index, index) for index in range(count)]
     if labels:
-        return await _by_head(llm, first, second, places, options, activation)
+        params = PoolingParams(task=PoolingTask.CLASSIFY, activation=activation)
+        typed = pooling is not None and pooling.has_token_types
+        return await _by_head(llm, first, second, places, options, params, typed=typed)
     if activation is not None:
         raise InvalidParameter("activation", activation, "leave it out: this model has no head")
+    if pooling is not None and pooling.token_values is not None:
+        return await _by_late_interaction(llm, first, second, places, options)
     return await _by_vectors(llm, first, second, places, options)
+
+
+async def _by_late_interaction(
+    llm: AsyncLLM,
+    first: Side,
+    second: Side,
+    places: Sequence[tuple[int, int]],
+    options: InputOptions | None,
+) -> LateScores:
+    keys = [new_key() for _ in first.texts]
+
+    async def prepared(side: Side, index: int, params: PoolingParams) -> PreparedRequest:
+        await asyncio.sleep(0)  # others' turn
+        prompt, name = TextPrompt(side.texts[index]), side.name(index)
+        return await llm.prepare_pooling(prompt, params, options=options, param=name)
+
+    keep, score = LateInteractionMode.CACHE_QUERY, LateInteractionMode.SCORE_DOC
+    queries = [await prepared(first, one, asked(keep, key)) for one, key in enumerate(keys)]
+    documents = [await prepared(second, two, asked(score, keys[one])) for one, two in places]
+    return LateScores(tuple(queries), tuple(documents), tuple(one for one, _ in places))
 
 
 async def _by_head(
@@ -101,15 +132,18 @@ async def _by_head(
     second: Side,
     places: Sequence[tuple[int, int]],
     options: InputOptions | None,
-    activation: bool | None,
+    params: PoolingParams,
+    *,
+    typed: bool,
 ) -> PreparedScores:
-    params = PoolingParams(task=PoolingTask.CLASSIFY, activation=activation)
+    """``typed``: the model tells tokens of the second text by their type."""
     made = []
     for one, two in places:
         names = first.name(one), second.name(two)
-        ids = await llm.encode_pair(first.texts[one], second.texts[two], params=names)
+        ids, at = await llm.encode_pair(first.texts[one], second.texts[two], params=names)
         prompt = TokensPrompt(tuple(ids))
-        made.append(await llm.prepare_pooling(prompt, params, options=options, param=names[1]))
+        asked = msgspec.structs.replace(params, second_text_at=at) if typed else params
+        made.append(await llm.prepare_pooling(prompt, asked, options=options, param=names[1]))
         await asyncio.sleep(0)  # others' turn
     return PreparedScores(tuple(made), tuple((index,) for index in range(len(made))))
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_STATUSES = ("0", "403", "404", "409", "422", "429", "500", "503", "504", "bug")
+"""Failures that are there from the start, at 0; others come with their first."""
 
 
 class OperatorMetrics:
     """All metrics of one process, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, repaired: Iterable[str] = ()) -> None:
+        """``repaired`` are the kinds of children that may be put right."""
         self.registry = CollectorRegistry()
         prefix, registry = "tandem_operator:", self.registry
         self.duration = Histogram(
@@ -22,6 +28,8 @@ class OperatorMetrics:
             ["status"],
             registry=registry,
         )
+        for status in _STATUSES:  # of a series that begins at 1 no increase is seen
+            self.errors.labels(status)
         self.depth = Gauge(f"{prefix}queue_depth", "Services that wait.", registry=registry)
         self.last_success = Gauge(
             f"{prefix}last_success_timestamp_seconds",
@@ -35,12 +43,16 @@ class OperatorMetrics:
         self.lists = Counter(
             f"{prefix}lists", "Periodic lists, by outcome.", ["outcome"], registry=registry
         )
+        for outcome in ("ok", "error"):
+            self.lists.labels(outcome)
         self.repairs = Counter(
             f"{prefix}repairs",
             "Deleted or edited children that were put right at once, by kind.",
             ["kind"],
             registry=registry,
         )
+        for kind in repaired:
+            self.repairs.labels(kind)
         self.silent_routers = Counter(
             f"{prefix}silent_routers",
             "Ready routers taken out of Services since their node did not answer.",
@@ -49,7 +61,12 @@ class OperatorMetrics:
         self.objects = Gauge(
             f"{prefix}cached_objects", "Services and children held in memory.", registry=registry
         )
-        self.services = Gauge(f"{prefix}services", "LLMServices last listed.", registry=registry)
+        self.services = Gauge(
+            f"{prefix}services",
+            "LLMServices last listed; -1 before the first list, as of a standby.",
+            registry=registry,
+        )
+        self.services.set(-1)  # 0 would be an operator with nothing to do
 
     def text(self) -> bytes:
         """Exposition."""

@@ -13,12 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tandem.link.spans import Spans
 from tandem.operator.cluster import Cluster, ClusterError
 from tandem.operator.cluster.apply import Applier
 from tandem.operator.cluster.fence import Fence
 from tandem.operator.cluster.mirror import Mirror
 from tandem.operator.cluster.repair import Repairs
-from tandem.operator.cluster.store import Store
+from tandem.operator.cluster.store import CHILDREN, Store
+from tandem.operator.look import Why
 from tandem.operator.loop import queue as queues
 from tandem.operator.loop import watch
 from tandem.operator.loop.leader import Leader
@@ -30,6 +32,7 @@ from tandem.operator.probes.probing import Probes
 from tandem.operator.probes.reach import Reach
 from tandem.operator.probes.refusals import Refusals
 from tandem.operator.reconcile.reconciler import Reconciler
+from tandem.operator.reconcile.traced import Tracer
 from tandem.operator.server import Server
 from tandem.operator.service_gauges import ServiceGauges
 from tandem.operator.settings import OperatorSettings
@@ -49,7 +52,7 @@ class Operator:
 
     def __init__(self, settings: OperatorSettings) -> None:
         self._settings = settings
-        self._metrics = OperatorMetrics()
+        self._metrics = OperatorMetrics(CHILDREN)
         self._queue = WorkQueue(self._metrics)
         fence = Fence()
         self._store = Store()
@@ -57,7 +60,11 @@ class Operator:
         self._cluster = Mirror(self._store, fence=fence)
         lease = Cluster(pool=1, timeout=min(LEASE_TIMEOUT, settings.renew_deadline / 2))
         self._leader = Leader(lease, settings, fence=fence)
-        self._resync = Resync(self._cluster, self._store, settings, self._queue.add, self._metrics)
+        self._tracer = Tracer(_spans(settings, self._leader.identity))
+        because = self._queue.because
+        self._resync = Resync(
+            self._cluster, self._store, settings, because(Why.RESYNC), self._metrics
+        )
         self._stop = threading.Event()
         self._server = Server(settings.port, self._metrics, self._alive, self._ready)
 
@@ -77,18 +84,22 @@ class Operator:
             self._stop.set()
             self._leader.release()
             self._server.stop()
+            self._tracer.close()
         return status
 
     def _lead(self) -> int:
         self._metrics.leader.set(1)
         self._await_crds()
-        probes = Probes(self._settings.canary_seconds, self._queue.add)
+        because = self._queue.because
+        probes = Probes(self._settings.canary_seconds, because(Why.CANARY))
         applier = Applier(self._cluster)
-        repairs = Repairs(self._cluster, applier, self._queue.add, self._metrics)
-        keywatch = KeyWatch(self._cluster, self._queue.add)
-        refusals = Refusals(self._queue.add)
+        repairs = Repairs(
+            self._cluster, applier, because(Why.CHILD), self._metrics, self._tracer.repairing
+        )
+        keywatch = KeyWatch(self._cluster, because(Why.KEYS))
+        refusals = Refusals(because(Why.REFUSALS))
         silence = self._settings.router_silence_seconds
-        reach = Reach(self._cluster, self._queue.add, self._metrics, silence)
+        reach = Reach(self._cluster, because(Why.REACH), self._metrics, silence)
         reconciler = Reconciler(
             self._cluster,
             self._store,
@@ -103,12 +114,13 @@ class Operator:
         listing = _thread(self._resync.run, self._stop)
         while not self._stop.is_set() and not self._resync.filled.wait(0.2):
             pass  # nobody looks at half of what is there
+        look = self._tracer.looks(reconciler, self._queue.why)
         working = [
-            _thread(queues.work, self._queue, reconciler, self._metrics)
+            _thread(queues.work, self._queue, look, self._metrics)
             for _ in range(self._settings.workers)
         ]
         working.append(listing)
-        heard = watch.Heard(self._queue.add, repairs.heard, self._store, self._metrics)
+        heard = watch.Heard(because(Why.SERVICE), repairs.heard, self._store, self._metrics)
         watching = _thread(watch.run, self._settings, heard, self._stop)
         try:
             while not self._stop.wait(0.2):
@@ -150,6 +162,19 @@ class Operator:
 
     def _ready(self) -> str | None:
         return "stopping" if self._stop.is_set() else None
+
+
+def _spans(settings: OperatorSettings, instance: str) -> Spans | None:
+    """Who sends spans; nobody without an endpoint."""
+    if settings.otlp_traces_endpoint is None:
+        return None
+    return Spans(
+        settings,
+        "tandem-operator",
+        instance,
+        ratio=settings.traces_sample_ratio,
+        namespace=settings.own_namespace,
+    )
 
 
 def _thread(target: Callable[..., object], *arguments: object) -> threading.Thread:

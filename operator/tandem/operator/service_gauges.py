@@ -18,7 +18,7 @@ from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.clock import parse_time
 from tandem.operator.cluster.store import SERVICE, Key, Store
 from tandem.operator.desired.naming import Manifest
-from tandem.protocol.names import LABEL_ROLE, LABEL_SERVICE
+from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
 
 MAX_SERVICES = 500
 """Services with series of their own, each with about thirty."""
@@ -68,9 +68,10 @@ class ServiceGauges(Collector):
         for pod in self._store.all("Pod"):
             labels = pod["metadata"].get("labels") or {}
             place = (pod["metadata"]["namespace"], labels.get(LABEL_SERVICE, ""))
+            role = labels.get(LABEL_ROLE) or labels.get(LABEL_COMPONENT, "")
             status = pod.get("status") or {}
             for each in status.get("containerStatuses") or []:
-                found[place, labels.get(LABEL_ROLE, "")] += each.get("restartCount", 0)
+                found[place, role] += each.get("restartCount", 0)
         return found
 
 
@@ -106,7 +107,7 @@ def _families() -> tuple[
         ),
         CounterMetricFamily(
             f"{prefix}service_restarts",
-            "Restarts of containers of the pods that there are, by role.",
+            "Restarts of containers of the pods that there are, by role; model is what fetches it.",
             labels=(*_OWN, "role"),
         ),
         GaugeMetricFamily(

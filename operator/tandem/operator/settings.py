@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_integer, check_positive, setting
+from tandem.protocol.settings import check_integer, check_positive, check_share, setting
+from tandem.protocol.tracing import TracingConfig
 
 IMAGES = "ghcr.io/tandem-serving"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorSettings:
+class OperatorSettings(TracingConfig):
     """All that one operator process needs to know. Times are seconds."""
 
     namespaces: tuple[str, ...] = setting(
@@ -60,7 +61,15 @@ class OperatorSettings:
     model_jobs: int = setting(10, "Jobs that fetch or read models at the same time, at most.")
     unschedulable_seconds: float = setting(60.0, "Pods pending this long count as unschedulable.")
 
+    traces_sample_ratio: float = setting(
+        1.0,
+        "Share of the looks at services that leave a trace; those that write nothing and go well "
+        "leave none.",
+    )
+
     def __post_init__(self) -> None:
+        TracingConfig.__post_init__(self)
+        check_share("traces_sample_ratio", self.traces_sample_ratio)
         check_integer("port", self.port, 0, 65535)
         check_integer("workers", self.workers, 1, 64)
         check_integer("model_jobs", self.model_jobs, 1, 10_000)

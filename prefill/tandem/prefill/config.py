@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from tandem.engine.config import EngineConfig
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_optional_integer, setting
 
 GPU_CHUNK = 2048
@@ -16,8 +18,9 @@ class PrefillConfig:
     prefill_chunk_tokens: int | None = setting(
         None,
         "Tokens of one prompt in one step, at most: what is computed can be sent meanwhile. None "
-        f"is {GPU_CHUNK} on a GPU, where a step of fewer costs more than it brings, {CPU_CHUNK} on "
-        "a CPU.",
+        f"is {GPU_CHUNK} on a GPU, where a step of fewer costs more than it brings (and for a "
+        "prompt that is alone, but its end, as many as a step holds, where KV is copied between "
+        f"GPUs of one machine), {CPU_CHUNK} on a CPU.",
         unit="tokens",
     )
 
@@ -25,15 +28,40 @@ class PrefillConfig:
         check_optional_integer("prefill_chunk_tokens", self.prefill_chunk_tokens, 16)
 
 
-def chunked(config: EngineConfig, prefill: PrefillConfig) -> EngineConfig:
-    """``config`` with chunks of whole blocks, unless the user set a threshold himself.
+def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) -> EngineConfig:
+    """``config`` with chunks of whole blocks, unless the user set a threshold himself, or the model
+    is an encoder, whose prompts are computed whole and handed to nobody.
 
-    A chunk that ends inside a block would leave that block to be sent with the next one.
+    A chunk that ends inside a block would leave that block to be sent with the next one. Where a
+    link brings a chunk in a millisecond, a prompt that is alone need not be cut but for its end.
     """
-    if config.scheduler.long_prefill_token_threshold is not None:
+    if config.facts.encoder is not None:
+        if prefill.prefill_chunk_tokens is not None:
+            allowed = "none: an encoder computes a prompt in one step"
+            raise InvalidParameter("prefill_chunk_tokens", prefill.prefill_chunk_tokens, allowed)
         return config
-    size = config.cache.block_size
-    wanted = prefill.prefill_chunk_tokens or (GPU_CHUNK if config.device == "cuda" else CPU_CHUNK)
-    chunk = max(size, wanted // size * size)
-    budget = config.scheduler.max_num_batched_tokens
-    return config.with_(long_prefill_token_threshold=min(chunk, budget))
+    scheduler = config.scheduler
+    if scheduler.long_prefill_token_threshold is not None:
+        return config
+    size, budget = config.cache.block_size, scheduler.max_num_batched_tokens
+    on_gpu = config.device == "cuda"
+    wanted = prefill.prefill_chunk_tokens or (GPU_CHUNK if on_gpu else CPU_CHUNK)
+    chunk = min(max(size, wanted // size * size), budget)
+    cuts: dict[str, int | None] = {
+        "lone_prefill_token_threshold": None,
+        "last_prefill_chunk_tokens": None,
+        "max_num_begun_tokens": chunk if on_gpu else None,
+    }
+    if on_gpu and prefill.prefill_chunk_tokens is None and copies_blocks(kv):
+        cuts["lone_prefill_token_threshold"] = budget // size * size or budget
+        cuts["last_prefill_chunk_tokens"] = chunk
+    for name, value in cuts.items():
+        given = getattr(scheduler, name)
+        cuts[name] = value if given is None else given
+    return config.with_(long_prefill_token_threshold=chunk, **cuts)
+
+
+def copies_blocks(kv: KVTransferConfig) -> bool:
+    """Whether blocks of GPUs are copied between workers that meet on this machine."""
+    near = kv.kv_connector == "auto" and kv.kv_node_folder is not None
+    return near or kv.kv_connector == "cuda_p2p"

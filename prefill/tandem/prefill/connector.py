@@ -8,17 +8,20 @@ became of the request meanwhile.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.engine.scheduler.roster import ABORT, FAILED
 from tandem.kvtransfer import events
-from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.requests import Produce
+
+if TYPE_CHECKING:  # it brings torch, which a simulation of this connector goes without
+    from tandem.kvtransfer.service.producer import HandoffProducer
 
 _NOTHING = Remote(Lookup.NOTHING)
 _LATER = Remote(Lookup.LATER)
@@ -57,6 +60,11 @@ class PrefillConnector:
     def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
         """Never called: ``lookup`` promises nothing."""
         raise AssertionError("a prefill worker loads nothing")
+
+    def started(self, request: Request) -> None:
+        """Let the consumer reserve its blocks while the prompt is computed."""
+        if request.key in self._exports:
+            self._producer.started(request.key)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

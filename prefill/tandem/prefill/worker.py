@@ -1,4 +1,4 @@
-"""Entry of the prefill worker: settings in, exit status out."""
+"""Entry of the prefill worker: settings in, exit status out. An encoder hands nothing over."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.card import WorkerRole
+from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
 from tandem.worker.server_config import ServerConfig
 
@@ -18,9 +19,12 @@ def run(
     config: EngineConfig, server: ServerConfig, kv: KVTransferConfig, prefill: PrefillConfig
 ) -> int:
     """Serve until a signal."""
-    executor = make_executor(config, reach_memory=True)
+    hands_over = config.facts.encoder is None
+    executor = make_executor(config, reach_memory=hands_over)
 
     def make_role(context: RoleContext) -> RoleParts:
+        if not hands_over:
+            return RoleParts(NoHandoff(), None)
         (region,) = context.executor.regions()
         producer = HandoffProducer(
             kv,
@@ -43,7 +47,7 @@ def run(
         )
 
     return run_worker(
-        chunked(config, prefill),
+        chunked(config, prefill, kv),
         server,
         WorkerRole.PREFILL,
         executor=executor,

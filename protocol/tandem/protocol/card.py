@@ -9,7 +9,7 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout
 from tandem.protocol.pooling import ModelPooling
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised whenever a frame, the hash or the layout changes meaning."""
 
 

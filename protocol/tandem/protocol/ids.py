@@ -4,9 +4,10 @@ NewTypes keep a raw ``bytes`` or ``int`` from standing in for the wrong thing.
 """
 
 import os
-from typing import NewType
+from typing import Annotated, NewType
 
 import msgspec
+from msgspec import Meta
 
 Incarnation = NewType("Incarnation", bytes)
 """128 random bits drawn at each process start; a restarted process is another peer."""
@@ -15,6 +16,8 @@ BlockHash = NewType("BlockHash", bytes)
 """Chained 128-bit hash of a full block and all that precedes it (see ``hashing``)."""
 
 INCARNATION_BYTES = 16
+MAX_REQUEST_NAME = 256
+"""Characters; keys that have ended are remembered by the ten thousand."""
 NOBODY = Incarnation(bytes(INCARNATION_BYTES))
 """Destination of a first frame, before the peer's incarnation is known."""
 
@@ -27,11 +30,11 @@ def new_incarnation() -> Incarnation:
 class RequestKey(msgspec.Struct, frozen=True, array_like=True, order=True):
     """Identity of one attempt at one request; equal on P, D and the router."""
 
-    router: bytes
+    router: Annotated[bytes, Meta(max_length=INCARNATION_BYTES)]
     """Incarnation of the router that dispatched it; request ids are unique within one."""
-    request: str
+    request: Annotated[str, Meta(max_length=MAX_REQUEST_NAME)]
     """The router's own id for the request (never the client's)."""
-    attempt: int
+    attempt: Annotated[int, Meta(ge=0, le=1 << 40)]
     """0 for the first dispatch; each walk of the failure ladder adds one."""
 
     def __str__(self) -> str:

@@ -77,15 +77,32 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Measured over the last steps; 0 while unknown."""
     num_decoding: int = 0
     """Of the running ones, those past their prompt."""
+    context_tokens: int = 0
+    """Tokens before the next of each of those, all together."""
     decode_steps: StepTimes = ()
-    """Seconds of steps by the number of their decodes."""
+    """Seconds of steps by the number of their decodes, without what contexts take."""
+    context_s: float = 0.0
+    """Seconds for each token of a decode's context; 0 while unknown."""
     prompt_steps: StepTimes = ()
-    """Seconds that prompt tokens take, or add to a step, by their number."""
+    """Seconds that prompt tokens take, or add to a step, by their number, at a prompt's start."""
+    steepness: float = 0.0
+    """By what share a prompt's token takes longer there for each token before it."""
     chunk_tokens: int = 0
     """Prompt tokens that a step takes beside those that decode now; 0 while unknown."""
+    mixed_chunk_tokens: int = 0
+    """Prompt tokens that a step takes beside decodes, of which there is one at least; 0 while
+    unknown. Differs from ``chunk_tokens`` while nothing decodes."""
+    bounds_steps: bool = False
+    """Whether those keep a step within a time: behind a long context they are fewer."""
     residence_s: float = 0.0
     """Mean seconds that a request holds its blocks; 0 while unknown."""
+    prompt_share: float = 0.0
+    """Of its time, what prompts took lately, 0 to 1: decodes beside them are not counted."""
+    prompts_per_s: float = 0.0
+    """Prompts whose last token was computed here lately, a second."""
     draining: bool = False
+    sleeping: bool = False
+    """Whether nothing is taken until the worker is woken up."""
     computed_tokens: int = 0
     """Prompt tokens computed here since the start."""
     generated_tokens: int = 0

@@ -39,6 +39,44 @@ class PoolingType(StrEnum):
     """That of the prompt's first token, which does not come from the prefix cache either."""
 
 
+class LateInteractionMode(StrEnum):
+    """What becomes of the vectors of a prompt's tokens, beside an answer."""
+
+    CACHE_QUERY = "cache_query"
+    """The worker keeps them; the answer is one value, how many they are."""
+    SCORE_DOC = "score_doc"
+    """The answer is one value: their score against a query that the worker keeps, NaN where it
+    does not."""
+
+
+MAX_QUERY_KEY = 64
+"""Characters."""
+MAX_QUERY_USES = 1 << 20
+
+
+class LateInteractionParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tokens of a query meet those of documents, at the worker that keeps the query."""
+
+    mode: LateInteractionMode
+    query_key: str
+    """Names the query; whoever knows it may score against it. Requests of one key go to one
+    worker."""
+    query_uses: int = 1
+    """Of a query: documents for which it is kept."""
+
+    def verify(self) -> None:
+        """Raise InvalidParameter naming the field."""
+        _check_word("late_interaction.mode", self.mode, LateInteractionMode)
+        key = self.query_key
+        if not isinstance(key, str) or not 0 < len(key) <= MAX_QUERY_KEY:
+            allowed = f"a text of 1 to {MAX_QUERY_KEY} characters"
+            raise InvalidParameter("late_interaction.query_key", key, allowed)
+        uses = self.query_uses
+        if isinstance(uses, bool) or not isinstance(uses, int) or not 0 < uses <= MAX_QUERY_USES:
+            allowed = f"an integer from 1 to {MAX_QUERY_USES}"
+            raise InvalidParameter("late_interaction.query_uses", uses, allowed)
+
+
 class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is wanted instead of tokens; None is the model's own way."""
 
@@ -51,6 +89,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Leading values of each vector that are kept, before its length is made one (Matryoshka)."""
     activation: bool | None = None
     """Of ``classify``: whether its numbers are probabilities; without they are the head's own."""
+    second_text_at: int | None = None
+    """Of a pair of texts in one prompt: the position at which the second begins, whose tokens are
+    of another type. Of models with token types (BERT) alone."""
+    late_interaction: LateInteractionParams | None = None
+    """Of ``token_embed``: the vectors are kept or scored, and not told."""
 
     @property
     def needs_all_states(self) -> bool:
@@ -70,6 +113,11 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         dims = self.dimensions
         if dims is not None and (isinstance(dims, bool) or not isinstance(dims, int) or dims < 1):
             raise InvalidParameter("dimensions", dims, "an integer of at least 1")
+        at = self.second_text_at
+        if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 1):
+            raise InvalidParameter("second_text_at", at, "an integer of at least 1")
+        if self.late_interaction is not None:
+            self.late_interaction.verify()
         task = PoolingTask(self.task)
         for name, tasks in _OF_TASKS.items():
             if getattr(self, name) is not None and task not in tasks:
@@ -84,6 +132,7 @@ _OF_TASKS = {
     "normalize": (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED),
     "dimensions": (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED),
     "activation": (PoolingTask.CLASSIFY,),
+    "late_interaction": (PoolingTask.TOKEN_EMBED,),
 }
 """Fields that mean something to some tasks only."""
 
@@ -116,10 +165,19 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     activation: Activation = Activation.SOFTMAX
     generates: bool = True
     """Whether the model has a head for tokens, too."""
+    classified: PoolingType = PoolingType.LAST
+    """Which hidden state the classification head reads."""
+    has_token_types: bool = False
+    """Whether tokens of a pair's second text are of another type."""
+    token_values: int | None = None
+    """Values of a token's vector, of a model that is made for late interaction: it gives no others,
+    and scores are of such vectors."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
         """What can be asked for."""
+        if self.token_values is not None:
+            return (PoolingTask.TOKEN_EMBED,)
         if self.labels:
             return tuple(PoolingTask)
         return (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
@@ -129,7 +187,10 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         there are none."""
         params = params.verify()
         if params.task not in self.tasks:
-            allowed = f"{' or '.join(self.tasks)}: this model has no classification head"
+            why = "this model has no classification head"
+            if self.token_values is not None:
+                why = "this model gives a vector for each token, for late interaction"
+            allowed = f"{' or '.join(self.tasks)}: {why}"
             raise InvalidParameter("task", str(params.task), allowed)
         return params
 
@@ -142,11 +203,14 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             num_tokens: of the prompt.
         """
         params = self.check_task(params)
+        self._check_pair(params.second_text_at, num_tokens)
         if params.task is PoolingTask.CLASSIFY:
             wanted = params.activation is not False
             return msgspec.structs.replace(
-                params, pooling_type=PoolingType.LAST, activation=wanted, normalize=False
+                params, pooling_type=self.classified, activation=wanted, normalize=False
             )
+        if self.token_values is not None:
+            hidden_size = self.token_values
         dims = params.dimensions
         if dims is not None and (dims > hidden_size or dims not in (self.dimensions or (dims,))):
             named = ", ".join(map(str, self.dimensions))
@@ -169,6 +233,15 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
             normalize=self.normalize if given is None else given,
             dimensions=dims,
         )
+
+    def _check_pair(self, at: int | None, num_tokens: int) -> None:
+        if at is None:
+            return
+        if not self.has_token_types:
+            raise InvalidParameter("second_text_at", at, "none: this model has no token types")
+        if at >= num_tokens:
+            allowed = f"a position within the prompt's {num_tokens} tokens"
+            raise InvalidParameter("second_text_at", at, allowed)
 
 
 NO_SAMPLING = SamplingParams(temperature=0.0, max_tokens=1)

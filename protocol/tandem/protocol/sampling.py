@@ -28,6 +28,15 @@ ALL_LOGPROBS = -1
 """What clients write in ``logprobs`` for every token of the vocabulary."""
 SEED_BITS = 63
 
+MAX_EXTRA_ARGS = 64
+MAX_EXTRA_ARG_CHARS = 128
+"""Of a name."""
+MAX_EXTRA_VALUES = 1_024
+"""Values of one name, of a list."""
+MAX_EXTRA_TEXT = 4_096
+"""Characters of one value."""
+ExtraArg = str | int | float | list[str | int | float]
+
 _MOST = {
     "stop_token_ids": MAX_STOP_TOKEN_IDS,
     "logit_bias": MAX_LOGIT_BIAS,
@@ -41,6 +50,17 @@ class OutputKind(StrEnum):
     CUMULATIVE = "cumulative"
     DELTA = "delta"
     FINAL_ONLY = "final_only"
+
+
+class ThinkingMarks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model marks what it thinks, in token ids."""
+
+    opens: tuple[tuple[int, ...], ...] = ()
+    """Sequences that begin it."""
+    close: int
+    """The one that ends it."""
+    has_begun: bool = False
+    """The prompt has begun it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,6 +109,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Token sequences whose last id is not drawn after the others; filled by text/."""
     structured_outputs: StructuredOutputsParams | None = None
     """What the answer is to match."""
+    thinking_token_budget: int | None = None
+    """Tokens after which what the model thinks before its answer is ended; -1 is any number."""
+    thinking: ThinkingMarks | None = None
+    """Filled by text/ where there is a budget, and a thought that it bounds."""
+    extra_args: dict[str, ExtraArg] | None = None
+    """What logits processors of the workers are told, by name: ``vllm_xargs`` of HTTP."""
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -122,6 +148,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidParameter(
                 "min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}"
             )
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, -1, 2**31 - 1)
+        if self.extra_args is not None:
+            _verify_extra(self.extra_args)
         self._verify_lists()
         if self.structured_outputs is not None:
             self.structured_outputs.verify()
@@ -152,6 +182,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _ids("stop_token_ids", self.stop_token_ids, vocab_size)
         _ids("allowed_token_ids", self.allowed_token_ids or (), vocab_size)
         _ids("logit_bias", tuple(self.logit_bias or {}), vocab_size)
+        if self.thinking is not None:
+            marks = (self.thinking.close, *(each for ids in self.thinking.opens for each in ids))
+            _ids("thinking_token_budget", marks, vocab_size)
         if len(self.bad_words_token_ids) > 2 * MAX_BAD_WORDS:  # two forms of each
             raise InvalidParameter("bad_words", self.bad_words, f"at most {MAX_BAD_WORDS} words")
         for words in self.bad_words_token_ids:
@@ -230,6 +263,26 @@ def _biases(biases: Mapping[int, float]) -> None:
         raise InvalidParameter(f"logit_bias.{token}", bias, "a number from -100 to 100")
     if wrong:
         raise InvalidParameter("logit_bias", wrong, "numbers from -100 to 100")
+
+
+def _verify_extra(given: Mapping[str, ExtraArg]) -> None:
+    if len(given) > MAX_EXTRA_ARGS or any(len(name) > MAX_EXTRA_ARG_CHARS for name in given):
+        allowed = f"at most {MAX_EXTRA_ARGS} names of at most {MAX_EXTRA_ARG_CHARS} characters"
+        raise InvalidParameter("vllm_xargs", list(given), allowed)
+    for name, value in given.items():
+        values = value if isinstance(value, list) else [value]
+        if len(values) > MAX_EXTRA_VALUES:
+            raise InvalidParameter(
+                f"vllm_xargs.{name}", value, f"at most {MAX_EXTRA_VALUES} values"
+            )
+        for each in values:
+            if isinstance(each, str):
+                fits = len(each) <= MAX_EXTRA_TEXT
+            else:
+                fits = isinstance(each, int | float) and math.isfinite(each)
+            if not fits:
+                allowed = f"texts of at most {MAX_EXTRA_TEXT} characters and finite numbers"
+                raise InvalidParameter(f"vllm_xargs.{name}", each, allowed)
 
 
 def _texts(param: str, texts: Sequence[str], most: int) -> None:

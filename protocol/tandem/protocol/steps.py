@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
 StepTimes = Annotated[tuple[tuple[int, float], ...], Meta(max_length=32)]
 """(size of a step, seconds), by size. A size is decodes, or prompt tokens; none is unknown."""
+
+
+class Crowd(NamedTuple):
+    """What decodes in one step."""
+
+    streams: int
+    context: int = 0
+    """Tokens before those of all streams together."""
+
+    def joined(self, tokens: int) -> Crowd:
+        """With one more, whose context is of so many tokens."""
+        return Crowd(self.streams + 1, self.context + tokens)
 
 
 def seconds_at(points: Sequence[tuple[int, float]], size: int) -> float:
@@ -42,3 +54,10 @@ def decode_seconds(points: Sequence[tuple[int, float]], decodes: int) -> float:
     before = points[-2]
     slope = max(0.0, (last[1] - before[1]) / (last[0] - before[0]))
     return last[1] + slope * (decodes - last[0])
+
+
+def crowd_seconds(points: Sequence[tuple[int, float]], context_s: float, crowd: Crowd) -> float:
+    """Seconds of a step of these decodes; ``points`` are without contexts, and each token of one
+    takes ``context_s``. 0 while nothing is known."""
+    own = decode_seconds(points, crowd.streams)
+    return own + context_s * crowd.context if own else 0.0

@@ -8,6 +8,7 @@ from tandem.protocol.settings import check_choices, setting
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
+_WITHOUT_PATH = re.compile(r"https?://[^/]+/?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class TracingConfig:
             raise InvalidParameter(
                 "otlp_traces_endpoint", endpoint, "http:// or https:// and a host"
             )
+        by_grpc = endpoint is not None and self.otlp_traces_protocol == "grpc"
+        if by_grpc and not _WITHOUT_PATH.fullmatch(endpoint or ""):
+            allowed = "no path, unless otlp_traces_protocol is http/protobuf"
+            raise InvalidParameter("otlp_traces_endpoint", endpoint, allowed)
 
 
 def is_traceparent(value: str) -> bool:

@@ -27,7 +27,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.keys import KeyRing
-from tandem.router import ops
+from tandem.router import administration, ops, sleeping
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
 from tandem.router.anthropic import messages
 from tandem.router.anthropic.errors import error_body
@@ -39,6 +39,7 @@ from tandem.router.dispatch.fleet import Fleet
 from tandem.router.document import document
 from tandem.router.gauges import register_gauges
 from tandem.router.live.fleet_view import LiveFleet
+from tandem.router.live.link_series import register_link_series
 from tandem.router.live.rates import RouterRates
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.auth import ApiKeys, KnownKeys
@@ -117,6 +118,7 @@ class Router:
             request_timeout=config.request_timeout,
             max_attempts=config.max_attempts,
             worker_wait=config.worker_wait,
+            resume_wait=config.resume_wait,
             accept_timeout=config.accept_timeout,
             progress_timeout=config.progress_timeout,
             stream_backlog=config.max_stream_backlog_bytes,
@@ -129,8 +131,9 @@ class Router:
         templates = IsolatedTemplates(max_chars=config.max_text_chars)
         tokenizer.chat_templates.isolated = templates
         llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me)
-        register_gauges(metrics, fleet, admission)
+        register_gauges(metrics, fleet, admission, dispatcher.hit_ceiling)
         live = LiveFleet(fleet, dispatcher, admission, metrics, RouterRates(metrics))
+        register_link_series(metrics, live)
         return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live)
 
     def names(self) -> tuple[str, ...]:
@@ -187,7 +190,7 @@ def create_app(config: RouterConfig) -> FastAPI:
 
     Raises InvalidParameter for gRPC where its packages are not installed.
     """
-    if config.grpc_port and find_spec("grpc_reflection") is None:
+    if config.grpc_port and None in map(find_spec, ("grpc_reflection", "h2")):
         raise InvalidParameter("grpc_port", config.grpc_port, "0, unless tandem[grpc] is installed")
     router = Router.of(config)
     readiness = ops.Readiness(
@@ -210,7 +213,7 @@ def create_app(config: RouterConfig) -> FastAPI:
 
     parts = (
         *(chat, completions, responses, stored_responses, messages, embeddings, scores),
-        *(models, tokenize, ops),
+        *(models, tokenize, ops, administration, sleeping),
         *((page,) if config.ui else ()),
     )
     app = FastAPI(

@@ -24,7 +24,7 @@ from tandem.text.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#,]+")
 
 
-HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.02}
+HANDOFF_PATIENCE = {"conditional": 1.0, "elastic": 0.1}
 """Seconds by placement, unless given."""
 MIN_HANDOFF_TOKENS = {"conditional": 16, "elastic": 0, "strict": 0}
 """By placement, unless given."""
@@ -50,7 +50,7 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "timeline_requests": (0, 1 << 20),
     "timeline_mib": (1, None),
     "ready_prefill": (0, None),
-    "ready_decode": (1, None),
+    "ready_decode": (0, None),
     "max_prompts": (1, 65_536),
     "max_parallel_prompts": (1, 65_536),
     "max_sequences": (1, 65_536),
@@ -83,6 +83,9 @@ class RouterConfig(TracingConfig):
     trust_request_chat_template: bool = setting(
         False, "Allow requests to bring a chat template of their own."
     )
+    enable_tokenizer_info_endpoint: bool = setting(
+        False, "Tell the tokenizer's settings and the chat template by GET /tokenizer_info."
+    )
     tool_call_parser: str = setting(
         "auto",
         "Format in which the model calls tools, in vLLM's names; auto: by its chat template, "
@@ -110,13 +113,20 @@ class RouterConfig(TracingConfig):
     )
     admin_api_key: tuple[str, ...] = setting(
         (),
-        "Bearer token that administration (POST /reset_prefix_cache) asks for; may be given more"
-        " than once. None: refused where there are API keys, open where there are none.",
+        "Bearer token that administration (/abort_requests, /is_sleeping, /log_level, "
+        "/reset_prefix_cache, /server_info, /sleep, /start_profile, /stop_profile, /wake_up) asks "
+        "for; may be given more than once. None: refused where there are API keys, open where "
+        "there are none.",
     )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
     max_attempts: int = setting(3, "Dispatches of one request over all failures, at most.")
     worker_wait: float = setting(
         5.0, "How long a request waits for a worker when none that could take it is up."
+    )
+    resume_wait: float = setting(
+        30.0,
+        "The same for a request whose answer has begun: its client cannot send it again without "
+        "losing what it has read, and a worker's process is started anew in that time.",
     )
     accept_timeout: float = setting(
         30.0, "A worker that has not accepted a request by then has failed the attempt."
@@ -223,9 +233,16 @@ class RouterConfig(TracingConfig):
         120.0, "A worker that beats but makes no progress with work pending this long is lost."
     )
     ready_prefill: int = setting(
-        0, "Prefill workers with a link to a decode worker before /ready first answers 200."
+        0,
+        "Prefill workers with a link to a decode worker before /ready first answers 200; with "
+        "ready_decode 0, or a model that draws no tokens, those that are up.",
     )
-    ready_decode: int = setting(1, "Decode workers before /ready first answers 200.")
+    ready_decode: int = setting(
+        1,
+        "Decode workers before /ready first answers 200. 0 is a fleet of prefill workers alone, "
+        "which gives vectors and scores: one worker of either role is enough. So it is for a model "
+        "that draws no tokens, whatever this says.",
+    )
     drain_timeout: float = setting(
         30.0, "How long requests under way may take to end after a signal to stop."
     )
@@ -287,6 +304,7 @@ class RouterConfig(TracingConfig):
         ):
             check_positive(name, getattr(self, name))
         check_positive("worker_wait", self.worker_wait, or_zero=True)
+        check_positive("resume_wait", self.resume_wait, or_zero=True)
         self._check_placement()
         if self.beat_timeout <= self.beat_interval:
             raise InvalidParameter(

@@ -46,6 +46,7 @@ _GENERATING = (*_TAKING, 429, 503, 504)
 _STORED = (400, 404, 500, 503)
 _BODIES: tuple[type[Body], ...] = (
     *(schemas.ChatBody, schemas.CompletionBody, schemas.TokenizeBody, schemas.DetokenizeBody),
+    *(schemas.LogLevelBody, schemas.AbortBody),
     *(
         schemas.StreamOptions,
         structured.ResponseFormat,
@@ -159,6 +160,20 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         gives=answers.Status, errors=(404, 500, 503)
     ),
     ("post", "/reset_prefix_cache"): Operation(gives=answers.Status, says=(503,)),
+    ("post", "/sleep"): Operation(gives=answers.Status, says=(503,), errors=(400, 500)),
+    ("post", "/wake_up"): Operation(gives=answers.Status, says=(503,), errors=(400, 500)),
+    ("get", "/is_sleeping"): Operation(gives=answers.Status, errors=(400, 500, 503)),
+    ("post", "/start_profile"): Operation(gives=answers.Status, says=(503,)),
+    ("post", "/stop_profile"): Operation(gives=answers.Status, says=(503,)),
+    ("get", "/server_info"): Operation(gives=answers.Status),
+    ("get", "/log_level"): Operation(gives=answers.Status),
+    ("post", "/log_level"): Operation(
+        takes=schemas.LogLevelBody, gives=answers.Status, errors=_TAKING
+    ),
+    ("post", "/abort_requests"): Operation(
+        takes=schemas.AbortBody, gives=answers.Status, errors=_TAKING
+    ),
+    ("get", "/tokenizer_info"): Operation(gives=answers.Status, errors=(404, 500, 503)),
 }
 
 

@@ -8,19 +8,20 @@ from collections.abc import Mapping
 
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.fleet import Fleet
+from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics, only
+from tandem.router.workers.pool import Worker
 
 _Reading = Mapping[tuple[str, ...], float]
 
 
-def register_gauges(metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQueue) -> None:
+def register_gauges(
+    metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQueue, ceiling: HitCeiling
+) -> None:
     """Register all of them."""
 
     def workers() -> _Reading:
-        return Counter(
-            (str(worker.role), "draining" if worker.draining else "up")
-            for worker in fleet.pool.workers.values()
-        )
+        return Counter((str(worker.role), _state(worker)) for worker in fleet.pool.workers.values())
 
     def links() -> _Reading:
         return Counter((str(state),) for state in fleet.pool.links().values())
@@ -31,7 +32,17 @@ def register_gauges(metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQu
         )
         return {("up",): up, ("quarantined",): len(fleet.links.quarantined())}
 
+    def hit_ceiling() -> _Reading:
+        share = ceiling.read()
+        return {} if share is None else only(share)
+
     gauge = metrics.gauge
+    gauge(
+        "tandem:router_prefix_hit_ceiling",
+        "Share of the last 12 to 24 hours' prompt blocks that an unbounded cache would have had.",
+        (),
+        hit_ceiling,
+    )
     gauge(
         "vllm:num_requests_running",
         "Requests dispatched and not finished.",
@@ -64,3 +75,9 @@ def register_gauges(metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQu
         (),
         lambda: only(len(fleet.index)),
     )
+
+
+def _state(worker: Worker) -> str:
+    if worker.draining:
+        return "draining"
+    return "asleep" if worker.sleeps else "up"

@@ -7,17 +7,25 @@ wakes once for the headers and once more for the first token of a stream.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class JoinedTransport(asyncio.Transport):
-    """What one answer writes to: holds the headers until more comes, but never beyond this turn of
-    the loop (an answer to HEAD has no body)."""
+    """What one answer begins to write to: holds the headers until more comes, but never beyond
+    this turn of the loop (an answer to HEAD has no body).
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    ``done`` is called with the transport itself once nothing is held: what follows may go there,
+    which spares a call for every token.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, done: Callable[[asyncio.Transport], None]
+    ) -> None:
         super().__init__()
         self._transport = transport
+        self._done = done
         self._held: bytes | None = None
         self._begun = False
 
@@ -29,6 +37,7 @@ class JoinedTransport(asyncio.Transport):
         elif self._held is not None:
             joined, self._held = self._held + data, None
             self._transport.write(joined)
+            self._done(self._transport)
         else:
             self._transport.write(data)
 
@@ -45,6 +54,7 @@ class JoinedTransport(asyncio.Transport):
         held, self._held = self._held, None
         if held is not None:
             self._transport.write(held)
+            self._done(self._transport)
 
 
 class JoinedProtocol(HttpToolsProtocol):
@@ -53,5 +63,8 @@ class JoinedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A request came, and its answer begins; its task has not run yet."""
         super().on_headers_complete()
-        if self.cycle is not None:
-            self.cycle.transport = JoinedTransport(self.cycle.transport)
+        cycle = self.cycle
+        if cycle is not None:
+            cycle.transport = JoinedTransport(
+                cycle.transport, lambda transport: setattr(cycle, "transport", transport)
+            )

@@ -7,15 +7,17 @@ a token costs no look-up. Gauges are read when they are scraped, from those who 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tandem.protocol.errors import FailCause
+from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.finish import FinishReason
 from tandem.router.admission.queue import RejectReason
+from tandem.router.token_times import TokenHistogram
 
 _MODEL = ("model_name",)
 _TTFT = (
@@ -36,6 +38,11 @@ _TOKENS = tuple(
     for step in (1, 2, 5)
     if step * 10**power <= 200000
 )
+DROPS = ("garbage", "reset", "stale", "unexpected")
+"""Why a frame of a worker is dropped."""
+SHAPES = ("whole", "handoff")
+RUNGS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
+"""What an attempt is: the names of the ladder's ``Rung``."""
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
@@ -57,6 +64,10 @@ class Totals(NamedTuple):
 
 class RouterMetrics:
     """Everything under ``/metrics``. Called in the loop's thread."""
+
+    next_token: Callable[[float], None]
+    """Called with the seconds between two outputs of one choice: once a token, and bound anew with
+    the labels."""
 
     def __init__(self, model_name: str = "") -> None:
         self.registry = CollectorRegistry()
@@ -81,6 +92,7 @@ class RouterMetrics:
 
     def totals(self) -> Totals:
         """The main counters as they stand: for a few reads a second, not for each token."""
+        next_outputs, next_output_seconds = self._h_itl.totals()
         return Totals(
             started=_sum(self._h_prompt, "_count"),
             ended=_sum(self._h_e2e, "_count"),
@@ -89,8 +101,8 @@ class RouterMetrics:
             cached_tokens=_sum(self._c_cached, "_total"),
             first_outputs=_sum(self._h_ttft, "_count"),
             first_output_seconds=_sum(self._h_ttft, "_sum"),
-            next_outputs=_sum(self._h_itl, "_count"),
-            next_output_seconds=_sum(self._h_itl, "_sum"),
+            next_outputs=next_outputs,
+            next_output_seconds=next_output_seconds,
         )
 
     def rejections(self) -> dict[str, int]:
@@ -114,10 +126,6 @@ class RouterMetrics:
     def first_token(self, seconds: float) -> None:
         """Time from arrival to the first token."""
         self._ttft.observe(seconds)
-
-    def next_token(self, seconds: float) -> None:
-        """Time between two outputs of one choice."""
-        self._itl.observe(seconds)
 
     def choice_finished(self, reason: FinishReason) -> None:
         """One choice came to its end."""
@@ -191,9 +199,9 @@ class RouterMetrics:
             "From arrival to the first token.",
             _TTFT,
         )
-        self._h_itl = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two outputs of one choice.", _ITL
-        )
+        name = "vllm:inter_token_latency_seconds"
+        self._h_itl = TokenHistogram(name, "Between two outputs of one choice.", _MODEL, _ITL)
+        self.registry.register(self._h_itl)
         self._h_tpot = self._histogram(
             "vllm:request_time_per_output_token_seconds",
             "Mean time between a request's tokens after the first.",
@@ -268,11 +276,18 @@ class RouterMetrics:
         # A series that begins at 1 has no increase: the first failure would never be seen.
         for cause in FailCause:
             self._failures.labels(str(cause))
+            self._attempt_failures.labels("failed", str(cause))
+        for code in RefusalCode:
+            self._attempt_failures.labels("refused", str(code))
+        for shape, rung in product(SHAPES, RUNGS):
+            self._attempts.labels(shape, rung)
+        for reason in DROPS:
+            self._dropped.labels(reason)
         if name:
             for reason in RejectReason:
                 self._rejections.labels(name, str(reason))
         self._ttft = self._h_ttft.labels(name)
-        self._itl = self._h_itl.labels(name)
+        self.next_token = self._h_itl.child(name).observe
         self._tpot = self._h_tpot.labels(name)
         self._e2e = self._h_e2e.labels(name)
         self._request_prompt = self._h_prompt.labels(name)

@@ -11,7 +11,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
 from tandem.protocol.child import child_headers
-from tandem.protocol.commands import CommandName
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.live.fleet_view import LiveFleet
@@ -38,7 +37,7 @@ class Readiness:
         """Why no request should be sent here, or None."""
         problem = self._fleet.servable(prefill=self._prefill, decode=self._decode)
         if problem is None:
-            self._prefill, self._decode = 0, 1
+            self._prefill, self._decode = 0, min(self._decode, 1)
         return problem
 
 
@@ -129,14 +128,6 @@ async def debug_request(request: Request, request_id: str) -> Response:
 async def debug_placements(request: Request) -> Response:
     """Where the latest attempts went, what each way was to come to, and what came of it."""
     return _json({"placements": request.app.state.explanations.to_json()})
-
-
-@routes.post("/reset_prefix_cache")
-async def reset_prefix_cache(request: Request) -> Response:
-    """Drop cached blocks on every worker; 503 when one refuses."""
-    reply = await service_of(request).llm.call(CommandName.RESET_PREFIX_CACHE)
-    content = {"ok": reply.ok, "message": reply.message}
-    return _json(content, status=200 if reply.ok else 503)
 
 
 def _limit(asked: str | None) -> int:

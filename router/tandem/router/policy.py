@@ -10,8 +10,8 @@ from tandem.router.config import (
     RouterConfig,
 )
 from tandem.router.placement.base import PlacementPolicy
+from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
-from tandem.router.placement.forecast import Targets
 from tandem.router.placement.prefix_load import PrefixLoadPolicy
 
 

@@ -1,5 +1,7 @@
 """Every family on a GPU: paged kernels, graphs, overlap, in 16 bits, judged by transformers."""
 
+from typing import Any
+
 import pytest
 import torch
 from tests.engine_run.gpu.gpu_engine import GPUEngine, regrets
@@ -110,6 +112,39 @@ def test_choices_within_grammars_in_graphs_are_those_of_the_sampler(asked):
         assert set(tokens) <= set(range(at * 7, at * 7 + 30))
     same = sum(a == b for a, b in zip(generated(ChoiceGraphs()), made, strict=True))
     assert same >= len(PROMPTS) - 1  # padding may change how the head is cut
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_bits_of_rows_that_draw_in_different_ways_stay_apart(eager):
+    """Steps launched while others are in flight, of rows that the sampler treats in four groups:
+    each draws within its own grammar, and without graphs as if its words came by themselves."""
+    ways: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.9},
+        {"temperature": 0.9, "top_p": 0.9},
+    ]
+    ways.append({"temperature": 0.0, "logit_bias": {300: 1.0}})
+    settings = {"device": "cuda", "dtype": "bfloat16", "max_num_seqs": 64, "enforce_eager": eager}
+    driver = Driver(folder_of("qwen3", wide=True), num_blocks=256, **settings)
+    prompts = [[at + 5, *PROMPTS[at % 2]] for at in range(48)]
+
+    def generated() -> list[list[int]]:
+        params = [SamplingParams(seed=at, **ways[at % 4]) for at in range(48)]
+        seqs = [driver.add(*each) for each in zip(prompts, params, strict=True)]
+        for at, seq in enumerate(seqs):
+            driver.lines[seq].allowed = range(at * 5, at * 5 + 9)
+        made = driver.generate(seqs, 24)
+        for seq in seqs:
+            driver.drop(seq)
+        return made
+
+    made = generated()
+    for at, tokens in enumerate(made):
+        assert set(tokens) <= set(range(at * 5, at * 5 + 9))
+    assert driver.runner.batch.sampling.bounds is not None
+    if eager:  # graphs may round otherwise from run to run
+        driver.runner.batch.sampling.bounds = None
+        assert generated() == made
 
 
 def test_a_device_too_small_is_told_with_a_number():

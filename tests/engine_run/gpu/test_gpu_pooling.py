@@ -40,7 +40,11 @@ WIDTH = 48
 def pooled_on(device):
     """Two steps of every way over random states, whose prompts end in the second."""
     weight = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1)).to(device)
-    head = SimpleNamespace(classify=lambda x: x @ weight.T, probabilities=lambda x: x.softmax(-1))
+    head = SimpleNamespace(
+        classify=lambda x: x @ weight.T,
+        probabilities=lambda x: x.softmax(-1),
+        token_vectors=lambda x: x,
+    )
     poolers = Poolers(len(WAYS))
     for row, params in enumerate(WAYS):
         asked = LABELS.resolve(params, hidden_size=WIDTH, num_tokens=2 * row + 6)

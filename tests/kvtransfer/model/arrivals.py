@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kvtransfer.model.blocks import content, hashes, home, tag
+from tests.kvtransfer.model.blocks import content, hashes, home, place_of, tag
 from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, InFlight, Use
 from tests.kvtransfer.model.world import World, replaced
 
@@ -10,6 +10,7 @@ from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import Unpack
 from tandem.kvtransfer.handoff.lease import ENDED
 from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.memory.blocks import CLEARED
 from tandem.kvtransfer.mover.identity import fault_of_copy
 from tandem.protocol.errors import FailCause
 
@@ -56,6 +57,8 @@ def _copy_ends(world: World, n: int) -> None:
     seen = read.seen
     if seen is None:
         seen = world.tags_of(read.remote_blocks)
+        if read.stale and world.setup.turns:
+            seen = (CLEARED,) * len(seen)
         _must_have_tags(world, read, seen)
     before = len(world.unpacks)
     world.own_d()
@@ -70,10 +73,10 @@ def _must_have_tags(world: World, read: InFlight, seen: tuple[bytes, ...]) -> No
     if export is None or export.state in ENDED or read.peer != world.p:
         return
     index = KEYS.index(read.key)
-    part = next(each for each in export.out if each.index == read.part)
-    for at, (block, found) in enumerate(zip(read.remote_blocks, seen, strict=True), part.start):
+    for block, found in zip(read.remote_blocks, seen, strict=True):
+        group, at = place_of(world.setup, index, block)
         written = world.p_blocks[block] == content(world.setup, index, block, world.p)
-        if written and found != tag(world.setup, read.key, part.group, at):
+        if written and found != tag(world.setup, read.key, group, at):
             raise Broken(f"block {block} of {read.key} is leased without its tag")
 
 

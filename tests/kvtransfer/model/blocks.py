@@ -46,6 +46,15 @@ def home(setup: Setup, index: int) -> tuple[tuple[int, ...], ...]:
     return tables(setup, index if setup.home is Home.OWN else 0)
 
 
+def place_of(setup: Setup, index: int, block: int) -> tuple[int, int]:
+    """Group and index in its block table, as tags count it, of a block of P that a key has."""
+    tables_of_p = home(setup, index)
+    group = next(at for at, table in enumerate(tables_of_p) if block in table)
+    if setup.kinds[group] is KVKind.STATE:
+        return group, setup.num_blocks - 1
+    return group, tables_of_p[group].index(block)
+
+
 def content(setup: Setup, index: int, block: int, producer: Incarnation) -> tuple[object, ...]:
     """What the block at P holds when it is written: the same for keys of one prompt."""
     return (0 if setup.home is Home.SHARED else index, block, producer)
@@ -84,6 +93,7 @@ def copied(tags: BlockTags) -> BlockTags:
     """Independent tags in the same state."""
     other = type(tags)(0)
     other._bytes = tags._bytes[:]
+    other._turns_at = tags._turns_at
     other._by_key = {key: list(each) for key, each in tags._by_key.items()}
     other._holders = dict(tags._holders)
     return other
@@ -91,6 +101,6 @@ def copied(tags: BlockTags) -> BlockTags:
 
 def sign(tags: BlockTags) -> tuple[object, ...]:
     """A hashable value, equal for tags that behave alike: what a key has set follows from how much
-    it was."""
+    it was, and of turns counts what a read under way says of them (``InFlight.stale``)."""
     set_by = tuple((key, len(each)) for key, each in sorted(tags._by_key.items()))
-    return bytes(tags._bytes), set_by, tuple(sorted(tags._holders.items()))
+    return bytes(tags._bytes[: tags._turns_at]), set_by, tuple(sorted(tags._holders.items()))

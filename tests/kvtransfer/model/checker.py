@@ -151,7 +151,7 @@ def _must_be_free(world: World, path: list[str]) -> None:
         ("packs", world.packs),
         ("unpacks", world.unpacks),
         ("tags of copies", world.seen),
-        ("P's tags", world.p_tags._by_key or any(world.p_tags._bytes)),
+        ("P's tags", world.p_tags._by_key or any(world.p_tags._bytes[: world.p_tags._turns_at])),
     ):
         if held:
             raise Counterexample(f"{name} are left: {held}", path)

@@ -40,7 +40,8 @@ D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
 def _groups(kinds: tuple[KVKind, ...]) -> tuple[Group, ...]:
     spans = {KVKind.WINDOW: WINDOW}
     return tuple(
-        Group(kind=kind, span=spans.get(kind), block_bytes=1, blocks_per_part=1) for kind in kinds
+        Group(kind=kind, span=spans.get(kind), block_bytes=1, blocks_per_part=1, blocks_per_copy=1)
+        for kind in kinds
     )
 
 
@@ -166,6 +167,8 @@ class Setup(NamedTuple):
     tags: type[BlockTags] = BlockTags
     heads: bool = False
     """Slots have headers, which D compares (False: the protocol alone keeps junk away)."""
+    turns: bool = True
+    """D compares the turns of tags before and behind a copy (False: a mutation)."""
     compares: bool = True
     """D compares the tags of what it copied (False: a mutation)."""
     hasty_tags: bool = False
@@ -220,3 +223,5 @@ class InFlight(NamedTuple):
     landed: bool = False
     seen: tuple[bytes, ...] | None = None
     """Tags that were read already (of a mutation)."""
+    stale: bool = False
+    """A tag of its blocks has changed since it began."""

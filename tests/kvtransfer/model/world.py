@@ -61,6 +61,7 @@ class World:
     imports: ImportTable
     p_session: Session | None
     d_session: Session | None
+    reads: tuple[InFlight, ...] = ()
 
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
@@ -165,7 +166,7 @@ class World:
             d_policy(setup.kinds), setup.ring(setup.receive_slots, setup.receive_slots)
         )
         self.d_session = None
-        self.reads: tuple[InFlight, ...] = ()
+        self.reads = ()
         self.unpacks: tuple[Unpack, ...] = ()
         self.use: tuple[Use, ...] = (Use(),) * setup.num_keys
         self.d_slots: tuple[object, ...] = (JUNK,) * setup.receive_slots
@@ -363,8 +364,15 @@ class World:
         return same and bool(work.step) and not work.released
 
     def retag(self, tags: BlockTags) -> None:
-        """P's tags are now these, which nobody changes any more: worlds share them."""
+        """P's tags are now these, which nobody changes any more; reads under way note new turns."""
+        self.reads = tuple(
+            each._replace(stale=each.stale or self._turned(tags, each.remote_blocks))
+            for each in self.reads
+        )
         self.p_tags, self.p_tags_sign = tags, sign(tags)
+
+    def _turned(self, tags: BlockTags, blocks: tuple[int, ...]) -> bool:
+        return any(tags.turn(block) != self.p_tags.turn(block) for block in blocks)
 
     def tags_of(self, blocks: tuple[int, ...]) -> tuple[bytes, ...]:
         """P's, as they are now."""

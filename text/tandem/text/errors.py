@@ -23,17 +23,20 @@ class ContextLengthExceeded(InvalidParameter):
         max_tokens: int | None,
         max_model_len: int,
         at_least: bool = False,
+        draws: bool = True,
     ) -> None:
+        """``draws``: tokens are asked for beside the prompt."""
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
         self.at_least = at_least
         asked = "at least one token" if max_tokens is None else f"max_tokens={max_tokens}"
+        beside = f" and {asked} is asked for" if draws else ""
         bound = "at least " if at_least else ""
         super().__init__(
             param,
             max_tokens if param == "max_tokens" else num_prompt_tokens,
-            f"the prompt has {bound}{num_prompt_tokens} tokens and {asked} is asked for, "
+            f"the prompt has {bound}{num_prompt_tokens} tokens{beside}, "
             f"but this model's maximum context length is {max_model_len} tokens",
         )
 
@@ -45,6 +48,7 @@ class ContextLengthExceeded(InvalidParameter):
             max_tokens=None,
             max_model_len=self.max_model_len,
             at_least=self.at_least,
+            draws=False,
         )
 
 

@@ -30,6 +30,8 @@ class TokenizerSettings:
     """Ids that generation_config.json (else config.json) says end the output."""
     chat_templates: dict[str, str] = field(default_factory=dict)
     """Template name to Jinja source; the one without a name is ``default``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """tokenizer_config.json as it is."""
     generation: dict[str, Any] = field(default_factory=dict)
     """generation_config.json as it is: the model's own sampling defaults."""
 
@@ -46,6 +48,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         named_tokens=named,
         eos_token_ids=eos,
         chat_templates=_templates(folder, config),
+        config=config,
         generation=generation,
     )
 

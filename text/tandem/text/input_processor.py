@@ -21,9 +21,10 @@ from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.sampling import SEED_BITS, SamplingParams, seeded
+from tandem.protocol.sampling import SEED_BITS, SamplingParams, ThinkingMarks, seeded
 from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions
+from tandem.text.cutting import cut_within_ends
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.prompts import Prompt, PromptLike, TextPrompt, parse_prompt
 from tandem.text.stop_strings import check_stops
@@ -61,7 +62,9 @@ class InputOptions:
     seen_special_ids: frozenset[int] = frozenset()
     """Special tokens that stand in the answer's text though others are skipped."""
     reasoning: Callable[[str], ReasoningSpan | None] | None = None
-    """What may stand before an answer that is to have a form, by the prompt's text."""
+    """What may stand before an answer, by the prompt's text: None for nothing."""
+    thinks: bool = False
+    """Whether ``reasoning`` knows how the model marks what it thinks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +122,14 @@ class InputProcessor:
         param: str = "prompt",
     ) -> ProcessedInput:
         """The request of a prompt that is pooled, by verified ``pooling``. Raises InvalidParameter
-        (ContextLengthExceeded) that names ``param`` for the prompt."""
+        (ContextLengthExceeded) that names ``param`` for the prompt. What a tokenizer puts around a
+        text stays where the text is cut."""
         parsed = parse_prompt(prompt, param=param)
+        options = options or InputOptions()
         try:
-            made = self._process(parsed, NO_SAMPLING, key, options or InputOptions(), param=param)
+            return self._process(parsed, NO_SAMPLING, key, options, param=param, pooling=pooling)
         except ContextLengthExceeded as error:
             raise error.of_a_prompt(param) from None
-        request = msgspec.structs.replace(made.request, pooling=pooling)
-        return replace(made, request=request)
 
     def process_chat(
         self,
@@ -151,13 +154,19 @@ class InputProcessor:
         options: InputOptions,
         *,
         param: str,
+        pooling: PoolingParams | None = None,
     ) -> ProcessedInput:
         params.verify()
         _check_stopping(params)
         self._check_spaces(params)
+        params = self._with_thinking(params, prompt, options)
         params = _behind_reasoning(params, prompt, options)
-        ids = self._truncate(self._ids(prompt, params, options, param), params, options)
-        params = self._fit(params, len(ids), param)
+        ids = self._ids(prompt, params, options, param)
+        if pooling is None:
+            ids = self._truncate(ids, params, options)
+            params = self._fit(params, len(ids), param)
+        else:
+            ids, pooling = self._fit_pooled(ids, pooling, options, param)
         params = seeded(self._with_bad_words(params), self._draw_seed())
         params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
         params = params.with_all_logprobs(self.card.vocab_size)
@@ -171,6 +180,7 @@ class InputProcessor:
             adapter=options.adapter,
             priority=options.priority,
             budget_ms=options.budget_ms,
+            pooling=pooling,
         )
         return ProcessedInput(
             request=request,
@@ -222,19 +232,44 @@ class InputProcessor:
             )
 
     def _truncate(self, ids: list[int], params: SamplingParams, options: InputOptions) -> list[int]:
-        keep = options.truncate_prompt_tokens
+        room = self.card.max_model_len - (params.max_tokens or 1)
+        keep = self._kept(options, max(room, 1))
         if keep is None:
             return ids
-        room = self.card.max_model_len - (params.max_tokens or 1)
+        return ids[-keep:] if options.truncation_side is TruncationSide.LEFT else ids[:keep]
+
+    def _kept(self, options: InputOptions, room: int) -> int | None:
+        """Tokens that a prompt is cut to; None cuts none."""
+        keep = options.truncate_prompt_tokens
         if keep == WHOLE_CONTEXT:
-            keep = max(room, 1)
-        elif isinstance(keep, bool) or not 1 <= keep <= self.card.max_model_len:
+            return room
+        if keep is not None and (
+            isinstance(keep, bool) or not 1 <= keep <= self.card.max_model_len
+        ):
             raise InvalidParameter(
                 "truncate_prompt_tokens",
                 keep,
                 f"an integer from 1 to {self.card.max_model_len}, or -1 for what fits",
             )
-        return ids[-keep:] if options.truncation_side is TruncationSide.LEFT else ids[:keep]
+        return keep
+
+    def _fit_pooled(
+        self, ids: list[int], pooling: PoolingParams, options: InputOptions, param: str
+    ) -> tuple[list[int], PoolingParams]:
+        """A prompt that is pooled, cut if that is asked for; it may take the whole context."""
+        limit = self.card.max_model_len
+        keep = self._kept(options, limit)
+        if keep is not None and keep < len(ids):
+            from_left = options.truncation_side is TruncationSide.LEFT
+            ids, at = cut_within_ends(
+                ids, keep, pooling.second_text_at, self.tokenizer.special_ids, from_left=from_left
+            )
+            pooling = msgspec.structs.replace(pooling, second_text_at=at)
+        if len(ids) > limit:
+            raise ContextLengthExceeded(
+                param, num_prompt_tokens=len(ids), max_tokens=None, max_model_len=limit
+            )
+        return ids, pooling
 
     def _fit(self, params: SamplingParams, num_prompt: int, param: str) -> SamplingParams:
         """The parameters with max_tokens filled in, or an error that names all lengths."""
@@ -262,6 +297,30 @@ class InputProcessor:
                 if ids:
                     found[tuple(ids)] = None
         return msgspec.structs.replace(params, bad_words_token_ids=tuple(found))
+
+    def _with_thinking(
+        self, params: SamplingParams, prompt: Prompt, options: InputOptions
+    ) -> SamplingParams:
+        """With the marks of what a budget bounds; where the prompt leaves no thought, without."""
+        budget = params.thinking_token_budget
+        if budget is None or budget < 0:
+            return params
+        if not options.thinks or options.reasoning is None or prompt.text is None:
+            allowed = "-1: how the model ends its thoughts is not known; see --reasoning-parser"
+            raise InvalidParameter("thinking_token_budget", budget, allowed)
+        span = options.reasoning(prompt.text)
+        if span is None:
+            return params
+        close = self.tokenizer.encode(span.close, add_special_tokens=False, param="messages")
+        if len(close) != 1:
+            allowed = f"-1: {span.close} is not one token of this model"
+            raise InvalidParameter("thinking_token_budget", budget, allowed)
+        opens = (
+            tuple(self.tokenizer.encode(each, add_special_tokens=False, param="messages"))
+            for each in span.opens
+        )
+        marks = ThinkingMarks(opens=tuple(opens), close=close[0], has_begun=not span.opens)
+        return msgspec.structs.replace(params, thinking=marks)
 
     def _hashes(self, ids: list[int], options: InputOptions) -> tuple[BlockHash, ...]:
         block_size = self.card.block_size

@@ -63,6 +63,7 @@ class RequestState:
         "_tokenizer",
         "choices",
         "num_cached_tokens",
+        "num_generated_tokens",
         "num_prompt_tokens",
         "prompt_logprobs",
     )
@@ -77,6 +78,8 @@ class RequestState:
         ]
         self._running = self._computing = len(self.choices)
         self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_generated_tokens = 0
+        """Tokens of all choices so far, as usage counts them."""
         self.num_cached_tokens: int | None = None
         """Prompt tokens that were not computed for this request; known with the first token."""
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
@@ -91,11 +94,6 @@ class RequestState:
     def must_abort(self) -> bool:
         """Whether all that the engine still computes for this request would be dropped."""
         return self._running == 0 and self._computing > 0
-
-    @property
-    def num_generated_tokens(self) -> int:
-        """Tokens of all choices so far, as usage counts them."""
-        return sum(choice.num_tokens for choice in self.choices)
 
     def feed(self, output: EngineCoreOutput) -> list[CompletionOutput]:
         """What the caller shows for ``output``: one choice, all at the end (FINAL_ONLY), or none.
@@ -114,7 +112,9 @@ class RequestState:
         choice = self.choices[output.choice]
         if choice.finish_reason is not None or not (output.token_ids or output.finish):
             return []
+        before = choice.num_tokens
         shown = choice.feed(output)
+        self.num_generated_tokens += choice.num_tokens - before
         if choice.finish_reason is not None:
             self._running -= 1
         if not self._final_only:

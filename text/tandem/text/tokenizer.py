@@ -40,6 +40,8 @@ class Tokenizer:
         self.max_text_chars: int | None = None
         """Longer texts are refused; a server sets it."""
         self.chat_templates = ChatTemplates(settings.chat_templates, settings.named_tokens)
+        self.config: Mapping[str, Any] = settings.config
+        """tokenizer_config.json."""
         self.generation: Mapping[str, Any] = settings.generation
         """generation_config.json: the model's own sampling defaults."""
         self.special_ids = frozenset(
@@ -113,8 +115,11 @@ class Tokenizer:
             raise InvalidParameter(param, text, "text in valid Unicode") from error
         return encoded[0].ids
 
-    def encode_pair(self, first: str, second: str, *, params: tuple[str, str]) -> list[int]:
-        """Ids of two texts as one prompt, joined as the model's tokenizer joins pairs.
+    def encode_pair(
+        self, first: str, second: str, *, params: tuple[str, str]
+    ) -> tuple[list[int], int | None]:
+        """Ids of two texts as one prompt, joined as the model's tokenizer joins pairs, and where
+        the second begins, if the tokenizer gives its tokens a type of their own.
 
         Raises InvalidParameter that names a text by ``params``, as ``encode`` does.
         """
@@ -125,7 +130,9 @@ class Tokenizer:
                 raise InvalidParameter(param, text, allowed)
             if not text.isascii():
                 _check_unicode(text, param)
-        return self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+        (joined,) = self._backend.encode_batch_fast([(first, second)], add_special_tokens=True)
+        types = joined.type_ids
+        return joined.ids, types.index(1) if 1 in types else None
 
     def offsets(self, text: str, ids: Sequence[int]) -> list[int] | None:
         """Where in ``text`` each of its ``ids`` begins, in characters; None where ``ids`` are not

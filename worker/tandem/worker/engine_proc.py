@@ -19,8 +19,9 @@ from prometheus_client import CollectorRegistry
 
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.step_outputs import StepOutputs
-from tandem.engine.naps import IdlePoll, nap_precisely
+from tandem.engine.naps import IdlePoll
 from tandem.link.curve import CurveGuard
+from tandem.link.naps import nap_precisely
 from tandem.link.spans import Spans
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, CommandName
@@ -107,6 +108,7 @@ class EngineCoreProc:
             guard=guard,
         )
         core.wake = lambda: inbox.put(None)
+        core.sleep.keeps_awake = handoff.keeps_awake
         probes.attach(core=core, handoff=handoff, draining=lambda: self._drain.begun)
 
     @property
@@ -184,7 +186,9 @@ class EngineCoreProc:
     def _call(self, router: Incarnation, command: Command) -> None:
         if command.name is CommandName.DRAIN and "grace_ms" in command.args:
             self.stop(grace_before(float(command.args["grace_ms"]) / 1000))
-        self._io.send(router, ReplyTo(self._core.call(command)))
+        reply = self._core.call(command)
+        self._load = self._core.load_report()  # a beat behind the reply says no less
+        self._io.send(router, ReplyTo(reply))
         self._io.flush()
 
     def _submit(self, router: Incarnation, message: Submit) -> None:

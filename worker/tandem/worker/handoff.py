@@ -35,6 +35,10 @@ class HandoffService(Protocol):
         """Why the worker should not get requests, or None."""
         ...
 
+    def keeps_awake(self) -> str | None:
+        """Why the KV memory cannot be given back, or None."""
+        ...
+
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """The step loop's progress, for the beats to peers."""
         ...
@@ -64,6 +68,10 @@ class NoHandoff:
 
     def problem(self) -> str | None:
         """Nothing that could be wrong."""
+        return None
+
+    def keeps_awake(self) -> str | None:
+        """Nobody else knows the memory."""
         return None
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:

@@ -31,6 +31,7 @@ from tandem.protocol.keys import KeyRing
 from tandem.worker.engine_proc import EngineCoreProc
 from tandem.worker.handoff import HandoffService
 from tandem.worker.inbox import Inbox
+from tandem.worker.rank_processes import show_rank_processes
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.worker_probes import WorkerProbes
 
@@ -128,6 +129,7 @@ def run_worker(
     if server.otlp_traces_endpoint is not None:
         name = f"tandem-{kind.value}"
         spans = Spans(server, name, incarnation.hex()[:8])
+    show_rank_processes(registry, executor.processes)
     proc = EngineCoreProc(
         core=core,
         handoff=parts[0].handoff,

@@ -2,6 +2,9 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+DROPS = ("router gone", "garbage", "reset")
+"""Why a frame is dropped."""
+
 
 class LinkMetrics:
     """Counts what the I/O thread drops and how many routers it serves."""
@@ -13,6 +16,8 @@ class LinkMetrics:
             ["reason"],
             registry=registry,
         )
+        for reason in DROPS:  # of a series that begins at 1 no increase is seen
+            self._dropped.labels(reason)
         self._routers = Gauge(
             "tandem:routers_connected",
             "Routers with a live link to this worker.",

@@ -26,7 +26,7 @@ class WorkerProbes:
     """The worker's probes from the first moment: loading, then serving.
 
     A draining worker stays ready: Kubernetes would delete unready pods before those that were
-    chosen by cost.
+    chosen by cost. So does one that sleeps: it can be woken up, and nothing is wrong with it.
     """
 
     def __init__(self, server: ServerConfig, registry: CollectorRegistry) -> None:
@@ -80,7 +80,7 @@ class WorkerProbes:
         if attached is None:
             return {"state": "loading", "keys": self._keys()}
         return {
-            "state": "draining" if attached.draining() else "serving",
+            "state": _state(attached),
             "keys": self._keys(),
             "seconds_since_step": round(time.monotonic() - self._stepped, 3),
             "transfer_progress": attached.handoff.progress(),
@@ -90,3 +90,9 @@ class WorkerProbes:
                 for each in attached.handoff.peer_health()
             ],
         }
+
+
+def _state(attached: _Attached) -> str:
+    if attached.draining():
+        return "draining"
+    return "asleep" if attached.core.sleep.refuses else "serving"

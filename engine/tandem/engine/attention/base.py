@@ -85,6 +85,16 @@ class StepSequences:
         return self.chunk_cu_seqlens_q.shape[0] - 1
 
 
+@dataclass(frozen=True, slots=True)
+class WholePrompts:
+    """Sequences that are computed whole in one step, end to end: what an encoder attends to."""
+
+    cu_seqlens: Tensor
+    """int32 [sequences + 1]."""
+    max_len: int
+    """Tokens of the longest, or a bound of it."""
+
+
 class AttentionBackend(Protocol):
     """One way to compute attention over pages."""
 
@@ -100,4 +110,9 @@ class AttentionBackend(Protocol):
 
     def forward(self, q: Tensor, kv: Tensor, meta: Metadata) -> Tensor:
         """Attention of q [tokens, heads, head_dim] over one layer's pages; q's shape, dense."""
+        ...
+
+    def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
+        """Attention of [tokens, heads, head_dim] within each prompt, both ways; q's shape, dense.
+        No page is read or written."""
         ...

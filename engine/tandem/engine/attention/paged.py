@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, device
 
-from tandem.engine.attention.base import Metadata, StepSequences, Support
+from tandem.engine.attention.base import Metadata, StepSequences, Support, WholePrompts
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, bidirectional
 from tandem.kernels.attention.decode import DECODE, decode
 from tandem.kernels.attention.prefill import PREFILL, prefill
 from tandem.protocol.layout import KVGroup
@@ -25,7 +26,7 @@ class PagedAttention:
         """Whether the ops have this backend and the device can run it."""
         if self._backend is None:
             return Support()
-        for op in (PREFILL, DECODE):
+        for op in (PREFILL, DECODE) if group.num_layers else (BIDIRECTIONAL,):
             if self._backend not in op.backends:
                 return Support(f"{op.name} has no {self._backend.value} backend")
         if self._backend is not Backend.TORCH and on.type != "cuda":
@@ -68,6 +69,11 @@ class PagedAttention:
         first = decode(q[:n], kv, meta.decode, self._scale, backend=self._backend)
         rest = prefill(q[n:], kv, meta.prefill, self._scale, backend=self._backend)
         return torch.cat((first, rest))
+
+    def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
+        """See AttentionBackend."""
+        starts, longest = prompts.cu_seqlens, prompts.max_len
+        return bidirectional(q, k, v, starts, longest, self._scale, backend=self._backend)
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:

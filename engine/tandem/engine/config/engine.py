@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from tandem.engine.config.cache import GPU_BLOCK_SIZE, CacheConfig
+from tandem.engine.config.encoder import check_settings
 from tandem.engine.config.facts import ModelFacts, read_facts
 from tandem.engine.config.gpu import GPUConfig
 from tandem.engine.config.model import DTYPES, ModelConfig
 from tandem.engine.config.parallel import ParallelConfig
+from tandem.engine.config.profiler import ProfilerConfig
 from tandem.engine.config.revision import revision_of
 from tandem.engine.config.scheduler import (
     CPU_LEAST_MIXED_TOKENS,
@@ -37,6 +39,7 @@ SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
     "scheduler": SchedulerConfig,
     "gpu": GPUConfig,
+    "profiler": ProfilerConfig,
 }
 """Field of EngineConfig to the class of its settings."""
 GPU_DEFAULTS: dict[str, Any] = {
@@ -66,6 +69,7 @@ class EngineConfig:
     parallel: ParallelConfig
     scheduler: SchedulerConfig
     gpu: GPUConfig
+    profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     device: str = setting(
         "auto",
         "Where the model runs; auto is cuda where there is a GPU.",
@@ -75,6 +79,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         _check_length(self.model, self.facts)
+        if self.facts.encoder is not None:
+            check_settings(self.cache, self.scheduler)
+            self._check_step()
 
     @classmethod
     def of(cls, model: str | Path, *, facts: ModelFacts | None = None, **flat: Any) -> EngineConfig:
@@ -94,6 +101,7 @@ class EngineConfig:
             parallel=ParallelConfig(**parts["parallel"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
             gpu=GPUConfig(**parts["gpu"]),
+            profiler=ProfilerConfig(**parts["profiler"]),
             device=device,
         )
 
@@ -110,7 +118,15 @@ class EngineConfig:
     @property
     def max_model_len(self) -> int:
         """Prompt and output tokens together, at most."""
-        return self.model.max_model_len or _longest(self.facts)
+        asked = self.model.max_model_len or _longest(self.facts)
+        if self.facts.encoder is None:
+            return asked
+        return min(asked, self.scheduler.max_num_batched_tokens)
+
+    @property
+    def enable_prefix_caching(self) -> bool:
+        """Whether KV is kept for equal prefixes; an encoder has none."""
+        return self.cache.enable_prefix_caching and self.facts.encoder is None
 
     @property
     def max_logprobs(self) -> int:
@@ -137,10 +153,10 @@ class EngineConfig:
 
     @property
     def layout(self) -> KVLayout:
-        """Layout of one rank's slab."""
+        """Layout of one rank's slab. An encoder's blocks hold nothing; they are counted."""
         facts = self.facts
         group = KVGroup(
-            num_layers=facts.num_layers,
+            num_layers=facts.num_layers if facts.encoder is None else 0,
             num_kv_heads=facts.num_kv_heads // self.parallel.tensor_parallel_size,
             head_dim=facts.head_dim,
             block_size=self.cache.block_size,
@@ -152,6 +168,15 @@ class EngineConfig:
     def revision(self) -> str:
         """Digest of weights and config."""
         return self.model.revision or revision_of(self.model)
+
+    def _check_step(self) -> None:
+        """A prompt of an encoder is one step's."""
+        asked, most = self.model.max_model_len, self.scheduler.max_num_batched_tokens
+        if asked is not None and asked > most:
+            allowed = (
+                f"at most max_num_batched_tokens={most}: an encoder computes a prompt in one step"
+            )
+            raise InvalidParameter("max_model_len", asked, allowed)
 
     def fingerprint(self, layout: KVLayout | None = None) -> Fingerprint:
         """What another worker must match before KV is exchanged. Reads files: call once."""

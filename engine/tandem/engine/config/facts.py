@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from tandem.engine.config.encoder import EncoderFacts
 from tandem.engine.config.families import family_of
 from tandem.engine.config.files import read_json
-from tandem.engine.config.pooling import pooling_of, with_modules
+from tandem.engine.config.pooling import of_encoder, pooling_of, with_modules
 from tandem.engine.config.quantization import QuantFacts, quantization_of
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import ModelPooling
@@ -39,7 +40,7 @@ class RopeFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """Shape of one decoder-only model."""
+    """Shape of one model: a decoder, unless ``encoder`` says otherwise."""
 
     architecture: str
     """First of ``architectures``, for instance LlamaForCausalLM."""
@@ -70,6 +71,8 @@ class ModelFacts:
     """Form of the linear layers' weights; None is plain."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
     """What the model gives beside tokens, or in their place."""
+    encoder: EncoderFacts | None = None
+    """Of a model that keeps no KV and draws no tokens."""
 
     @property
     def derived_max_len(self) -> int:
@@ -126,7 +129,10 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
         "quantization": quantization_of(config),
         "pooling": pooling_of(config, architecture),
     }
-    return ModelFacts(**{**said, **family.facts(config)})
+    facts = ModelFacts(**{**said, **family.facts(config)})
+    if facts.encoder is None:
+        return facts
+    return replace(facts, pooling=of_encoder(facts.pooling, facts.encoder))
 
 
 def _absent(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,17 @@
-"""How a CUDA device is used; nothing here matters on a CPU."""
+"""How a CUDA device is used, and what any device can do; only the latter matters on a CPU."""
 
 from dataclasses import dataclass
 
-from tandem.protocol.settings import check_choices, check_flag, check_integer, setting
+from tandem.protocol.settings import (
+    check_choices,
+    check_flag,
+    check_integer,
+    check_positive,
+    setting,
+)
+
+MOST_PER_SECOND = 1e18
+"""Operations or bytes that one device may be said to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +37,20 @@ class GPUConfig:
         None,
         "Folder of compiled kernels, to be kept between starts; none is Triton's own choice.",
     )
+    device_peak_flops: float | None = setting(
+        None,
+        "Operations a second that a device can do at most, for its shares in use (MFU); none is "
+        "its data sheet's where the driver's name of it is known, and else no share.",
+    )
+    device_peak_bytes_per_second: float | None = setting(
+        None,
+        "Bytes a second that a device's memory can give at most, for MBU; none as above.",
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)
         check_flag("enforce_eager", self.enforce_eager)
         check_integer("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 1)
+        for name in ("device_peak_flops", "device_peak_bytes_per_second"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value, MOST_PER_SECOND)

@@ -46,6 +46,11 @@ class ModelConfig:
         "Best tokens per position that a request may ask for, at most; -1 is all of the "
         "vocabulary, which costs the router much for every token.",
     )
+    logits_processors: tuple[str, ...] = setting(
+        (),
+        "Class of a logits processor, as module:Class; again for several. Those of installed "
+        "packages (entry points tandem.logits_processors) are there in any case.",
+    )
     revision: str | None = setting(
         None,
         "Digest of weights and config; workers exchange KV only within one revision. "

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from tandem.engine.config.encoder import EncoderFacts
 from tandem.engine.config.files import read_any, read_json
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import Activation, ModelPooling, PoolingType
@@ -41,6 +42,18 @@ def pooling_of(config: Mapping[str, Any], architecture: str) -> ModelPooling:
         activation=_activation(config, len(labels)),
         generates=not architecture.endswith((CLASSIFIER, BODY)),
         dimensions=_dimensions(config),
+    )
+
+
+def of_encoder(said: ModelPooling, encoder: EncoderFacts) -> ModelPooling:
+    """``said`` of a model whose first token stands for its prompt, and that draws none."""
+    return msgspec.structs.replace(
+        said,
+        pooling_type=PoolingType.CLS,
+        classified=PoolingType.CLS,
+        generates=False,
+        has_token_types=encoder.num_token_types > 1,
+        token_values=encoder.token_values,
     )
 
 

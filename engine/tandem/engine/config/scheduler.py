@@ -34,6 +34,13 @@ LEAST_CHUNK_TOKENS = 64
 GROWING_BOUND = ("mixed_tokens_per_decode", "least_mixed_tokens")
 """Settings of a bound of mixed steps that grows with their decodes; a fixed one stands alone."""
 
+PROMPT_CUTS = (
+    "lone_prefill_token_threshold",
+    "last_prefill_chunk_tokens",
+    "max_num_begun_tokens",
+)
+"""Settings of how prompts are cut into chunks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
@@ -76,13 +83,31 @@ class SchedulerConfig:
         None,
         "Milliseconds that a step in which some sequence decodes may take for the sake of prompts, "
         "by what steps here took so far: as many prompt tokens as fit, "
-        f"{LEAST_CHUNK_TOKENS} at least, so that prompts get on. Takes the place of the other "
-        "bounds of mixed steps once steps of both kinds were measured; none leaves it to those.",
+        f"{LEAST_CHUNK_TOKENS} at least, so that prompts get on, and no more before a prompt was "
+        "measured. Takes the place of the other bounds of mixed steps; none leaves it to those.",
         unit="ms",
     )
     long_prefill_token_threshold: int | None = setting(
         None,
         "Prompt tokens of one request in one step, at most; none is the whole budget.",
+        unit="tokens",
+    )
+    lone_prefill_token_threshold: int | None = setting(
+        None,
+        "Prompt tokens of one request in one step, at most, while no other prompt waits or is in "
+        "the step; none is long_prefill_token_threshold.",
+        unit="tokens",
+    )
+    last_prefill_chunk_tokens: int | None = setting(
+        None,
+        "Tokens of the last chunk of a prompt that has twice as many left: what is handed over "
+        "after the prompt's end is no more. None cuts nothing off.",
+        unit="tokens",
+    )
+    max_num_begun_tokens: int | None = setting(
+        None,
+        "Prompt tokens of requests that begin in one step, together: one after the other the first "
+        "ones are done sooner, where a step of so many takes all of the device. None: no limit.",
         unit="tokens",
     )
     policy: str = setting(
@@ -140,6 +165,8 @@ class SchedulerConfig:
         if self.max_itl_ms is not None:
             check_positive("max_itl_ms", self.max_itl_ms)
         check_optional_integer("long_prefill_token_threshold", self.long_prefill_token_threshold, 1)
+        for name in PROMPT_CUTS:
+            check_optional_integer(name, getattr(self, name), 1)
         check_optional_integer("max_num_queued_reqs", self.max_num_queued_reqs, 1)
         check_optional_integer("max_num_queued_tokens", self.max_num_queued_tokens, 1)
         check_integer("replay_check_tokens", self.replay_check_tokens, 0, MOST_REPLAYED)

@@ -17,7 +17,7 @@ from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.scheduler.admission import open_choices
 from tandem.protocol.card import ModelCard
-from tandem.protocol.commands import Command, Reply
+from tandem.protocol.commands import Command, Reply, seconds_for
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import (
     FailCause,
@@ -101,11 +101,12 @@ class InprocClient:
                 reply.set_result(self._core.call(command))
 
         self._post(run)
+        seconds = seconds_for(command, CALL_SECONDS)
         try:
-            async with asyncio.timeout(CALL_SECONDS):
+            async with asyncio.timeout(seconds):
                 return await asyncio.wrap_future(reply)
         except TimeoutError:
-            message = f"the engine did not answer {command.name} within {CALL_SECONDS:g} s"
+            message = f"the engine did not answer {command.name} within {seconds:g} s"
             raise RequestFailed(FailCause.TIMEOUT, message) from None
 
     async def describe(self) -> ModelCard:

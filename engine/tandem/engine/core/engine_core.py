@@ -16,7 +16,11 @@ from concurrent.futures import Future
 
 from tandem.engine.cache.manager import KVCacheManager, only_group
 from tandem.engine.config import EngineConfig
+from tandem.engine.core.commands import ANSWERS
 from tandem.engine.core.mask_wait import MaskWait
+from tandem.engine.core.sleep import Sleep
+from tandem.engine.core.step_costs import StepCosts
+from tandem.engine.core.step_notes import StepNotes
 from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.executor.base import Executor
 from tandem.engine.kv_memory import Capacity, SlabAllocator
@@ -26,18 +30,18 @@ from tandem.engine.scheduler.admission import Limits, SeedSource
 from tandem.engine.scheduler.connector import KVConnector
 from tandem.engine.scheduler.gates import Gate
 from tandem.engine.scheduler.scheduler import Scheduler
-from tandem.engine.scheduler.stats import PrefillRate
 from tandem.engine.stat_loggers.loggers import StatLoggers
 from tandem.engine.stat_loggers.prometheus import PrometheusStatLogger
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.engine.structured import structured_outputs
 from tandem.protocol.card import ModelCard, WorkerRole
-from tandem.protocol.commands import Command, CommandName, Reply
+from tandem.protocol.commands import Command, Reply
 from tandem.protocol.errors import Refusal, RefusalCode
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.messages import LoadReport
 from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import EngineCoreRequest
+from tandem.protocol.steps import Crowd
 
 logger = logging.getLogger(__name__)
 
@@ -80,17 +84,10 @@ class EngineCore:
         self.manager = KVCacheManager(
             capacity.num_blocks,
             group.block_size,
-            enable_caching=config.cache.enable_prefix_caching,
+            enable_caching=config.enable_prefix_caching,
             watermark=config.scheduler.watermark,
         )
-        facts = config.facts
-        limits = Limits(
-            self.max_model_len,
-            facts.vocab_size,
-            config.max_logprobs,
-            facts.hidden_size,
-            facts.pooling,
-        )
+        limits = Limits.of(config, self.max_model_len)
         self._offload = self._put_behind(capacity)
         given = (connector, self._offload)
         self.wake: Callable[[], None] = lambda: None
@@ -108,12 +105,19 @@ class EngineCore:
             clock=clock,
         )
         self._executor = executor
+        self.sleep: Sleep = Sleep(self, executor, clock)
+        self.profile = executor.profile
         self._clock = clock
         self._seeds = SeedSource(config.model.seed)
         self._stats = stat_loggers if stat_loggers is not None else StatLoggers()
         if metrics is not None:
             self._stats.put(PrometheusStatLogger(metrics))
             metrics.set_cache_info(config.cache, capacity.num_blocks, group.block_size)
+            metrics.set_device(
+                capacity.device_name,
+                flops=config.gpu.device_peak_flops,
+                bytes_per_s=config.gpu.device_peak_bytes_per_second,
+            )
             if self._offload is not None:
                 metrics.show_offload(self._offload)
         self._depth = 2 if config.scheduler.async_scheduling else 1
@@ -122,7 +126,8 @@ class EngineCore:
         self._was_busy = False
         self._unchecked_since: float | None = None
         self._steps = 0
-        self._prefill_rate = PrefillRate()
+        costs = StepCosts(config.facts, capacity.layout, config.dtype)
+        self._notes = StepNotes(self.scheduler, costs)
         self._updated_at = 0.0
         self._mask_wait = MaskWait(overlaps=config.device != "cpu" and self._depth > 1)
 
@@ -175,6 +180,8 @@ class EngineCore:
         """Take a request, or say why not; then nothing is held."""
         if self.draining:
             return Refusal(code=RefusalCode.DRAINING, message="the worker is on its way out")
+        if self.sleep.refuses:
+            return Refusal(code=RefusalCode.ASLEEP, message="the worker sleeps")
         return self.scheduler.add(self._seeds.seeded(request))
 
     def abort(self, key: RequestKey) -> bool:
@@ -236,12 +243,7 @@ class EngineCore:
 
     def call(self, command: Command) -> Reply:
         """Run a command."""
-        if command.name is CommandName.RESET_PREFIX_CACHE:
-            return self._reset_prefix_cache(command)
-        if command.name is CommandName.DRAIN:
-            self.drain()
-            return Reply(id=command.id, ok=True)
-        return Reply(id=command.id, ok=True, values=self.stats())
+        return ANSWERS[command.name](self, command)
 
     def stats(self) -> dict[str, float]:
         """Gauges and counters, for tests and ``/debug``."""
@@ -267,7 +269,7 @@ class EngineCore:
 
     def load_report(self) -> LoadReport:
         """Load, for placement."""
-        now = self.scheduler.make_stats()
+        now, crowd = self.scheduler.make_stats(), self.scheduler.decoding
         return LoadReport(
             num_running=now.running,
             num_waiting=now.waiting + now.parked + now.loading,
@@ -276,13 +278,14 @@ class EngineCore:
             free_blocks=now.free_blocks,
             total_blocks=self.manager.pool.num_blocks,
             leased_blocks=now.held_blocks,
-            prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
-            num_decoding=self.scheduler.num_decoding,
-            decode_steps=self.scheduler.measured.decode_steps,
-            prompt_steps=self.scheduler.measured.prompt_steps,
-            chunk_tokens=self.scheduler.chunk_tokens,
-            residence_s=self.scheduler.measured.residence_s,
+            num_decoding=crowd.streams,
+            context_tokens=crowd.context,
+            chunk_tokens=self.scheduler.chunk_beside(crowd),
+            mixed_chunk_tokens=self.scheduler.chunk_beside(max(crowd, Crowd(1))),
+            bounds_steps=self.config.scheduler.max_itl_ms is not None,
+            **self._notes.report(self._clock()),
             draining=self.draining,
+            sleeping=self.sleep.refuses,
             computed_tokens=self._stats.totals.computed_tokens,
             generated_tokens=self._stats.totals.generated_tokens,
         )
@@ -355,23 +358,7 @@ class EngineCore:
         self.scheduler.update_from_output(output)
         self._steps += 1
         self._updated_at = self._clock()
-        self._note_rate(plan, self._updated_at - started)
-
-    def _note_rate(self, plan: SchedulerOutput, seconds: float) -> None:
-        """What the step took: prompt tokens a second, over steps that are mostly prompt, and the
-        times of steps by what they hold."""
-        if plan.drafts:
-            return  # several tokens of a row need not be a prompt's
-        chunked = decodes = 0
-        for row in plan.rows:
-            if row.num_tokens > 1:
-                chunked += row.num_tokens
-            else:
-                decodes += 1
-        if plan.rows:
-            self.scheduler.measured.note(decodes, chunked, seconds)
-        if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
-            self._prefill_rate.note(chunked, seconds)
+        self._notes.note(plan, self._updated_at - started, self._updated_at)
 
     def _check_when_idle(self) -> None:
         """At each end of work count the blocks: whatever leaked would never come back. Look at
@@ -386,10 +373,3 @@ class EngineCore:
             self._unchecked_since = None
             self.check_integrity()
         self._was_busy = busy
-
-    def _reset_prefix_cache(self, command: Command) -> Reply:
-        if self.scheduler.has_promises:
-            message = "KV is promised to a peer or on its way from one; try again later"
-            return Reply(id=command.id, ok=False, message=message)
-        dropped = self.manager.reset_prefix_cache()
-        return Reply(id=command.id, ok=True, values={"dropped_blocks": dropped})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
+from tandem.protocol.commands import SleepTag
 
 
 class Executor(Protocol):
@@ -31,6 +33,27 @@ class Executor(Protocol):
     def regions(self) -> tuple[KVRegion, ...]:
         """KV memory of each rank, by rank, for those who move blocks past the engine. After
         ``start``. Raises InvalidParameter where this process cannot reach it."""
+        ...
+
+    def sleep(self, level: int) -> int:
+        """Give back KV memory and, as ``level`` says, weights; how many bytes they were. Called
+        when no step is in flight, and no step follows before ``wake_up`` has taken all of it again.
+        Raises TandemError where the memory cannot be given back; then nothing was."""
+        ...
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """Take again what ``tags`` name; KV memory holds nothing that was in it. Raises what went
+        wrong; what was not taken still sleeps."""
+        ...
+
+    def profile(self, folder: str | None) -> str:
+        """Begin to record steps for a file in ``folder``, or for None end that and have it
+        written, beside steps; the file. Raises TandemError: one is being made, none is, or it
+        cannot be written."""
+        ...
+
+    def processes(self) -> Mapping[int, int]:
+        """Process ids of ranks that run in processes of their own, by rank."""
         ...
 
     def check_health(self) -> None:

@@ -13,13 +13,19 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.executor.channel import Channel, ChannelClosed
 from tandem.engine.executor.wire import (
+    Failed,
     FromRank,
+    MemoryMoved,
+    MoveMemory,
+    Profile,
+    Profiled,
     RankError,
     Start,
     Started,
@@ -31,6 +37,7 @@ from tandem.engine.executor.wire import (
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.kernels.memory.shared import SharedMemory
+from tandem.protocol.commands import MEMORY_SECONDS, PROFILE_SECONDS, SleepTag
 from tandem.protocol.errors import InvalidParameter
 
 logger = logging.getLogger(__name__)
@@ -118,6 +125,30 @@ class MultiprocExecutor:
         blocks = self._memory.tensor()[: self._capacity.num_blocks * size].view(-1, size)
         return (KVRegion(_RANK, blocks),)
 
+    def sleep(self, level: int) -> int:
+        """See Executor."""
+        return self._move_memory(MoveMemory(level=level))
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """See Executor."""
+        self._move_memory(MoveMemory(tags=tuple(tags)))
+
+    def profile(self, folder: str | None) -> str:
+        """See Executor."""
+        try:
+            self._open.send(encode(Profile(folder)), seconds=STEP_SECONDS)
+        except ChannelClosed as error:
+            raise self._gone() from error
+        while not isinstance(message := self._receive(PROFILE_SECONDS), Profiled):
+            self._take(message)  # a step that came to its end meanwhile
+        if message.error is not None:
+            raise RankError(f"rank {_RANK}: {message.error}")
+        return message.path
+
+    def processes(self) -> Mapping[int, int]:
+        """See Executor."""
+        return {} if self._process is None else {_RANK: self._process.pid}
+
     def check_health(self) -> None:
         """See Executor."""
         if self._process is not None and self._process.poll() is not None:
@@ -149,14 +180,29 @@ class MultiprocExecutor:
     def take_result(self, seconds: float) -> None:
         """Give the oldest step its result. Raises RankError when the rank is gone, or silent for
         so long."""
-        message = self._receive(seconds)
+        self._take(self._receive(seconds))
+
+    def _take(self, message: FromRank) -> None:
         future = self._pending.popleft()
         if isinstance(message, StepResult):
             future.set_result(message.output())
-        elif isinstance(message, Started):
-            raise RankError(f"rank {_RANK} started twice")
+        elif not isinstance(message, Failed):
+            raise RankError(f"rank {_RANK} answered a step with a {type(message).__name__}")
         else:
             future.set_exception(error_of(message, _RANK))
+
+    def _move_memory(self, asked: MoveMemory) -> int:
+        assert not self._pending, "memory is moved between steps"
+        try:
+            self._open.send(encode(asked), seconds=STEP_SECONDS)
+        except ChannelClosed as error:
+            raise self._gone() from error
+        message = self._receive(MEMORY_SECONDS)
+        if isinstance(message, Failed):
+            raise error_of(message, _RANK)
+        if not isinstance(message, MemoryMoved):
+            raise RankError(f"rank {_RANK} answered with a {type(message).__name__}")
+        return message.nbytes
 
     def _begin(self, config: EngineConfig) -> Capacity:
         level = logging.getLogger().getEffectiveLevel()
@@ -166,8 +212,8 @@ class MultiprocExecutor:
             raise self._gone() from error
         message = self._receive(START_SECONDS)
         if not isinstance(message, Started):
-            if isinstance(message, StepResult):
-                raise RankError(f"rank {_RANK} ran a step before it started")
+            if not isinstance(message, Failed):
+                raise RankError(f"rank {_RANK} did not start: {type(message).__name__}")
             raise error_of(message, _RANK)
         if message.slab_bytes:
             descriptor = self._open.receive_descriptor(seconds=STEP_SECONDS)

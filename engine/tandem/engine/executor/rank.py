@@ -20,6 +20,11 @@ from typing import TYPE_CHECKING
 from tandem.engine.executor.channel import Channel, ChannelClosed, inherited
 from tandem.engine.executor.wire import (
     Failed,
+    MemoryMoved,
+    MoveMemory,
+    Planned,
+    Profile,
+    Profiled,
     Start,
     Started,
     StepResult,
@@ -28,10 +33,11 @@ from tandem.engine.executor.wire import (
     encode,
     failed,
 )
-from tandem.engine.naps import nap, nap_precisely
-from tandem.engine.step import SchedulerOutput, TokenMasks
+from tandem.engine.naps import nap
+from tandem.engine.step import TokenMasks
 from tandem.engine.threads import spin_briefly
 from tandem.kernels.memory.shared import SharedMemory
+from tandem.link.naps import nap_precisely
 from tandem.protocol.errors import TandemError
 
 if TYPE_CHECKING:
@@ -55,7 +61,7 @@ class Rank:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._plans: queue.SimpleQueue[SchedulerOutput | TokenMasks | None] = queue.SimpleQueue()
+        self._plans: queue.SimpleQueue[Planned | None] = queue.SimpleQueue()
         """None is the end: the channel is closed."""
         self._launched: deque[LaunchedStep | Exception] = deque()
 
@@ -93,6 +99,12 @@ class Rank:
                 return
             if isinstance(plan, TokenMasks):
                 self._draw(worker, plan)
+                continue
+            if isinstance(plan, MoveMemory):
+                self._channel.send(encode(_moved(worker, plan)), seconds=SEND_SECONDS)
+                continue
+            if isinstance(plan, Profile):
+                self._channel.send(encode(_profiled(worker, plan)), seconds=SEND_SECONDS)
                 continue
             try:
                 self._launched.append(worker.launch(plan))
@@ -140,6 +152,24 @@ class Rank:
                 nap()
         self._launched.popleft()
         self._channel.send(encode(_result_of(step)), seconds=SEND_SECONDS)
+
+
+def _moved(worker: Worker, asked: MoveMemory) -> MemoryMoved | Failed:
+    try:
+        if asked.level:
+            return MemoryMoved(worker.rest.sleep(asked.level))
+        worker.rest.wake_up(asked.tags)
+        return MemoryMoved(0)
+    except Exception as error:
+        logger.exception("memory could not be moved")
+        return failed(error)
+
+
+def _profiled(worker: Worker, asked: Profile) -> Profiled:
+    try:
+        return Profiled(worker.recorded(asked.folder))
+    except TandemError as error:
+        return Profiled("", str(error))
 
 
 def _result_of(step: LaunchedStep | Exception) -> StepResult | Failed:

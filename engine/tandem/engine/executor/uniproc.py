@@ -5,6 +5,7 @@ What a CPU worker and an offline engine use, and every test that wants a real mo
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.engine.threads import spin_briefly
+from tandem.protocol.commands import SleepTag
 
 if TYPE_CHECKING:
     from tandem.engine.worker import LaunchedStep, Worker
@@ -78,6 +80,22 @@ class UniProcExecutor:
     def regions(self) -> tuple[KVRegion, ...]:
         """See Executor."""
         return (KVRegion(0, self.worker.slab_blocks()),)
+
+    def sleep(self, level: int) -> int:
+        """See Executor."""
+        return self.worker.rest.sleep(level)
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """See Executor."""
+        self.worker.rest.wake_up(tags)
+
+    def profile(self, folder: str | None) -> str:
+        """See Executor."""
+        return self.worker.recorded(folder)
+
+    def processes(self) -> Mapping[int, int]:
+        """See Executor."""
+        return {}
 
     def check_health(self) -> None:
         """See Executor. A rank of this process is as well as the process."""

@@ -22,6 +22,7 @@ from tandem.engine.step import (
     TokenMasks,
     TransferReport,
 )
+from tandem.protocol.commands import SleepTag
 from tandem.protocol.errors import InvalidParameter, TandemError, shown
 from tandem.protocol.outputs import TokenLogprobs
 
@@ -31,6 +32,37 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
     config: EngineConfig
     log_level: int
+
+
+class MoveMemory(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Between steps: give memory back, or take it again."""
+
+    level: int = 0
+    """At which to sleep; 0 is to wake up."""
+    tags: tuple[SleepTag, ...] = ()
+    """What to take again."""
+
+
+class MemoryMoved(msgspec.Struct, frozen=True, tag=True):
+    """The answer to MoveMemory."""
+
+    nbytes: int
+    """What was given back; 0 where something was taken."""
+
+
+class Profile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Begin to record steps, or end that."""
+
+    folder: str | None
+    """For the file; None ends it."""
+
+
+class Profiled(msgspec.Struct, frozen=True, tag=True):
+    """The answer to Profile, which may come before results of earlier steps."""
+
+    path: str
+    error: str | None = None
+    """Why there is none."""
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -91,12 +123,13 @@ class RankError(TandemError):
     """A rank in another process failed, or is gone; the text says which and how."""
 
 
-ToRank = Start | SchedulerOutput | TokenMasks
-FromRank = Started | StepResult | Failed
+Planned = SchedulerOutput | TokenMasks | MoveMemory | Profile
+ToRank = Start | Planned
+FromRank = Started | StepResult | MemoryMoved | Profiled | Failed
 _encoder = msgspec.msgpack.Encoder()
 _start = msgspec.msgpack.Decoder(Start)
-_plan: msgspec.msgpack.Decoder[SchedulerOutput | TokenMasks] = msgspec.msgpack.Decoder(
-    SchedulerOutput | TokenMasks  # a map, and an array
+_plan: msgspec.msgpack.Decoder[Planned] = msgspec.msgpack.Decoder(
+    Planned  # a map, and arrays by their tags
 )
 _from_rank = msgspec.msgpack.Decoder(FromRank)
 
@@ -111,7 +144,7 @@ def decode_start(data: bytes) -> Start:
     return _start.decode(data)
 
 
-def decode_plan(data: bytes) -> SchedulerOutput | TokenMasks:
+def decode_plan(data: bytes) -> Planned:
     """Any later frame to a rank."""
     return _plan.decode(data)
 

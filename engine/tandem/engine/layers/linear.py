@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.nn.functional import embedding, layer_norm
 
 from tandem.engine.loader import Weights
 from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
@@ -39,6 +39,19 @@ class RMSNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """The normed x."""
         return rms_norm(x, self.weight, self.eps)
+
+
+class LayerNorm:
+    """(x - mean) / sqrt(variance + eps) * gain + shift, over the last dimension."""
+
+    def __init__(self, gain: Tensor, shift: Tensor, eps: float) -> None:
+        self._gain = gain
+        self._shift = shift
+        self._eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The normed x; sums are float32."""
+        return layer_norm(x, self._gain.shape, self._gain, self._shift, self._eps)
 
 
 class Linear:

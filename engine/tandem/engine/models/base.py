@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tandem.engine.attention import AttentionBackend, Metadata, StepSequences
+from tandem.engine.attention import AttentionBackend, Metadata, StepSequences, WholePrompts
 from tandem.engine.layers.rotary import Rotary
 from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
@@ -20,7 +20,8 @@ class StepContext:
     """What the layers of one step share. Angles and metadata are made when the first layer asks:
     its first product is queued by then, so the device is busy meanwhile."""
 
-    rotary: Rotary
+    rotary: Rotary | None
+    """None where positions have a table."""
     positions: Tensor
     """int64 [tokens]."""
     slot_mapping: SlotMapping
@@ -28,6 +29,8 @@ class StepContext:
     sequences: StepSequences
     kv: Sequence[Tensor]
     """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
+    token_types: Tensor | None = None
+    """int64 [tokens]; None where all are 0, or the model has no types."""
 
     @cached_property
     def rows(self) -> TokenRows:
@@ -41,12 +44,21 @@ class StepContext:
     @cached_property
     def rotation(self) -> Rotation:
         """Of the step's tokens."""
+        assert self.rotary is not None, "a model without one asks for no rotation"
         return self.rotary(self.positions)
 
     @cached_property
     def metadata(self) -> Metadata:
         """Of the step's sequences."""
         return self.attention.plan(self.sequences)
+
+    @cached_property
+    def prompts(self) -> WholePrompts:
+        """The step's sequences, all of whose tokens are the step's."""
+        step = self.sequences
+        heads = step.cu_seqlens_q[: step.num_decodes]
+        starts = torch.cat((heads, step.chunk_cu_seqlens_q + step.num_decodes))
+        return WholePrompts(starts, max(step.max_query_len, min(step.num_decodes, 1)))
 
 
 @dataclass(frozen=True)
@@ -80,12 +92,15 @@ class TokenRows:
 
 
 class CausalModel(Protocol):
-    """A decoder-only model of one rank."""
+    """A model of one rank: a decoder, or an encoder, which is asked for no logits."""
 
-    rotary: Rotary
+    @property
+    def rotary(self) -> Rotary | None:
+        """What rotates queries and keys; None where positions have a table."""
+        ...
 
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
-        """Write the step's KV; hidden states after the last norm.
+        """Write the step's KV, where any is kept; hidden states after the last norm.
 
         Args:
             token_ids: int64 [tokens].
@@ -103,6 +118,11 @@ class CausalModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [rows, vocabulary] of hidden states [rows, hidden]."""
+        ...
+
+    def token_vectors(self, hidden: Tensor) -> Tensor:
+        """float32 [rows, values], of states float32 [rows, hidden], what stands for each token: the
+        state itself, or what a layer makes of it."""
         ...
 
     def classify(self, hidden: Tensor) -> Tensor:

@@ -135,6 +135,10 @@ class Decoder:
         """See CausalModel."""
         return self.head(hidden)
 
+    def token_vectors(self, hidden: Tensor) -> Tensor:
+        """See CausalModel."""
+        return hidden
+
     def classify(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""
         assert self.classifier is not None, "a model without labels is not asked for them"
@@ -142,7 +146,11 @@ class Decoder:
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """See CausalModel."""
-        kind = self.facts.pooling.activation
-        if kind is Activation.SOFTMAX:
-            return scores.softmax(-1)
-        return scores.sigmoid() if kind is Activation.SIGMOID else scores
+        return activated(scores, self.facts.pooling.activation)
+
+
+def activated(scores: Tensor, kind: Activation) -> Tensor:
+    """What ``kind`` makes of float32 [rows, labels]."""
+    if kind is Activation.SOFTMAX:
+        return scores.softmax(-1)
+    return scores.sigmoid() if kind is Activation.SIGMOID else scores

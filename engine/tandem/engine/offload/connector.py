@@ -156,6 +156,9 @@ class OffloadConnector:
         self._under_way[self._tickets] = _Load(request.key, hosts, hashes)
         self._ticket_of[request.key] = self._tickets
 
+    def started(self, request: Request) -> None:
+        """Nobody waits for it."""
+
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:

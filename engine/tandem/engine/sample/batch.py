@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.sample.bounds import BoundsStage
+from tandem.engine.sample.processing import RowProcessors
 from tandem.engine.sample.rules import RowRules, rules_of
 from tandem.engine.step import SeqId, TokenMasks
 from tandem.kernels.sampling import Columns
@@ -67,8 +68,10 @@ class SamplingBatch:
         """Rows whose draws of this step a grammar bounds, and where each one's words are."""
         self.mask_words = torch.empty(0, 0, dtype=torch.int32)
         """int32 [bounded, words], on the host: see ``TokenMasks``."""
+        self.processors: RowProcessors | None = None
+        """Logits processors of others; None where there are none."""
         self.bounds: BoundsStage | None = None
-        """Where they go on the device; None: to new memory in each step."""
+        """Where they lie on the device; None: in new memory in each step."""
         self.ahead: dict[tuple[int, int], RowRules] = {}
         """Rules of rows with drafts that look back at their tokens, by row and output position:
         as they are behind the drafts before it, in this step."""
@@ -105,18 +108,34 @@ class SamplingBatch:
             self.rules[row] = rules
         if params.logprobs is not None:
             self.logprobs[row] = params.logprobs
+        if self.processors is not None:
+            self.processors.add(row, params, token_ids[:num_prompt], token_ids[num_prompt:])
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether any row has logits processors of others."""
+        return bool(self.processors)
+
+    @property
+    def follows_tokens(self) -> bool:
+        """Whether any row may want to hear what was drawn for it."""
+        return bool(self.rules or self.processors)
 
     def extend(self, row: int, token_ids: Sequence[int]) -> None:
         """The row's output went on by these tokens. Free for rows that do not look back."""
         rules = self.rules.get(row)
         if rules is not None:
             rules.extend(token_ids)
+        if self.processors is not None:
+            self.processors.extend(row, token_ids)
 
     def remove(self, row: int) -> None:
         """Forget the row. A free row may be removed again."""
         self.kinds[row] = SamplingKind.GREEDY
         self.rules.pop(row, None)
         self.logprobs.pop(row, None)
+        if self.processors is not None:
+            self.processors.remove(row)
 
     def mask(self, row_of: Mapping[SeqId, int], masks: TokenMasks | None) -> None:
         """What bounds the draws of the coming step; the last one's is forgotten."""
@@ -125,6 +144,8 @@ class SamplingBatch:
             self.masks = {row_of[seq]: at for at, seq in enumerate(masks.seqs)}
             words = torch.frombuffer(masks.words, dtype=torch.int32)
             self.mask_words = words.view(len(masks.seqs), -1)
+            if self.bounds is not None:
+                self.bounds.hold(self.mask_words)
 
     def needs_tokens(self, row: int) -> bool:
         """Whether the row's next draw needs all its earlier tokens given to ``extend`` first.
@@ -132,7 +153,16 @@ class SamplingBatch:
         Other rows may be sampled while their last token is still on its way to the host.
         """
         rules = self.rules.get(row)
+        if self.processors is not None and self.processors.looks_back(row):
+            return True
         return rules is not None and rules.needs_tokens
+
+    def looks_back(self, row: int) -> bool:
+        """Whether what the row may draw depends on its earlier tokens."""
+        rules = self.rules.get(row)
+        if self.processors is not None and self.processors.looks_back(row):
+            return True
+        return rules is not None and rules.looks_back
 
     def rules_at(self, row: int, position: int) -> RowRules | None:
         """The row's rules if they have anything to say at this output position."""
@@ -143,7 +173,13 @@ class SamplingBatch:
 
     def edits(self, row: int, position: int) -> bool:
         """Whether anything is done to the row's logits before the choice at this position."""
+        if self.processors is not None and self.processors.asks(row, keeps_argmax=False):
+            return True
         return row in self.masks or self.rules_at(row, position) is not None
+
+    def reshapes(self, row: int) -> bool:
+        """Whether processors change the row's logits, but for which is the best."""
+        return self.processors is not None and self.processors.asks(row, keeps_argmax=True)
 
     def drawing_on(self, device: torch.device) -> Columns:
         """``drawing`` on ``device``: one copy after rows have changed, none otherwise."""

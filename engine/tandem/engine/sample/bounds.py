@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from operator import eq
 
 import numpy as np
@@ -72,49 +73,52 @@ class Bounds:
 
 
 class BoundsStage:
-    """Where graphs find what bounds the draws of a step, at the same place for every step.
+    """What grammars allow in a step, at the same place on the device for every step.
 
-    Words are written into pinned memory and copied from there: as many as there are bounded rows.
-    By numpy, whose copies are of one thread: torch's wait for all of its threads, which the threads
-    that make masks keep from running.
+    ``hold`` brings a step's words there, once, and whatever draws of the step reads them there.
+    Graphs also find there which rows they are of: ``put`` says it. Both write pinned memory of
+    which there is enough for the steps in flight, if each is called once a step. By numpy, whose
+    copies are of one thread: torch's wait for all of its threads, which the threads that make masks
+    keep from running.
     """
 
     def __init__(self, rows: int, words: int, device: torch.device) -> None:
         """For ``rows`` bounded rows at most, of ``words`` int32 each."""
         pinned = device.type == "cuda"
+        copies = range(STAGES if pinned else 1)
         self._words = torch.zeros(rows, words, dtype=torch.int32, device=device)
         self._rows = torch.full((rows,), -1, dtype=torch.int64, device=device)
-        self._host = [
-            (
-                torch.zeros(rows, words, dtype=torch.int32, pin_memory=pinned),
-                torch.full((rows,), -1, dtype=torch.int64, pin_memory=pinned),
-            )
-            for _ in range(STAGES if pinned else 1)
-        ]
-        self._written = [(words.numpy(), rows.numpy()) for words, rows in self._host]
-        self._turn = 0
+        self._host_words = cycle(
+            torch.zeros(rows, words, dtype=torch.int32, pin_memory=pinned) for _ in copies
+        )
+        self._host_rows = cycle(
+            torch.full((rows,), -1, dtype=torch.int64, pin_memory=pinned) for _ in copies
+        )
 
-    @property
-    def capacity(self) -> int:
-        """Bounded rows that it holds."""
-        return len(self._rows)
+    def hold(self, words: Tensor) -> None:
+        """The step's words (int32 [bounded, words], on the host), queued behind what was launched;
+        ``words`` are free again at once."""
+        count, host = len(words), next(self._host_words)
+        np.copyto(host.numpy()[:count], words.numpy())
+        self._words[:count].copy_(host[:count], non_blocking=True)
+
+    def put(self, rows: Sequence[int], places: Sequence[int]) -> None:
+        """Tell graphs that row ``places[i]`` of the words is of the logits' row ``rows[i]``; what
+        is not named is of none. Queued behind what was launched."""
+        host = next(self._host_rows)
+        host.numpy()[:] = -1
+        host.numpy()[list(places)] = rows
+        self._rows.copy_(host, non_blocking=True)
 
     def all_of(self, rows: int) -> Bounds:
-        """What a graph of so many rows of logits reads; behind what was put, rows are -1."""
+        """What a graph of so many rows of logits reads; of words that are of none, rows are -1."""
         return Bounds(self._rows[:rows], self._words[:rows])
 
-    def put(self, rows: Sequence[int], places: Sequence[int], words: Tensor) -> Bounds:
-        """What bounds the coming step's draws: row ``places[i]`` of ``words`` (int32, on the host)
-        the logits' row ``rows[i]``. Queued behind what was launched."""
-        self._turn = (self._turn + 1) % len(self._host)
-        to_words, to_rows = self._written[self._turn]
-        count, source = len(rows), words.numpy()
-        if count == len(source) and all(map(eq, places, range(count))):
-            to_words[:count] = source
+    def of(self, rows: Sequence[int], places: Sequence[int]) -> Bounds:
+        """What bounds the logits' rows ``rows``: the words at ``places``, for this step."""
+        device = self._words.device
+        if all(map(eq, places, range(len(places)))):
+            words = self._words[: len(places)]
         else:
-            np.take(source, places, axis=0, out=to_words[:count])
-        to_rows[:count], to_rows[count:] = rows, -1
-        host_words, host_rows = self._host[self._turn]
-        self._words[:count].copy_(host_words[:count], non_blocking=True)
-        self._rows.copy_(host_rows, non_blocking=True)
-        return self.all_of(count)
+            words = self._words.index_select(0, index_on(places, device))
+        return Bounds(index_on(rows, device), words)

@@ -26,10 +26,13 @@ from tandem.kernels.sampling import LOWEST, Penalties, penalize
 def edit(
     logits: Tensor, batch: SamplingBatch, rows: Sequence[int], positions: Sequence[int]
 ) -> None:
-    """Apply the rules of batch rows ``rows``, in place on float32 [rows, vocabulary].
+    """Apply what others' processors do to batch rows ``rows``, and behind it their rules, in place
+    on float32 [rows, vocabulary].
 
     ``positions`` are the output positions that the rows are drawn for.
     """
+    if batch.processors is not None:
+        batch.processors.apply(logits, rows, keeps_argmax=False)
     rules = [batch.rules_at(row, at) for row, at in zip(rows, positions, strict=True)]
     ruled = any(each is not None for each in rules)
     bounds = bounds_of(batch, rows, logits.device) if batch.masks else None
@@ -45,16 +48,22 @@ def edit(
 
 def bounds_of(batch: SamplingBatch, rows: Sequence[int], device: torch.device) -> Bounds | None:
     """What grammars allow of the rows that have one."""
-    found = [(at, batch.masks[row]) for at, row in enumerate(rows) if row in batch.masks]
-    if not found:
+    bounded, places = bounded_rows(batch, rows)
+    if not bounded:
         return None
-    bounded, places = zip(*found, strict=True)
+    if batch.bounds is not None:
+        return batch.bounds.of(bounded, places)
     words = batch.mask_words
-    if batch.bounds is not None and len(bounded) <= batch.bounds.capacity:
-        return batch.bounds.put(bounded, places, words)
-    if places != tuple(range(len(words))):
-        words = words[list(places)]
+    if places != list(range(len(words))):
+        words = words[places]
     return Bounds.of(bounded, words, device)
+
+
+def bounded_rows(batch: SamplingBatch, rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Which of the rows of logits, by the batch rows that they are of, a grammar bounds, and where
+    each one's words are."""
+    found = [(at, batch.masks[row]) for at, row in enumerate(rows) if row in batch.masks]
+    return [at for at, _ in found], [place for _, place in found]
 
 
 def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[int]) -> None:
@@ -70,9 +79,9 @@ def mask(logits: Tensor, rules: Sequence[RowRules | None], positions: Sequence[i
 def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
     """-inf for every token that is not among its row's allowed ones, in place."""
     allowed = {
-        row: each.allowed
+        row: ids
         for row, each in enumerate(rules)
-        if each is not None and each.allowed is not None
+        if each is not None and (ids := each.allowed_now) is not None
     }
     if not allowed:
         return

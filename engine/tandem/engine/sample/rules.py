@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tandem.engine.sample.thoughts import Thought
 from tandem.protocol.sampling import SamplingParams
 
 
@@ -115,15 +116,29 @@ class RowRules:
     """int64 tokens and float32 numbers to add to their logits."""
     seen: SeenTokens | None
     """For the penalties; None where they are off."""
+    thought: Thought | None
+    """What the model thinks, as long as it may have to be ended."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether what a draw may be depends on the tokens before it."""
+        return self.seen is not None or self._lookback > 0 or self.thought is not None
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether a draw needs every token before it on the host."""
-        return self.seen is not None or self._lookback > 0
+        """Whether the next draw needs every token before it on the host."""
+        unseen = self.thought is not None and self.thought.may_end_unseen
+        return self.seen is not None or self._lookback > 0 or unseen
+
+    @property
+    def allowed_now(self) -> Tensor | None:
+        """int64: the only tokens that this draw may be; None allows all."""
+        forced = None if self.thought is None else self.thought.forced
+        return self.allowed if forced is None else forced
 
     def applies(self, position: int) -> bool:
         """Whether there is anything to do for the draw at this output position."""
-        lasting = self.bad_words or self.allowed is not None or self.bias is not None
+        lasting = self.bad_words or self.allowed_now is not None or self.bias is not None
         return bool(lasting) or self.seen is not None or self.holds_back_end(position)
 
     def holds_back_end(self, position: int) -> bool:
@@ -141,10 +156,18 @@ class RowRules:
         if self.seen is not None:
             for token in tokens:
                 self.seen.add(token)
+        if self.thought is not None:
+            self.thought.extend(tokens)
+            if self.thought.is_over:
+                self.thought = None
 
     def copy(self) -> RowRules:
         """A copy that is extended apart."""
-        return replace(self, seen=None if self.seen is None else self.seen.copy())
+        return replace(
+            self,
+            seen=None if self.seen is None else self.seen.copy(),
+            thought=None if self.thought is None else self.thought.copy(),
+        )
 
     @property
     def _lookback(self) -> int:
@@ -169,9 +192,10 @@ def rules_of(
         end_ids=_end_ids(params, eos_token_ids),
         bias=_bias(params),
         seen=_seen(params, token_ids, num_prompt),
+        thought=_thought(params, token_ids, num_prompt),
     )
     rules.tail = list(token_ids[max(num_prompt, len(token_ids) - rules._lookback) :])
-    return rules if rules.applies(position=0) else None
+    return rules if rules.applies(position=0) or rules.thought is not None else None
 
 
 def _asks(params: SamplingParams) -> bool:
@@ -181,6 +205,7 @@ def _asks(params: SamplingParams) -> bool:
         or params.bad_words_token_ids
         or params.logit_bias
         or params.allowed_token_ids is not None
+        or params.thinking is not None
         or _penalized(params)
     )
 
@@ -208,6 +233,14 @@ def _seen(params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> 
         return None
     repetition = params.repetition_penalty != 1.0
     return SeenTokens(token_ids[:num_prompt] if repetition else (), token_ids[num_prompt:])
+
+
+def _thought(params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> Thought | None:
+    budget = params.thinking_token_budget
+    if params.thinking is None or budget is None or budget < 0:
+        return None
+    thought = Thought(params.thinking, budget, token_ids[num_prompt:])
+    return None if thought.is_over else thought
 
 
 def _ids(tokens: Collection[int]) -> Tensor:

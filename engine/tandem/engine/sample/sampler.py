@@ -1,8 +1,9 @@
 """The pipeline from logits to tokens, in the order that the design fixes.
 
-raw log-probabilities → float32 → allowed ids → bad words → min tokens → grammar → logit bias →
-penalties → best token, or temperature → min-p → top-k → top-p → draw → log-probabilities. The first
-and the last are one stage here: raw logits are never written to, so they are scored when the token
+raw log-probabilities → float32 → processors of others that change the best token → allowed ids →
+bad words → min tokens → grammar → logit bias → penalties → best token, or processors of others that
+keep it → temperature → min-p → top-k → top-p → draw → log-probabilities. The first and the last are
+one stage here: raw logits are never written to, so they are scored when the token
 is known. Each row goes through the stages that its request asked for, and no others; a step of
 greedy rows without rules is one argmax.
 """
@@ -164,9 +165,7 @@ def _sort(step: _Step) -> tuple[Numbers, Numbers, Numbers]:
     batch, kinds = step.batch, step.batch.kinds[step.rows]
     ruled = [
         at
-        for at in (
-            np.flatnonzero(kinds == SamplingKind.GREEDY) if batch.rules or batch.masks else ()
-        )
+        for at in (np.flatnonzero(kinds == SamplingKind.GREEDY) if _changes(batch) else ())
         if batch.edits(int(step.rows[at]), int(step.positions[at]))
     ]
     greedy = np.array(ruled, dtype=np.int64)
@@ -182,22 +181,34 @@ def _whole(step: _Step, part: Numbers) -> bool:
     return len(part) == len(step.rows) > 0
 
 
-def _edited(step: _Step, part: Numbers) -> Tensor:
-    """Some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies."""
+def _changes(batch: SamplingBatch) -> bool:
+    """Whether anything changes the logits of any row."""
+    return bool(batch.rules or batch.masks or batch.processors)
+
+
+def _edited(step: _Step, part: Numbers, *, drawn: bool = False) -> Tensor:
+    """Some rows of logits after every rule, [part, vocabulary]; float32 if a rule applies. With
+    what leaves the best token the best, too, where they are to be ``drawn``."""
     whole = _whole(step, part)
     logits = step.logits if whole else step.logits.index_select(0, _index(part, step.logits))
-    if not (step.batch.rules or step.batch.masks):
+    batch = step.batch
+    if not _changes(batch):
         return logits
     rows, positions = step.rows[part].tolist(), step.positions[part].tolist()
-    if any(map(step.batch.edits, rows, positions)):
+    edits = any(map(batch.edits, rows, positions))
+    reshapes = drawn and any(map(batch.reshapes, rows))
+    if edits or reshapes:
         logits = logits.float() if logits.dtype != torch.float32 or not whole else logits.clone()
-        edit(logits, step.batch, rows, positions)
+    if edits:
+        edit(logits, batch, rows, positions)
+    if reshapes and batch.processors is not None:
+        batch.processors.apply(logits, rows, keeps_argmax=True)
     return logits
 
 
 def _draw(step: _Step, part: Numbers, *, keep_all: bool) -> Tensor:
     """int64 [draws of the part]."""
-    logits, device = _edited(step, part), step.logits.device
+    logits, device = _edited(step, part, drawn=True), step.logits.device
     draws, local = step.draws.within(part)
     rows, positions = step.rows[part], step.positions[part]
     numbers = np.stack((rows[local], step.draws.choices[draws], positions[local]))

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from tandem.engine.config import EngineConfig
+from tandem.engine.logits_processors import ProcessorClasses
 from tandem.engine.request import Order, Request, RequestGroup
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
@@ -35,12 +37,31 @@ class Limits:
     """Values of a hidden state."""
     pooling: ModelPooling = field(default_factory=ModelPooling)
     """What the model gives beside tokens."""
+    processors: ProcessorClasses = field(default_factory=lambda: ProcessorClasses(()))
+    """What may change logits when a request asks for it."""
+    computes_whole: bool = False
+    """Whether a prompt is computed in one step, whatever its length: an encoder's is."""
+
+    @classmethod
+    def of(cls, config: EngineConfig, max_model_len: int) -> Limits:
+        """Those of an engine whose KV cache holds sequences of ``max_model_len`` tokens."""
+        facts = config.facts
+        return cls(
+            max_model_len,
+            facts.vocab_size,
+            config.max_logprobs,
+            facts.hidden_size,
+            facts.pooling,
+            ProcessorClasses(config.model.logits_processors),
+            computes_whole=facts.encoder is not None,
+        )
 
 
 def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
     """Why this engine will never run ``request``, or None."""
     try:
         request.params.verify().verify_vocabulary(limits.vocab_size, limits.max_logprobs)
+        limits.processors.check(request.params)
         _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
         _check_choices(request, limits.vocab_size)
         if request.pooling is not None:
@@ -68,8 +89,11 @@ def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal |
     count = len(request.prompt_token_ids)
     if isinstance(request.kv, Produce):
         count += max(map(len, request.emitted), default=0)
-    if count < max_model_len:
+    if count < max_model_len or (request.pooling is not None and count == max_model_len):
         return None
+    if request.pooling is not None:
+        message = f"the prompt has {count} tokens, at most {max_model_len} fit here"
+        return Refusal(code=RefusalCode.NEVER_FITS, message=message, param="prompt_token_ids")
     message = (
         f"the prompt has {count} tokens, and with at least one token of output "
         f"at most {max_model_len} fit here"

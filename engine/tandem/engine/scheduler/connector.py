@@ -99,6 +99,11 @@ class KVConnector(Protocol):
         """
         ...
 
+    def started(self, request: Request) -> None:
+        """The request has blocks for its whole prompt, and the coming step computes the first of it
+        here; again after a preemption."""
+        ...
+
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:

@@ -59,6 +59,11 @@ class Connectors:
         """By whoever said that it is there."""
         self._chosen[request.key].begin_load(request, block_ids, tokens)
 
+    def started(self, request: Request) -> None:
+        """To all."""
+        for each in self._all:
+            each.started(request)
+
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:

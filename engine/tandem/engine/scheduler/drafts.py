@@ -41,13 +41,15 @@ class Drafts:
         """Have the next step check ``token_ids``, at least one, behind the last known token.
 
         False, and nothing is done, unless the sequence decodes, no step in flight draws for it,
-        nothing constrains its tokens (a mask is of one position) and it does not end sooner.
+        nothing constrains its tokens (a mask is of one position, and so is what a logits processor
+        knows) and it does not end sooner.
         """
         known = len(request.token_ids)
         decodes = request.state is RequestState.RUNNING and request.num_generated > 0
         settled = request.num_pending == 0 and known - request.num_computed == 1
         tokens = tuple(token_ids[: request.max_len - known - 1])
         free = request.constraint is None and request.seq not in self._proposed
+        free = free and not request.group.source.params.extra_args
         if not (decodes and settled and free and tokens):
             return False
         request.plan_limit = 0

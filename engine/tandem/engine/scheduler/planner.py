@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
 from tandem.engine.request import Request
+from tandem.engine.scheduler.chunks import Chunks, cost_behind, tokens_behind
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held
 from tandem.engine.scheduler.noted import note_preemption
@@ -19,6 +20,7 @@ from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk
 from tandem.engine.step import NewSequence, RowDraft, SchedulerOutput, StepRow
+from tandem.protocol.steps import Crowd
 
 
 class Draft:
@@ -27,6 +29,7 @@ class Draft:
     __slots__ = (
         "budget",
         "chunks",
+        "context",
         "decodes",
         "drafts",
         "drafts_left",
@@ -34,11 +37,17 @@ class Draft:
         "new",
         "num_tokens",
         "prompts",
+        "steepness",
     )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         """Tokens that still fit."""
+        self.steepness = 0.0
+        """By what share of its time a prompt's token costs more for each token before it, where
+        the budget stands for time."""
+        self.context = 0
+        """Tokens before those of the decodes, all together."""
         self.num_tokens = 0
         """Tokens of all rows so far."""
         self.decodes: list[StepRow] = []
@@ -61,8 +70,10 @@ class Planner:
         remote: RemoteKV | None = None,
         in_step: InStepConnector | None = None,
         measured: MeasuredSteps | None = None,
+        *,
+        computes_whole: bool = False,
     ) -> None:
-        """``measured`` is what ``max_itl_ms`` goes by."""
+        """``measured`` is what ``max_itl_ms`` goes by; ``computes_whole``: no prompt is cut."""
         self._roster = roster
         self._in_step = in_step
         self._manager = roster.manager
@@ -71,9 +82,10 @@ class Planner:
         self._mixed = config.mixed_tokens
         self._measured = measured or MeasuredSteps()
         self._max_itl = None if config.max_itl_ms is None else config.max_itl_ms / 1000
-        self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
+        self._chunks = Chunks(config, roster.manager.block_size)
         self._max_num_seqs = config.max_num_seqs
         self._replay = config.replay_check_tokens
+        self._computes_whole = computes_whole
         self._now = 0.0
 
     def draft(self, now: float) -> Draft:
@@ -144,6 +156,7 @@ class Planner:
             if not request.on_rank:
                 added = self._introduce(draft, request)
             draft.decodes.append(StepRow(request.seq, computed, 1, added, request.choices))
+            draft.context += computed
             if computed < request.num_prefill:
                 draft.chunks.append((request, computed, known, request.num_preemptions))
             else:
@@ -154,19 +167,22 @@ class Planner:
                 draft.due.append(request)
             budget -= 1
         rows = draft.num_tokens = len(draft.decodes)
-        draft.budget = min(budget, self.mixed_prompt_tokens(rows)) if decoding else budget
+        draft.budget = budget
+        if decoding:
+            draft.budget = min(budget, self.mixed_prompt_tokens(Crowd(rows, draft.context)))
+            draft.steepness = self._measured.steepness if self._max_itl is not None else 0.0
         return prompts, preempted
 
-    def mixed_prompt_tokens(self, decodes: int) -> int:
-        """Prompt tokens of a step beside so many decodes, at most; of a step without any, all."""
-        if not decodes:
+    def mixed_prompt_tokens(self, crowd: Crowd) -> int:
+        """Prompt tokens of a step beside these decodes, at most; of a step without any, all. Where
+        a step is bounded in time, they are of a prompt's start."""
+        if not crowd.streams:
             return self._budget
         if self._max_itl is not None:
-            most = self._budget - decodes
-            fitting = self._measured.prompt_tokens_within(decodes, self._max_itl, most)
-            if fitting is not None:
-                return min(most, max(fitting, LEAST_CHUNK_TOKENS))
-        return self._mixed(decodes) - decodes
+            most = self._budget - crowd.streams
+            fitting = self._measured.prompt_tokens_within(crowd, self._max_itl, most)
+            return min(most, max(fitting, LEAST_CHUNK_TOKENS))
+        return self._mixed(crowd.streams) - crowd.streams
 
     def _hold_drafted(self, draft: Draft) -> list[Held]:
         """Tokens and blocks for sequences with drafts, before the others; one token is left."""
@@ -204,10 +220,13 @@ class Planner:
             if room is not None:
                 return room
 
-    def _draft_prompt(self, draft: Draft, request: Request) -> None:
-        """The next chunk of a sequence with several tokens to compute."""
+    def _draft_prompt(self, draft: Draft, request: Request, most: int | None = None) -> None:
+        """The next chunk of a sequence with several tokens to compute, of ``most`` at most."""
         remaining = request.num_uncomputed
-        count = min(remaining, draft.budget, self._chunk)
+        alone = not draft.prompts and self._roster.waiting.peek() is None
+        fitting = tokens_behind(request.num_computed, draft.budget, draft.steepness)
+        most = fitting if most is None else min(fitting, most)
+        count = self._chunks.count(request.num_computed, remaining, most, alone=alone)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
         if not request.on_rank:
@@ -224,7 +243,7 @@ class Planner:
         request.num_pending += last
         if end >= request.cache_due:
             draft.due.append(request)
-        draft.budget -= count
+        draft.budget -= min(draft.budget, round(cost_behind(start, count, draft.steepness)))
         draft.num_tokens += count
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
@@ -239,7 +258,7 @@ class Planner:
     def _draft_waiting(self, draft: Draft, now: float) -> None:
         """Start requests from the queue while tokens, seats and blocks last."""
         roster, remote = self._roster, self._remote
-        aside = []
+        aside, before = [], draft.num_tokens
         while draft.budget and len(roster.running) + len(roster.loading) < self._max_num_seqs:
             request = roster.waiting.peek()
             if request is None:
@@ -250,9 +269,12 @@ class Planner:
             way = Way.COMPUTE if remote is None else remote.way_of(request)
             if way is Way.GONE:
                 continue
-            if way is Way.WAIT or not self._start(request, now):
+            if self._computes_whole and len(request.token_ids) > draft.budget:
                 break
-            self._draft_prompt(draft, request)
+            left = self._chunks.most_begun + before - draft.num_tokens
+            if way is Way.WAIT or left <= 0 or not self._start(request, now):
+                break
+            self._draft_prompt(draft, request, left)
         for request in aside:
             roster.waiting.push(request)
 
@@ -271,6 +293,8 @@ class Planner:
         if request.num_preemptions == 0:
             self._count_start(request)
         roster.join(request)
+        if self._remote is not None:
+            self._remote.started(request)
         return True
 
     def _count_start(self, request: Request) -> None:

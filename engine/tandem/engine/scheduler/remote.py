@@ -51,6 +51,7 @@ class RemoteKV:
         updater: Updater,
         *,
         max_num_seqs: int,
+        vocab_size: int,
         in_step: InStepConnector | None = None,
     ) -> None:
         """``in_step`` is ``connector``, or among those that it is composed of."""
@@ -60,6 +61,7 @@ class RemoteKV:
         self._manager = roster.manager
         self._updater = updater
         self._max_num_seqs = max_num_seqs
+        self._vocab_size = vocab_size
         self._turns = Turns(roster, max_num_seqs)
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Reserved while that step was the last one planned; begun once it is through, because
@@ -86,7 +88,7 @@ class RemoteKV:
             if not known:
                 self._roster.stats.late_events += 1
 
-    def ask(self, planned: int) -> None:
+    def ask(self, planned: int, now: float) -> None:
         """Look up every parked request; reserve for those that are ready. ``planned`` is the last
         step that was planned."""
         ready = []
@@ -94,6 +96,10 @@ class RemoteKV:
             remote = self._connector.lookup(request, request.group.num_hit)
             if remote.lookup is Lookup.NOTHING or remote.in_step:
                 self._compute_here(request)
+            elif remote.lookup is Lookup.READY and remote.num_tokens > request.num_prefill:
+                count = request.num_prefill
+                message = f"KV of {remote.num_tokens} tokens is offered for a prompt of {count}"
+                self._roster.fail(request.group, FailCause.IDENTITY, message, now)
             elif remote.lookup is Lookup.READY:
                 ready.append((request, remote))
         self._turns = Turns(self._roster, self._max_num_seqs)
@@ -110,6 +116,10 @@ class RemoteKV:
             return Way.GONE
         may = self._turns.may_start(request) and self._load_at_once(request, remote)
         return Way.GONE if may else Way.WAIT
+
+    def started(self, request: Request) -> None:
+        """A request starts to be computed here."""
+        self._connector.started(request)
 
     def begin_loads(self, updated: int, fence: Fence) -> None:
         """Begin loads whose blocks no step in flight can write any more."""
@@ -186,10 +196,17 @@ class RemoteKV:
             return False
         choices = tuple(sorted(each.choice for each in event.first))
         asked = () if event.usable and not event.first else tuple(sorted(request.choices))
-        if choices != asked or (event.usable and early):
+        short = bool(event.first) and event.usable and request.num_computed < request.num_prefill
+        if short:
+            message = f"KV of {request.num_computed} tokens came with a first token, not of all"
+            self._roster.fail(group, FailCause.IDENTITY, message, now, keep=not event.blocks_free)
+        elif choices != asked or (event.usable and early):
             message = f"KV came with first tokens for choices {choices}, not {asked}"
             keep = not event.blocks_free
             self._roster.fail(group, FailCause.IDENTITY, message, now, keep=keep)
+        elif any(each.token_id >= self._vocab_size for each in event.first):
+            message = f"KV came with a first token that is none of {self._vocab_size}"
+            self._roster.fail(group, FailCause.IDENTITY, message, now, keep=not event.blocks_free)
         elif event.usable:
             self._join(request, event, now)
         else:

@@ -42,6 +42,7 @@ from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.steps import Crowd
 from tandem.protocol.timeline import NoteBook
 
 
@@ -77,10 +78,22 @@ class Scheduler:
         self._remote: RemoteKV | None = None
         if connector is not None:
             self._remote = RemoteKV(
-                connector, self.roster, self._updater, max_num_seqs=seats, in_step=self._in_step
+                connector,
+                self.roster,
+                self._updater,
+                max_num_seqs=seats,
+                vocab_size=limits.vocab_size,
+                in_step=self._in_step,
             )
         self.measured = MeasuredSteps()
-        self._planner = Planner(config, self.roster, self._remote, self._in_step, self.measured)
+        self._planner = Planner(
+            config,
+            self.roster,
+            self._remote,
+            self._in_step,
+            self.measured,
+            computes_whole=limits.computes_whole,
+        )
         self._fingerprint = fingerprint
         self._clock = clock
         self._arrivals = 0
@@ -164,15 +177,16 @@ class Scheduler:
         return sum(each.num_prefill for each in away)
 
     @property
-    def num_decoding(self) -> int:
-        """Running sequences that are past their prompt."""
-        return sum(each.num_computed >= each.num_prefill for each in self.roster.running)
+    def decoding(self) -> Crowd:
+        """Running sequences that are past their prompt and go on here."""
+        past = [each for each in self.roster.running if each.num_computed >= each.num_prefill]
+        ours = [each.num_computed for each in past if not isinstance(each.kv, Produce)]
+        return Crowd(len(ours), sum(ours))
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Prompt tokens that a step takes beside those that decode now."""
+    def chunk_beside(self, crowd: Crowd) -> int:
+        """Prompt tokens of one request that a step takes beside these decodes."""
         chunk = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
-        return max(1, min(chunk, self._planner.mixed_prompt_tokens(self.num_decoding)))
+        return max(1, min(chunk, self._planner.mixed_prompt_tokens(crowd)))
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
         """Queue a request, or say why not; then nothing is held."""
@@ -226,7 +240,7 @@ class Scheduler:
             self._look_at_late(now)
         if self._remote is not None:
             self._remote.poll(now)
-            self._remote.ask(self._planned)
+            self._remote.ask(self._planned, now)
             self._remote.begin_loads(self._updated, self._fence)
         self.roster.sweep()
         draft = self._planner.draft(now)

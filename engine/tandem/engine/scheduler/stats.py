@@ -1,8 +1,11 @@
 """Counters of one step and records of requests that ended, for metrics and reports."""
 
+import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+SHARE_SECONDS = 2.0
+"""Seconds after which a step's part in a share of time has fallen to 1/e."""
 RATE_STEPS = 32
 """How many of the last steps count for the rate of prefill."""
 
@@ -67,6 +70,10 @@ class StepStats:
     agreed_tokens: int = 0
     """Of the replayed tokens, those that were drawn as they stand."""
     planned_tokens: int = 0
+    flops: float = 0.0
+    """Operations that the steps' arithmetic needs, on one device; bytes likewise."""
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
     preemptions: int = 0
     late_events: int = 0
     """Events of a connector for requests that are gone."""
@@ -76,6 +83,12 @@ class StepStats:
     token_gaps: Counter[float] = field(default_factory=Counter)
     """Seconds between a sequence's tokens, to how many sequences."""
     finished: list[FinishedRecord] = field(default_factory=list)
+
+    def add_cost(self, flops: float, read_bytes: float, write_bytes: float) -> None:
+        """What one more step asked of its device."""
+        self.flops += flops
+        self.read_bytes += read_bytes
+        self.write_bytes += write_bytes
 
 
 class PrefillRate:
@@ -103,3 +116,30 @@ class PrefillRate:
     def note(self, tokens: int, seconds: float) -> None:
         """One step of ``tokens`` prompt tokens took ``seconds``, above 0."""
         self._steps.append((tokens / seconds, tokens))
+
+
+class PromptLoad:
+    """What prompts take of an engine's time, and how many are computed: both over the last seconds,
+    what is older fading. Placement forecasts from it what those who come would wait."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._count = 0.0
+        self._at = 0.0
+
+    def note(self, seconds: float, prompts: int, now: float) -> None:
+        """A step gave prompts so many seconds, and computed the last token of so many."""
+        self._fade(now)
+        self._seconds += max(0.0, seconds)
+        self._count += prompts
+
+    def report(self, now: float) -> tuple[float, float]:
+        """The share of the time, 0 to 1, and prompts a second."""
+        self._fade(now)
+        return min(1.0, self._seconds / SHARE_SECONDS), self._count / SHARE_SECONDS
+
+    def _fade(self, now: float) -> None:
+        kept = math.exp((self._at - now) / SHARE_SECONDS) if now > self._at else 1.0
+        self._seconds *= kept
+        self._count *= kept
+        self._at = max(self._at, now)

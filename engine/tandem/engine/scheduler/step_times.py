@@ -2,71 +2,56 @@
 
 A step's time is what its decodes take and what its prompt tokens add. Either is kept as the medians
 of its last steps, in classes of sizes that double; a step that built kernels moves no median.
+Contexts of decodes, which are read, count apart by a slope. Those of prompts, which are multiplied,
+count as more tokens: how many is known from the model's shape.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from tandem.engine.scheduler.step_classes import StepClasses
+from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 
-from tandem.protocol.steps import StepTimes, decode_seconds, seconds_at
-
-KEPT = 15
-"""Steps of a class that count."""
 FRESH = 16
 """Steps until the medians are looked up anew."""
 RESIDENCE_SHARE = 0.1
 """Weight of the latest request in the mean time that requests live here."""
 
 
-class _Classes:
-    """Sizes and seconds of the last steps, by the power of two above their size."""
-
-    def __init__(self) -> None:
-        self._steps: dict[int, deque[tuple[float, int]]] = {}
-
-    def note(self, size: int, seconds: float) -> None:
-        """A step of ``size``, above 0."""
-        steps = self._steps.get(size.bit_length())
-        if steps is None:
-            steps = self._steps[size.bit_length()] = deque(maxlen=KEPT)
-        steps.append((seconds / size, size))
-
-    def points(self) -> StepTimes:
-        """(mean size, seconds at the median time of one) of each class; never falling."""
-        points: list[tuple[int, float]] = []
-        for _, steps in sorted(self._steps.items()):
-            size = round(sum(each for _, each in steps) / len(steps))
-            seconds = sorted(steps)[len(steps) // 2][0] * size
-            points.append((size, max(seconds, points[-1][1] if points else 0.0)))
-        return tuple(points)
-
-
 class MeasuredSteps:
     """Fed by the engine after each step."""
 
     def __init__(self) -> None:
-        self._decode = _Classes()
-        self._prompt = _Classes()
+        self._decode = StepClasses()
+        self._prompt = StepClasses()
         self._stale = 0
         self.decode_steps: StepTimes = ()
-        """Seconds of steps of decodes alone."""
+        """Seconds of steps of decodes alone, without what their contexts take."""
+        self.context_s = 0.0
+        """Seconds for each token of a decode's context."""
         self.prompt_steps: StepTimes = ()
-        """Seconds that prompt tokens take, or add to a step of decodes."""
+        """Seconds that prompt tokens take, or add to a step of decodes, at a prompt's start."""
+        self.steepness = 0.0
+        """By what share a prompt's token takes longer for each token before it."""
         self.residence_s = 0.0
         """Mean seconds from a request's first step to its end here; 0 while unknown."""
 
-    def note(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
-        """A step of so many decodes and prompt tokens took ``seconds``."""
+    def note(self, crowd: Crowd, prompt_tokens: int, seconds: float) -> None:
+        """A step of these decodes and so many prompt tokens took ``seconds``. Prompt tokens are
+        such of a prompt's start; others count for as many as take their time."""
         if seconds <= 0:
             return
         if not prompt_tokens:
-            self._decode.note(decodes, seconds)
-        elif not decodes:
+            self._decode.note(crowd.streams, seconds, crowd.context)
+        elif not crowd.streams:
             self._prompt.note(prompt_tokens, seconds)
         elif self.decode_steps:
-            added = seconds - decode_seconds(self.decode_steps, decodes)
+            added = seconds - self.decode_seconds(crowd)
             if added > 0:
                 self._prompt.note(prompt_tokens, added)
+        elif self.prompt_steps:  # whose prompts never end makes no step of decodes alone
+            left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
+            if left > 0:
+                self._decode.note(crowd.streams, left, crowd.context)
         self._stale += 1
         if self._stale >= FRESH or not (self.decode_steps and self.prompt_steps):
             self.refresh()
@@ -79,15 +64,23 @@ class MeasuredSteps:
     def refresh(self) -> None:
         """Look the medians up."""
         self._stale = 0
+        self.context_s = self._decode.slope
         self.decode_steps = self._decode.points()
         self.prompt_steps = self._prompt.points()
 
-    def prompt_tokens_within(self, decodes: int, seconds: float, most: int) -> int | None:
-        """Prompt tokens that a step of ``decodes`` may hold to end within ``seconds``, ``most`` at
-        most; None while too little was measured to say."""
-        if not self.decode_steps or not self.prompt_steps:
-            return None
-        left = seconds - decode_seconds(self.decode_steps, decodes)
+    def decode_seconds(self, crowd: Crowd) -> float:
+        """Of a step of these decodes alone; 0 while unknown."""
+        return crowd_seconds(self.decode_steps, self.context_s, crowd)
+
+    def prompt_tokens_within(self, crowd: Crowd, seconds: float, most: int) -> int:
+        """Prompt tokens, of a prompt's start, that a step of ``crowd`` may hold to end within
+        ``seconds``, ``most`` at most, and 0 while no prompt was measured. Where no decode was, a
+        step of a few is taken to need what the step of the fewest prompt tokens did: either reads
+        all weights once."""
+        if not self.prompt_steps:
+            return 0
+        fewest = self.prompt_steps[0][1]
+        left = seconds - (self.decode_seconds(crowd) or fewest)
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2

@@ -65,9 +65,11 @@ def _wanted(config: EngineConfig, layout: KVLayout, device: torch.device, step_b
         return config.cache.num_gpu_blocks_override
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes // layout.block_bytes
+    useful = config.scheduler.max_num_seqs * blocks_for(config.max_model_len, layout.block_size)
+    if not layout.block_bytes:
+        return useful  # they hold nothing
     on_gpu = device.type == "cuda"
     free = _device_bytes(config, device, step_bytes) if on_gpu else _host_bytes()
-    useful = config.scheduler.max_num_seqs * blocks_for(config.max_model_len, layout.block_size)
     return min(free // layout.block_bytes, useful)
 
 

@@ -109,7 +109,7 @@ def rules_ahead(
     for step_row in drawn:
         draft, row = drafts.get(step_row.seq), batch.row_of[step_row.seq]
         rules = batch.sampling.rules.get(row)
-        if draft is None or rules is None or not rules.needs_tokens:
+        if draft is None or rules is None or not rules.looks_back:
             continue
         new, tokens = batch.sequences[step_row.seq], draft.draft_token_ids
         if draft.forced:

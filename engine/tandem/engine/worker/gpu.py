@@ -100,13 +100,12 @@ def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator 
 def capture(config: EngineConfig, runner: ModelRunner) -> None:
     """Capture the graphs of ``runner``'s steps; its slab has a spare block."""
     shapes = _shapes(config)
+    runner.batch.sampling.bounds = bounds = _bounds(config, runner.stager.device)
     if shapes:
         with building_ahead(), shortened(runner):
             for shape in shapes:
                 runner.hidden(runner.stager.stage_nothing(shape))
         runner.graphs.capture(shapes, runner.stager, runner.hidden)
-        bounds = _bounds(config, runner.stager.device)
-        runner.batch.sampling.bounds = bounds
         runner.choices.capture(runner.graphs, runner.stager, runner.choose, bounds)
     gc.collect()
     gc.freeze()  # what lives as long as the engine need not be looked at in the middle of a step
@@ -120,12 +119,12 @@ def _graph_bytes(
     largest = max((each.tokens for each in shapes), default=0)
     steps = len(shapes) * GRAPH_BYTES
     steps += activations * largest // config.scheduler.max_num_batched_tokens
+    steps += 4 * config.scheduler.max_num_seqs * -(-config.facts.vocab_size // 32)  # bounds
     decodes = [each.decodes for each in shapes if not each.chunks]
     if not decodes:
         return steps
     choices = 2 * len(SamplingKind) * len(decodes) * CHOICE_GRAPH_BYTES
-    bounds = 4 * config.scheduler.max_num_seqs * -(-config.facts.vocab_size // 32)
-    return steps + choices + bounds + choice_bytes(config, runner, device, max(decodes))
+    return steps + choices + choice_bytes(config, runner, device, max(decodes))
 
 
 def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
@@ -134,8 +133,8 @@ def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:
-    if config.gpu.enforce_eager:
-        return []
+    if config.gpu.enforce_eager or config.facts.encoder is not None:
+        return []  # an encoder's steps are prompts alone, which no graph holds
     return step_shapes(
         max_rows=config.scheduler.max_num_seqs,
         max_tokens=config.scheduler.max_num_batched_tokens,

@@ -76,6 +76,8 @@ class InputBatch:
     """Sequences whose prompt's log-probabilities are asked for."""
     poolers: Poolers = field(init=False)
     """The sequences whose prompts are pooled."""
+    pairs: dict[SeqId, int] = field(default_factory=dict)
+    """Of prompts of two texts whose tokens have types: where the second text begins."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +110,8 @@ class InputBatch:
             self.scoring.add(new.seq)
         if new.pooling is not None:
             self.poolers.add(row, new)
+            if new.pooling.second_text_at is not None:
+                self.pairs[new.seq] = new.pooling.second_text_at
         self.reserve(len(new.token_ids))
         self.tokens[row, : len(new.token_ids)] = new.token_ids
         self.lengths[row] = len(new.token_ids)
@@ -129,8 +133,21 @@ class InputBatch:
             del self.sequences[seq]
             self.scoring.discard(seq)
             self.poolers.drop(row, seq)
+            self.pairs.pop(seq, None)
             self.sampling.remove(row)
             heapq.heappush(self._free, row)
+
+    def token_types(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """0 or 1 of each token of a step of whole prompts, so many tokens of each of ``rows``."""
+        types = np.zeros(int(counts.sum()), dtype=np.int64)
+        last = np.cumsum(counts)
+        at = dict(zip(rows.tolist(), (last - counts).tolist(), strict=True))
+        ends = dict(zip(rows.tolist(), last.tolist(), strict=True))
+        for seq, second in self.pairs.items():
+            row = self.row_of[seq]
+            if row in at:
+                types[at[row] + second : ends[row]] = 1
+        return types
 
     def put_drafts(self, row: int, position: int, token_ids: Sequence[int]) -> None:
         """Tokens of the coming step from ``position`` on, which nobody has drawn; they are no part

@@ -19,7 +19,13 @@ from torch.nn.functional import normalize
 
 from tandem.engine.sample.transfer import index_on, on_device
 from tandem.engine.step import NewSequence, SeqId
-from tandem.protocol.pooling import PoolingParams, PoolingTask, PoolingType
+from tandem.engine.worker.late_interaction import LateInteractionRunner, TokenVectors
+from tandem.protocol.pooling import (
+    LateInteractionParams,
+    PoolingParams,
+    PoolingTask,
+    PoolingType,
+)
 
 _LAST, _MEAN, _CLS, _TOKENS = 1, 2, 3, 4
 _KINDS = {PoolingType.LAST: _LAST, PoolingType.MEAN: _MEAN, PoolingType.CLS: _CLS}
@@ -29,13 +35,17 @@ Flags = NDArray[np.bool_]
 
 
 class Head(Protocol):
-    """What makes scores of vectors: the model's classification head."""
+    """What makes scores and tokens' vectors of hidden states: the model's heads."""
 
     def classify(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""
         ...
 
     def probabilities(self, scores: Tensor) -> Tensor:
+        """See CausalModel."""
+        ...
+
+    def token_vectors(self, hidden: Tensor) -> Tensor:
         """See CausalModel."""
         ...
 
@@ -98,7 +108,8 @@ class PooledStep:
     """float32 [rows, labels]."""
     score_seqs: tuple[SeqId, ...] = ()
     of_tokens: tuple[tuple[SeqId, list[Tensor]], ...] = ()
-    """float32 [tokens, values] of the chunks of prompts whose every token has a vector."""
+    """float32 [tokens, values] of the chunks of prompts whose every token has a vector; of late
+    interaction one value."""
 
     def as_bytes(self) -> dict[SeqId, bytes]:
         """Little-endian values by sequence; for when they are on the host."""
@@ -135,7 +146,9 @@ class Poolers:
     _states: Tensor | None = None
     """float32 [rows, hidden]: what the chunks of prompts that go on have come to."""
     _chunks: dict[SeqId, list[Tensor]] = field(default_factory=dict)
-    """Vectors of tokens, on the host, of prompts that go on."""
+    """Vectors of tokens of prompts that go on, on the host unless they are for late interaction."""
+    late: LateInteractionRunner = field(default_factory=LateInteractionRunner)
+    _late_params: dict[SeqId, LateInteractionParams] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._kinds = np.zeros(self.capacity, dtype=np.int8)
@@ -152,6 +165,8 @@ class Poolers:
         self.num_pooled += 1
         by_token = params.task == PoolingTask.TOKEN_EMBED
         self._kinds[row] = _TOKENS if by_token else _KINDS[PoolingType(params.pooling_type)]
+        if params.late_interaction is not None:
+            self._late_params[new.seq] = params.late_interaction
         self._columns[:, row] = (new.seq, new.num_prompt, *_asked(params))
 
     def drop(self, row: int, seq: SeqId) -> None:
@@ -160,6 +175,7 @@ class Poolers:
             self.num_pooled -= 1
             self._kinds[row] = 0
             self._chunks.pop(seq, None)
+            self._late_params.pop(seq, None)
 
     def metadata(self, step: StepColumns) -> PoolingMetadata | None:
         """What the step's rows give; None where none gives anything."""
@@ -192,7 +208,7 @@ class Poolers:
         if not by_token.any():
             return self._vectors(wanted.rows, wanted.cursor, hidden, head)
         counts = wanted.cursor.counts
-        of_tokens = self._of_tokens(wanted, by_token, hidden)
+        of_tokens = self._of_tokens(wanted, by_token, hidden, head)
         if by_token.all():
             return PooledStep(of_tokens=of_tokens)
         own = hidden[index_on(np.flatnonzero(np.repeat(~by_token, counts)), hidden.device)]
@@ -249,7 +265,7 @@ class Poolers:
         return PooledStep(_to_host(vectors), names, _to_host(scores), told)
 
     def _of_tokens(
-        self, wanted: PoolingMetadata, by_token: Flags, hidden: Tensor
+        self, wanted: PoolingMetadata, by_token: Flags, hidden: Tensor, head: Head
     ) -> tuple[tuple[SeqId, list[Tensor]], ...]:
         """Vectors of tokens; those of prompts that go on are kept."""
         rows, cursor = wanted.rows, wanted.cursor
@@ -257,14 +273,15 @@ class Poolers:
         token_rows = np.repeat(rows, counts)
         _, _, dims, lengthless, _ = self._columns[:, token_rows]
         own = np.repeat(by_token, counts)
-        made = _to_host(
-            _embeddings(
-                hidden[index_on(np.flatnonzero(own), hidden.device)].float(),
-                dims[own],
-                lengthless[own] == 0,
-            )
+        states = hidden[index_on(np.flatnonzero(own), hidden.device)].float()
+        made = _embeddings(head.token_vectors(states), dims[own], lengthless[own] == 0)
+        late_alone = bool(self._late_params) and self._late_params.keys() >= set(
+            self._columns[0, rows[by_token]].tolist()
         )
-        ended, at = [], 0
+        told = made if late_alone else _to_host(made)
+        ended: list[tuple[SeqId, list[Tensor]]] = []
+        kept_here: list[TokenVectors] = []
+        at = 0
         for row, count, first, ends in zip(
             rows[by_token].tolist(),
             counts[by_token].tolist(),
@@ -273,13 +290,17 @@ class Poolers:
             strict=True,
         ):
             seq, values = SeqId(int(self._columns[0, row])), int(self._columns[2, row])
-            chunk = made[at : at + count, :values]
+            late = self._late_params.get(seq)
+            chunk = (told if late is None else made)[at : at + count, :values]
             at += count
             chunks = [chunk] if first == 0 else [*self._chunks.pop(seq), chunk]
-            if ends:
+            if not ends:
+                self._chunks[seq] = chunks
+            elif late is None:
                 ended.append((seq, chunks))
             else:
-                self._chunks[seq] = chunks
+                kept_here.append(TokenVectors(seq, late, torch.cat(chunks)))
+        ended += [(seq, [_to_host(value)]) for seq, value in self.late.postprocess(kept_here)]
         return tuple(ended)
 
     def _keep(self, rows: Index, states: Tensor) -> None:

@@ -73,8 +73,9 @@ def largest_steps(config: EngineConfig, runner: ModelRunner, device: torch.devic
     seats = config.scheduler.max_num_seqs
     whole, rest = divmod(budget, longest)
     _run_step(config, runner, ([longest] * whole + [rest] * bool(rest))[:seats])
-    for count in (seats, 1):
-        _draw(config, runner, device, count)
+    if config.facts.encoder is None:
+        for count in (seats, 1):
+            _draw(config, runner, device, count)
     with shortened(runner):
         load_kernels(config, runner, device)
 
@@ -97,7 +98,8 @@ def load_kernels(config: EngineConfig, runner: ModelRunner, device: torch.device
     for count in sorted({*(2**power for power in range(most.bit_length())), most}):
         chunk = config.scheduler.max_num_batched_tokens // count
         _run_step(config, runner, [min(SHORT_CHUNK, config.max_model_len, chunk)] * count)
-        runner.model.logits(_random_hidden(config, runner, device, count))
+        if config.facts.encoder is None:
+            runner.model.logits(_random_hidden(config, runner, device, count))
 
 
 def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> None:

@@ -8,7 +8,7 @@ step may be launched before anybody has read them; only rows whose rules look ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from tandem.engine.attention import AttentionBackend
 from tandem.engine.models import CausalModel, StepContext
 from tandem.engine.sample import LogprobTensors, Sampler, SamplingKind, score_prompt
 from tandem.engine.sample.bounds import Bounds
-from tandem.engine.sample.edits import bounds_of
+from tandem.engine.sample.edits import bounded_rows
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import SchedulerOutput, SeqId, StepRow, TokenMasks
 from tandem.engine.threads import StepThreads
@@ -95,7 +95,7 @@ class ModelRunner:
             assert self.host is not None, "a plan moves blocks to host memory that is not there"
             self.host.begin(plan.transfers)
         self._copy_blocks(plan.block_copies)
-        looks_back = bool(self.batch.sampling.rules)
+        looks_back = self.batch.sampling.follows_tokens
         launched = LaunchedStep(plan.step, note=self.batch.note_drawn if looks_back else None)
         launched.host, launched.for_transfers = self.host, not plan.rows
         computed = self._compute(plan, launched) if plan.rows else None
@@ -126,8 +126,9 @@ class ModelRunner:
             self.stager.staging.last_tokens.index_copy_(0, *kept)
         launched.awaits_masks = False
 
-    def hidden(self, inputs: StepInputs) -> Tensor:
-        """Write the step's KV; hidden states [num_logits, hidden] after the last norm."""
+    def hidden(self, inputs: StepInputs, token_types: Tensor | None = None) -> Tensor:
+        """Write the step's KV; hidden states [num_logits, hidden] after the last norm.
+        ``token_types``: int64 [tokens], None where all are 0."""
         step = StepContext(
             rotary=self.model.rotary,
             positions=inputs.positions,
@@ -135,6 +136,7 @@ class ModelRunner:
             attention=self.attention,
             sequences=inputs.sequences,
             kv=self.slab.layers,
+            token_types=token_types,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
@@ -204,7 +206,12 @@ class ModelRunner:
             indices = np.concatenate((indices, *more))
         fit = unpadded if more or drafted is not None else self.graphs.fit
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
-        hidden = self.graphs.replay(inputs.shape) if inputs.padded else self.hidden(inputs)
+        if inputs.padded:
+            hidden = self.graphs.replay(inputs.shape)
+        else:
+            types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
+            on_step = None if types is None else index_on(types, self.stager.device)
+            hidden = self.hidden(inputs, on_step)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
     def choose(
@@ -226,7 +233,7 @@ class ModelRunner:
         sampling = self.batch.sampling
         if rows.choices is None or not (inputs.padded and self.choices.has(inputs.shape)):
             return None
-        if sampling.rules or sampling.logprobs:
+        if sampling.rules or sampling.logprobs or sampling.is_processed:
             return None
         kinds = sampling.kinds[rows.index]
         return SamplingKind(kinds[0]) if (kinds == kinds[0]).all() else None
@@ -239,7 +246,8 @@ class ModelRunner:
         if kind is not SamplingKind.GREEDY:
             sampling.drawing_on(device)
         if bounded:
-            bounds_of(sampling, rows.index.tolist(), device)  # they go where the graph reads them
+            assert sampling.bounds is not None, "choices are captured together with it"
+            sampling.bounds.put(*bounded_rows(sampling, rows.index.tolist()))
         tokens = self.choices.replay(shape, kind, bounded=bounded)[: len(launched.drawn)]
         launched.tokens = tokens.to("cpu", non_blocking=True)
 
@@ -253,7 +261,7 @@ class ModelRunner:
     ) -> None:
         """Draw a token for each choice, keep those that go on, and send all to the host."""
         index = rows.index[drawing]
-        self._await_tokens_of(index)
+        self._await_tokens_of(index, self.batch.sampling.needs_tokens)
         out = self.sampler.sample(
             self.model.logits(hidden),
             self.batch.sampling,
@@ -273,7 +281,8 @@ class ModelRunner:
     ) -> None:
         """Draw of a step whose rows draw behind drafts, too."""
         sampling = self.batch.sampling
-        self._await_tokens_of(drafted.rows)
+        # Behind a draft a row may be further than its next draw.
+        self._await_tokens_of(drafted.rows, sampling.looks_back)
         if sampling.rules:
             sampling.ahead = rules_ahead(launched.drafts, launched.drawn, self.batch)
         out = self.sampler.sample(
@@ -288,12 +297,11 @@ class ModelRunner:
         launched.tokens = out.token_ids.to("cpu", non_blocking=True)
         launched.logprobs = None if out.logprobs is None else out.logprobs.to_host()
 
-    def _await_tokens_of(self, rows: NDArray[np.int64]) -> None:
-        """See to it that the last step's tokens are known to rows whose rules look back."""
-        sampling = self.batch.sampling
-        if self._last is None or not sampling.rules:
+    def _await_tokens_of(self, rows: NDArray[np.int64], needs: Callable[[int], bool]) -> None:
+        """See to it that the last step's tokens are known to rows that need them."""
+        if self._last is None or not self.batch.sampling.follows_tokens:
             return
-        if any(map(sampling.needs_tokens, rows.tolist())):
+        if any(map(needs, rows.tolist())):
             self._last.wait_tokens()
 
     def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -37,7 +37,7 @@ class Slab:
             raise InvalidParameter("kv_cache_dtype", group.dtype, f"one of {', '.join(DTYPES)}")
         every = num_blocks + spare
         size = every * layout.block_bytes
-        memory = _plain(size, device) if allocate is None else allocate(size)
+        memory = _plain(size, device) if allocate is None or not size else allocate(size)
         assert memory.dtype == torch.uint8, f"the slab's allocator gave {memory.dtype}"
         assert memory.numel() >= size, f"the slab's allocator gave {memory.numel()} of {size} bytes"
         self.memory: Tensor = memory.view(-1)[:size]

@@ -15,8 +15,10 @@ from tandem.engine.attention import select_backend
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.loader import open_weights
+from tandem.engine.logits_processors import ProcessorClasses, ProcessorContext
 from tandem.engine.models import CausalModel, load_model
 from tandem.engine.sample import Sampler
+from tandem.engine.sample.processing import RowProcessors
 from tandem.engine.step import SchedulerOutput, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker import capacity, gpu
@@ -24,8 +26,10 @@ from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager
 from tandem.engine.worker.launched import LaunchedStep
 from tandem.engine.worker.offload import HostBlocks
+from tandem.engine.worker.rest import Rest
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.torch_profile import TorchProfile
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,8 @@ class Worker:
         self._config = config
         self._device = torch.device(config.device)
         self._runner: ModelRunner | None = None
+        self._rest: Rest | None = None
+        self._profile = TorchProfile(0, on_gpu=self._device.type == "cuda")
 
     def start(self, allocate: SlabAllocator | None = None) -> Capacity:
         """Load weights, then take what memory they leave for KV.
@@ -51,7 +57,7 @@ class Worker:
             gpu.prepare(config, self._device)
         with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
             model = load_model(config.facts, weights)
-        if on_gpu:
+        if on_gpu and model.rotary is not None:
             model.rotary.tabulate(config.max_model_len)
         runner = self._runner_of(model)
         kept = gpu.step_bytes(config, runner, self._device) if on_gpu else 0
@@ -66,15 +72,20 @@ class Worker:
             runner.host = HostBlocks(runner.slab.blocks, offloaded)
         if on_gpu:
             gpu.capture(config, runner)
+        if config.profiler.torch_profiler_dir is not None:
+            self._profile.warm()
+        self._rest = Rest(config, runner, allocate)
         self._runner = runner
         logger.info("rank ready in %.1f s", time.monotonic() - started)
-        return Capacity(num_blocks=blocks, layout=layout, num_cpu_blocks=offloaded)
+        name = torch.cuda.get_device_name(self._device) if on_gpu else ""
+        return Capacity(blocks, layout, offloaded, name)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
         """A runner over one block, as long as nobody knows how many there will be."""
         config = self._config
         group = config.layout.groups[0]
         batch = InputBatch(config.layout.block_size, config.scheduler.max_num_seqs)
+        batch.sampling.processors = self._processors()
         return ModelRunner(
             model=model,
             attention=select_backend(group, self._device, config.gpu.attention_backend),
@@ -84,6 +95,18 @@ class Worker:
             stager=self._stager(batch, None),
             threads=StepThreads(on_cpu=self._device.type == "cpu"),
         )
+
+    def _processors(self) -> RowProcessors | None:
+        classes = ProcessorClasses(self._config.model.logits_processors)
+        if not classes.classes:
+            return None
+        logger.info("logits processors: %s", ", ".join(each.__name__ for each in classes.classes))
+        context = ProcessorContext(
+            vocab_size=self._config.facts.vocab_size,
+            max_rows=self._config.scheduler.max_num_seqs,
+            device=self._device,
+        )
+        return RowProcessors(classes, context)
 
     def _stager(self, batch: InputBatch, spare_block: int | None) -> StepStager:
         return StepStager(
@@ -96,7 +119,14 @@ class Worker:
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:
         """Queue one step."""
+        if self._profile.overdue:
+            self._profile.end()
         return self.runner.launch(plan)
+
+    def recorded(self, folder: str | None) -> str:
+        """Begin a profile in ``folder``, or for None end and write it; the file. Raises
+        ProfileError. Called in the thread that launches steps."""
+        return self._profile.stop() if folder is None else self._profile.start(folder)
 
     def draw(self, masks: TokenMasks) -> None:
         """Queue the draws of the step launched last, which awaits these masks."""
@@ -108,7 +138,14 @@ class Worker:
 
     def stop(self) -> None:
         """Let go of weights and slab. May be called twice."""
-        self._runner = None
+        self._profile.close()
+        self._runner = self._rest = None
+
+    @property
+    def rest(self) -> Rest:
+        """Gives memory back, and takes it again."""
+        assert self._rest is not None, "the worker has not started, or has stopped"
+        return self._rest
 
     @property
     def runner(self) -> ModelRunner:

@@ -81,41 +81,82 @@ class MappedAllocator:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         self._device = device
         self._index = device.index if device.index is not None else torch.cuda.current_device()
-        _driver()
+        self._ranges: dict[int, DeviceRange] = {}
+        """What it has given and is still referred to, by address."""
+        driver()
 
     def __call__(self, size: int) -> Tensor:
         """Flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
         torch.cuda.synchronize(self._device)  # makes the device's context this thread's
         properties = self._properties()
         grain = ctypes.c_size_t()
-        _call(
+        call_driver(
             "cuMemGetAllocationGranularity",
             ctypes.byref(grain),
             ctypes.byref(properties),
             ctypes.c_int(_MINIMUM),
         )
         whole = -(-size // grain.value) * grain.value
-        handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+        address = ctypes.c_ulonglong()
         length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)
-        _call("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), zero)
+        call_driver(
+            "cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero
+        )
+        given = DeviceRange(address.value, whole, 0)
         try:
-            _call(
-                "cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero
-            )
-            _call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
-            access = _Access(_Location(_DEVICE, self._index), _READ_WRITE)
-            _call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+            self._fill(given)
         except DeviceMemoryError:
-            _free(address.value, whole, handle.value)
+            given.close()
             raise
-        mapping = _Mapping(address.value, whole)
-        weakref.finalize(mapping, _free, address.value, whole, handle.value)
+        mapping = _Mapping(given.address, whole)
+        self._ranges[given.address] = given
+        weakref.finalize(mapping, self._forget, given.address)
         return torch.as_tensor(mapping, device=self._device)
+
+    def give_back(self, tensor: Tensor) -> int:
+        """Give the memory that ``tensor`` begins back to the device; its address stays taken, and
+        nothing may touch it before ``take_again``. How many bytes. Raises DeviceMemoryError if it
+        is not of this allocator."""
+        given = self._range_of(tensor)
+        torch.cuda.synchronize(self._device)
+        given.empty()
+        return given.size
+
+    def take_again(self, tensor: Tensor) -> None:
+        """Put memory, whatever is in it, under the address of what was given back. Raises
+        DeviceMemoryError where there is not as much."""
+        given = self._range_of(tensor)
+        torch.cuda.synchronize(self._device)
+        self._fill(given)
+
+    def _range_of(self, tensor: Tensor) -> DeviceRange:
+        given = self._ranges.get(tensor.data_ptr())
+        if given is None:
+            raise DeviceMemoryError("the tensor does not begin memory of this allocator")
+        return given
+
+    def _forget(self, address: int) -> None:
+        self._ranges.pop(address).close()
+
+    def _fill(self, given: DeviceRange) -> None:
+        """Make memory for a range that has none, and map it."""
+        handle, properties = ctypes.c_ulonglong(), self._properties()
+        address, length = ctypes.c_ulonglong(given.address), ctypes.c_size_t(given.size)
+        zero = ctypes.c_ulonglong(0)
+        call_driver("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), zero)
+        given.handle = handle.value
+        try:
+            call_driver("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+            access = _Access(_Location(_DEVICE, self._index), _READ_WRITE)
+            call_driver("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+        except DeviceMemoryError:
+            given.empty()
+            raise
 
     def _properties(self) -> _Properties:
         where = _Location(_DEVICE, self._index)
         network = ctypes.c_int()
-        _call(
+        call_driver(
             "cuDeviceGetAttribute",
             ctypes.byref(network),
             ctypes.c_int(_RDMA_ATTRIBUTE),
@@ -126,17 +167,28 @@ class MappedAllocator:
 
 
 class DeviceRange:
-    """Memory of another process, mapped here to be read."""
+    """Addresses of the device and the memory that is mapped there: one's own, or another
+    process's, to be read."""
 
     def __init__(self, address: int, size: int, handle: int) -> None:
+        """``handle`` is the memory's; 0 where there is none."""
         self.address = address
         self.size = size
-        self._handle = handle
+        self.handle = handle
+
+    def empty(self) -> None:
+        """Unmap and let go of the memory; the addresses stay."""
+        if self.handle:
+            library = driver()
+            library.cuMemUnmap(ctypes.c_ulonglong(self.address), ctypes.c_size_t(self.size))
+            library.cuMemRelease(ctypes.c_ulonglong(self.handle))
+            self.handle = 0
 
     def close(self) -> None:
         """Unmap; no copy from it may be under way. May be called twice."""
+        self.empty()
         if self.address:
-            _free(self.address, self.size, self._handle)
+            driver().cuMemAddressFree(ctypes.c_ulonglong(self.address), ctypes.c_size_t(self.size))
             self.address = 0
 
 
@@ -146,12 +198,14 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
     handle, descriptor = ctypes.c_ulonglong(), ctypes.c_int()
     base, size = ctypes.c_ulonglong(), ctypes.c_size_t()
     address = ctypes.c_ulonglong(tensor.data_ptr())
-    _call("cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(tensor.data_ptr()))
+    call_driver(
+        "cuMemRetainAllocationHandle", ctypes.byref(handle), ctypes.c_void_p(tensor.data_ptr())
+    )
     try:
-        _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
+        call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
         if base.value != address.value:
             raise DeviceMemoryError("the tensor does not begin its range of memory")
-        _call(
+        call_driver(
             "cuMemExportToShareableHandle",
             ctypes.byref(descriptor),
             handle,
@@ -159,7 +213,7 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
             ctypes.c_ulonglong(0),
         )
     finally:
-        _driver().cuMemRelease(handle)
+        driver().cuMemRelease(handle)
     return descriptor.value, size.value
 
 
@@ -169,17 +223,19 @@ def map_range(descriptor: int, size: int, device: int) -> DeviceRange:
     be reached from here."""
     handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
     length, zero = ctypes.c_size_t(size), ctypes.c_ulonglong(0)
-    _call(
+    call_driver(
         "cuMemImportFromShareableHandle",
         ctypes.byref(handle),
         ctypes.c_void_p(descriptor),
         ctypes.c_int(_POSIX_DESCRIPTOR),
     )
     try:
-        _call("cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero)
-        _call("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
+        call_driver(
+            "cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero
+        )
+        call_driver("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
         access = _Access(_Location(_DEVICE, device), _READ_ONLY)
-        _call("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
+        call_driver("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
     except DeviceMemoryError:
         _free(address.value, size, handle.value)
         raise
@@ -189,25 +245,13 @@ def map_range(descriptor: int, size: int, device: int) -> DeviceRange:
 def use_device(device: int) -> None:
     """Make a device's context this thread's, for the calls of this module. Waits for nothing."""
     context = ctypes.c_void_p()
-    _call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
-    _call("cuCtxSetCurrent", context)
-
-
-def copy_async(target: int, source: int, nbytes: int, stream: int) -> None:
-    """Copy between device addresses behind what ``stream`` has, by the copy engines. Raises
-    DeviceMemoryError."""
-    _call(
-        "cuMemcpyDtoDAsync_v2",
-        ctypes.c_ulonglong(target),
-        ctypes.c_ulonglong(source),
-        ctypes.c_size_t(nbytes),
-        ctypes.c_void_p(stream),
-    )
+    call_driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), ctypes.c_int(device))
+    call_driver("cuCtxSetCurrent", context)
 
 
 def _free(address: int, size: int, handle: int) -> None:
     """Unmap, let go of the address and the memory; what was not done yet fails, and may."""
-    library = _driver()
+    library = driver()
     if address:
         library.cuMemUnmap(ctypes.c_ulonglong(address), ctypes.c_size_t(size))
         library.cuMemAddressFree(ctypes.c_ulonglong(address), ctypes.c_size_t(size))
@@ -215,16 +259,17 @@ def _free(address: int, size: int, handle: int) -> None:
 
 
 @cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """The CUDA driver's library. Raises DeviceMemoryError where there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DeviceMemoryError(f"the CUDA driver's library cannot be loaded: {error}") from error
 
 
-def _call(name: str, *arguments: object) -> None:
+def call_driver(name: str, *arguments: object) -> None:
     """Call a function of the driver; DeviceMemoryError unless it says success."""
-    library = _driver()
+    library = driver()
     function = getattr(library, name, None)
     if function is None:
         raise DeviceMemoryError(f"the CUDA driver has no {name}")

@@ -1,10 +1,14 @@
 """Host memory that several processes of one machine see.
 
-An anonymous file that each of them maps; gone with the last of them, however it ends.
+An anonymous file that each of them maps; gone with the last of them, however it ends. Where the
+system can, it is sealed: no holder of a descriptor can shorten it under the others' mappings, whose
+next access would kill them, nor map it to be written once it has been shared.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import tempfile
@@ -14,6 +18,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+_SEALED = hasattr(os, "memfd_create")
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_SHRINK, _GROW, _FUTURE_WRITE = 0x2, 0x4, 0x10
+"""Of linux/fcntl.h; Python names not all of them."""
 _ranges: dict[int, tuple[SharedMemory, int]] = {}
 """By address: what ``shared_tensor`` made and is still mapped."""
 
@@ -29,13 +37,27 @@ class SharedMemory:
     @classmethod
     def make(cls, size: int) -> SharedMemory:
         """New memory, all zero. Raises OSError where there is not as much."""
-        if hasattr(os, "memfd_create"):
-            descriptor = os.memfd_create("tandem-kv", os.MFD_CLOEXEC)
+        if _SEALED:
+            descriptor = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         else:
             descriptor, path = tempfile.mkstemp(prefix="tandem-kv-")
             os.unlink(path)
         os.ftruncate(descriptor, size)
+        _seal(descriptor, _SHRINK | _GROW)
         return cls(descriptor, size)
+
+    @classmethod
+    def given(cls, descriptor: int, size: int) -> SharedMemory:
+        """What another process made; the descriptor stays the caller's. Raises OSError where it is
+        no such memory, or could be shortened while it is mapped here."""
+        if _SEALED and not fcntl.fcntl(descriptor, _GET_SEALS) & _SHRINK:
+            raise OSError("its size is not sealed")
+        return cls(descriptor, size)
+
+    def share(self) -> int:
+        """A new descriptor for other processes, which the caller closes: they may only read."""
+        _seal(self.descriptor, _FUTURE_WRITE)
+        return os.dup(self.descriptor)
 
     def map(self, *, writable: bool = True) -> mmap.mmap:
         """All of it, mapped as long as anything refers to it."""
@@ -73,7 +95,14 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
     """A new descriptor of the memory that ``tensor`` begins, which the caller closes, and its
     bytes. Raises KeyError if ``shared_tensor`` did not make it."""
     memory, size = _ranges[tensor.data_ptr()]
-    return os.dup(memory.descriptor), size
+    return memory.share(), size
+
+
+def _seal(descriptor: int, seals: int) -> None:
+    """As far as the system knows them."""
+    if _SEALED:
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(descriptor, _ADD_SEALS, seals)
 
 
 def _forget(address: int) -> None:

@@ -1,9 +1,9 @@
 """D's machine: one pull, one event, what follows. Pure.
 
 ``step`` is called by ``imports.ImportTable`` alone. It promises: ``Loaded`` only after COMMITTED
-(or when nothing was wanted); exactly one ending per key; blocks are free only when nothing
-writes them, and so after the last copy into them is terminal; a slot whose read is not terminal is
-quarantined, never given back.
+(of copies: after the tags of all were right behind them; or when nothing was wanted); exactly one
+ending per key; blocks are free only when nothing writes them, and so after the last copy into them
+is terminal; a slot whose read is not terminal is quarantined, never given back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tandem.kvtransfer.handoff.actions import (
     Tell,
     Unpack,
 )
+from tandem.kvtransfer.handoff.copies import announced, copies_cut
 from tandem.kvtransfer.handoff.endings import (
     Result,
     armed,
@@ -114,17 +115,24 @@ def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
         return pull, []
     first = pull.num_tokens is None
     same = first or ready.num_tokens == pull.num_tokens
-    if not same or not 0 < ready.upto <= ready.num_tokens:
+    if not same or not 0 <= ready.upto <= ready.num_tokens or not ready.num_tokens:
         return fail(pull, FailCause.IDENTITY, "READY contradicts itself", now, policy)
     items = manifest(policy.groups, ready.num_tokens, policy.block_size)
     if ready.items != items:
         message = f"READY's manifest is {_words(ready.items)}, wanted is {_words(items)}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
+    counts = announced(pull.direct, items, ready.upto, ready.num_tokens, policy)
+    if tuple(len(each) for each in ready.blocks) != counts:
+        message = f"READY names {_sizes(ready.blocks)} blocks, wanted is {counts or 'none'}"
+        return fail(pull, FailCause.IDENTITY, message, now, policy)
     actions: list[Action] = []
     if first:
         actions.append(Tell(ReadyEvent(pull.key, ready.num_tokens)))
-    upto = max(pull.upto, ready.upto)
-    pull = _replace(pull, num_tokens=ready.num_tokens, upto=upto, items=items)
+    pull = _replace(pull, num_tokens=ready.num_tokens, items=items)
+    if ready.upto > pull.upto:
+        pull = _replace(pull, upto=ready.upto, remote=ready.blocks)
+    if pull.state is DState.PULLING:
+        pull = copies_cut(pull, policy)
     return armed(pull, now, policy), actions
 
 
@@ -166,7 +174,9 @@ def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Re
         reached=begun,
     )
     actions: list[Action] = []
-    if event.from_token < event.to_token:
+    if pull.direct:
+        pull = copies_cut(pull, policy)
+    elif event.from_token < event.to_token:
         most = tuple(each.blocks_per_part for each in policy.groups)
         want = Want(pull.key, event.from_token, policy.credits, most)
         actions.append(Send(pull.producer, want))
@@ -180,15 +190,7 @@ def _on_part(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy
         return None, [Send(event.source, Done(event.key, ok=False))]
     if not _follows(pull, part, policy):
         return fail(pull, FailCause.IDENTITY, "PART does not follow the last", now, policy)
-    flight = Flight(
-        part.index,
-        part.start,
-        part.stop,
-        part.slot,
-        part.nbytes,
-        group=part.group,
-        remote_blocks=part.blocks,
-    )
+    flight = Flight(part.index, part.start, part.stop, part.slot, part.nbytes, group=part.group)
     cut = (*pull.cut[: part.group], part.stop, *pull.cut[part.group + 1 :])
     pull = _replace(pull, cut=cut, next_index=part.index + 1, queued=(*pull.queued, flight))
     return armed(pull, now, policy), []
@@ -197,20 +199,17 @@ def _on_part(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy
 def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
     """Whether a part is the next one of its item, of whole blocks, within what READY announced, of
     the kind that the link brings, and fits."""
-    if part.group >= len(pull.items) or pull.num_tokens is None:
+    if pull.direct or part.group >= len(pull.items) or pull.num_tokens is None:
         return False
     item, group, size = pull.items[part.group], policy.groups[part.group], policy.block_size
     blocks = num_blocks(part.start, part.stop, size)
-    header = 0 if pull.direct else policy.header_bytes
     return (
         part.index == pull.next_index
         and part.start == pull.cut[part.group]
         and part.start < part.stop <= available(item, pull.upto, pull.num_tokens, size)
         and (part.stop % size == 0 or part.stop == item.stop)
         and 0 < blocks <= group.blocks_per_part
-        and part.nbytes == header + blocks * group.block_bytes
-        and (part.slot is None) is pull.direct
-        and len(part.blocks) == (blocks if pull.direct else 0)
+        and part.nbytes == policy.header_bytes + blocks * group.block_bytes
     )
 
 
@@ -218,6 +217,11 @@ def _blocks(pull: Pull, flight: Flight, policy: ConsumerPolicy) -> tuple[int, ..
     """D's own blocks for a part."""
     item, table = pull.items[flight.group], pull.tables[flight.group]
     return blocks_of(item, table, flight.start, flight.stop, policy.block_size)
+
+
+def _sizes(blocks: tuple[tuple[int, ...], ...]) -> str:
+    """How many blocks of each item, for people."""
+    return ", ".join(str(len(each)) for each in blocks) or "no"
 
 
 def _words(items: tuple[Item, ...]) -> str:
@@ -264,7 +268,7 @@ def _on_read_done(pull: Pull, event: ReadDone, now: Millis, policy: ConsumerPoli
         group=flight.group,
     )
     taken = Send(pull.producer, Taken(pull.key, flight.index))
-    return armed(pull, now, policy), [taken, unpack]
+    return armed(pull, now, policy), [unpack] if pull.direct else [taken, unpack]
 
 
 def _on_read_failed(pull: Pull, event: ReadFailed, now: Millis, policy: ConsumerPolicy) -> Result:
@@ -308,6 +312,8 @@ def _on_unpacked(pull: Pull, event: Unpacked, now: Millis, policy: ConsumerPolic
 
 
 def _on_committed(pull: Pull, _event: Told, now: Millis, policy: ConsumerPolicy) -> Result:
+    if pull.state is DState.CLOSED:
+        return pull, []
     closed, told = loaded(pull, now, policy)
     return closed, [told]
 

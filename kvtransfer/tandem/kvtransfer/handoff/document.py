@@ -36,23 +36,29 @@ travel as remaining milliseconds; each end has its own clock.
 What holds:
 
 1. D uses KV only after COMMITTED, which P's transfer thread says only if the lease never lapsed,
-   after every read of D was terminal.
-2. P says READY only after the host has seen the fence behind the KV. From then until COMMITTED or
-   GONE the blocks are not written or freed; GONE comes before the first reuse.
+   after every read of D was terminal; or, of copies (6), after tag and turn of each block were
+   right behind the copy, which says the same (docs/decisions/021).
+2. P says READY of a token only after the host has seen the fence behind its KV. From then until
+   COMMITTED or GONE the blocks are not written or freed; GONE comes before the first reuse.
 3. A send slot that D may be reading is not reused before D has answered (TAKEN, DONE) or the link
    is lost. A receive slot whose read is not terminal is quarantined, never reused.
 4. A key is leased at most once per incarnation. What has ended is remembered for a while, to answer
    what comes late; what is unknown is answered, so that the other end can free.
 5. A pair of state and event that is not below changes nothing and is counted.
-6. Where a link's transport copies P's blocks into D's, no slot is used: PART names blocks, and only
-   copies that D itself runs or fences may do so. P sets a block's tag after its last write, and
-   clears it before the block is anybody's again; D compares the tag that it read after the copy.
+6. Where a link's transport copies P's blocks into D's, no slot is used: READY names blocks, D asks
+   for nothing, and only copies that D itself runs or fences may do so. P sets a block's tag after
+   its last write, and clears it before the block is anybody's again, raising its turn each time;
+   D compares the tag that it read after the copy, and the turn with that before it.
    D's blocks are free only after the last copy into them is terminal, wanted or not.
    The tag of another, like a slot's wrong header or digest, fails the hand-off, and speaks against
    the link only if P answers that its lease stood till then: a lease may end, or P count D as lost,
    and the blocks or the slot be the next request's, while D reads.
 7. What a hand-off carries is the manifest of its layout: an item a group. D is done when every item
    is complete by its own rule; no item stands in for another.
+
+What users of other systems suffered here, and the test that holds each:
+[handoff-pains.md](handoff-pains.md).
+The checker that walks these tables, its states and its mutants: tests/kvtransfer/model/README.md.
 """
 
 _AFTER_ITEMS = """

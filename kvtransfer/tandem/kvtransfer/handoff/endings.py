@@ -144,6 +144,9 @@ def done_if_complete(
             closed, told = loaded(pull, now, policy)
             return closed, [*actions, Send(pull.producer, Done(pull.key, ok=False)), told]
         if is_complete(pull.items, pull.reached):
+            if pull.direct:  # each tag was right behind its copy: P's word could not say more
+                closed, told = loaded(pull, now, policy)
+                return closed, [*actions, told, Send(pull.producer, Done(pull.key, ok=True))]
             committing = _replace(pull, state=DState.COMMITTING)
             actions.append(Send(pull.producer, Done(pull.key, ok=True)))
             return armed(committing, now, policy), actions

@@ -32,8 +32,7 @@ class Out(msgspec.Struct, frozen=True):
     """A part between its grant and D's answer to it."""
 
     index: int
-    slot: int | None
-    """None: D reads the blocks themselves."""
+    slot: int
     start: int
     stop: int
     sent: bool = False
@@ -51,12 +50,14 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     budget: Millis | None = None
     consumer: Incarnation = NOBODY
     direct: bool = False
-    """D reads blocks, not slots: parts need none, and blocks carry tags."""
+    """D reads blocks, not slots: READY names them, there are no parts, and blocks carry tags."""
     num_tokens: int = 0
     items: tuple[Item, ...] = ()
     """The manifest."""
     tables: tuple[tuple[int, ...], ...] = ()
     """Block tables by group, as far as they are known."""
+    begun: bool = False
+    """The engine has the blocks: D may reserve its own."""
     launched: int = 0
     """Tokens whose chunks are launched."""
     ready: int = 0
@@ -93,6 +94,13 @@ class Refuse(msgspec.Struct, frozen=True):
 
     key: RequestKey
     kind = PEvent.REFUSE
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The engine has taken blocks for the whole prompt and computes from now on."""
+
+    key: RequestKey
+    kind = PEvent.BEGUN
 
 
 class Launched(msgspec.Struct, frozen=True):
@@ -153,10 +161,10 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Granted(msgspec.Struct, frozen=True):
-    """The next part's turn: a free send slot for it, or None where it needs none."""
+    """The next part's turn: a free send slot for it."""
 
     key: RequestKey
-    slot: int | None
+    slot: int
     kind = PEvent.SLOT
 
 
@@ -186,6 +194,7 @@ class Timeout(msgspec.Struct, frozen=True):
 Event = (
     Admit
     | Refuse
+    | Begun
     | Launched
     | Fenced
     | First

@@ -51,8 +51,6 @@ class ExportTable:
         self._ended: dict[RequestKey, None] = {}
         self._expected: dict[RequestKey, None] = {}
         self._timers = Timers()
-        self._has_direct = False
-        """Parts of some export need no slot."""
 
     def apply(self, event: p_events.Event, now: Millis) -> list[Action]:
         """Run the machine on one event of one key."""
@@ -107,7 +105,6 @@ class ExportTable:
         other._age = self._age.copy()
         other._ended = dict(self._ended)
         other._expected = dict(self._expected)
-        other._has_direct = self._has_direct
         return other
 
     def _is_one_too_many(self, event: Asked) -> bool:
@@ -145,7 +142,6 @@ class ExportTable:
             self._age.forget(key)
             return
         self.exports[key] = after
-        self._has_direct = self._has_direct or after.direct
         self._age.note(key)
         if was is None or was.deadline != after.deadline:
             self._timers.arm(key, after.deadline)
@@ -163,17 +159,15 @@ class ExportTable:
                 return
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
-        """Grant free slots to the oldest hungry key, as many as it may have, then to the next;
-        who needs none gets what it may have in its turn, too."""
-        if not self._hungry or not (self.ring.free or self._has_direct):
+        """Grant free slots to the oldest hungry key, as many as it may have, then to the next."""
+        if not self._hungry or not self.ring.free:
             return
         for key in self._age.order(self._hungry):
             while key in self._hungry:
-                export, slot = self.exports[key], None
-                if not export.direct:
-                    if not self.ring.has_room(export.consumer):
-                        break
-                    slot = self.ring.take(export.consumer, key, export.next_index)
+                export = self.exports[key]
+                if not self.ring.has_room(export.consumer):
+                    break
+                slot = self.ring.take(export.consumer, key, export.next_index)
                 actions += self._step(Granted(key, slot), now)
 
     def _deadline(self, key: RequestKey) -> Millis | None:

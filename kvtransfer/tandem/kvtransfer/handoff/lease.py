@@ -83,7 +83,7 @@ def end(
     actions: list[Action] = []
     if reason is not GoneReason.PEER_LOST and export.opened:
         actions.append(Send(export.consumer, Gone(export.key, reason)))
-    if answered or export.direct:  # a late copy of blocks harms nobody: D alone needs its end
+    if answered:
         export, freed = free_sent(export)
         actions += freed
     if not export.engine_holds:
@@ -114,10 +114,11 @@ def answered_tombstone(
 def announce(
     export: Export, now: Millis, policy: ProducerPolicy, *, ready_said: bool = False
 ) -> Result:
-    """Say READY, and FINAL once everything is fenced and token 1 known (which starts the cap)."""
+    """Say READY (of nothing yet, when the engine begins: D reserves meanwhile), and FINAL once
+    everything is fenced and token 1 known (which starts the cap)."""
     actions: list[Action] = []
-    if export.opened and export.ready and not ready_said:
-        actions.append(Send(export.consumer, say_ready(export)))
+    if export.opened and export.begun and not ready_said:
+        actions.append(Send(export.consumer, say_ready(export, policy)))
     if export.final is not None and export.ready == export.num_tokens:
         cap = Millis(now + policy.lease_ms)
         if export.budget is not None:
@@ -128,9 +129,16 @@ def announce(
     return export, actions
 
 
-def say_ready(export: Export) -> Ready:
-    """All that is announced so far."""
-    return Ready(export.key, export.ready, export.num_tokens, export.items)
+def say_ready(export: Export, policy: ProducerPolicy) -> Ready:
+    """All that is announced so far, with the blocks where D reads them itself."""
+    size = policy.block_size
+    blocks: list[tuple[int, ...]] = []
+    for item in export.items if export.direct else ():
+        stop = available(item, export.ready, export.num_tokens, size)
+        some = stop > item.start
+        table = export.tables[item.group] if some else ()
+        blocks.append(blocks_of(item, table, item.start, stop, size) if some else ())
+    return Ready(export.key, export.ready, export.num_tokens, export.items, tuple(blocks))
 
 
 def why(export: Export) -> GoneReason:
@@ -140,5 +148,5 @@ def why(export: Export) -> GoneReason:
 
 def free_sent(export: Export) -> tuple[Export, list[Action]]:
     """Slots that D might have read are free: it reads no more. Those being packed stay."""
-    freed: list[Action] = [Free(o.slot) for o in export.out if o.sent and o.slot is not None]
+    freed: list[Action] = [Free(o.slot) for o in export.out if o.sent]
     return _replace(export, out=tuple(o for o in export.out if not o.sent)), freed

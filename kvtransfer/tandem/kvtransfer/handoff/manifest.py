@@ -38,6 +38,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     blocks_per_part: int
     """Blocks of one part: what fits a slot behind its header."""
+    blocks_per_copy: int = 1
+    """Blocks of one read, where blocks are copied into blocks."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):

@@ -18,13 +18,14 @@ from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
-HANDOFF_VERSION = 4
+HANDOFF_VERSION = 5
 """Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""
 
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
-MAX_PART_BLOCKS = 1 << 16
+MAX_BLOCKS = 1 << 16
+"""Of one item of one hand-off."""
 
 
 class GoneReason(StrEnum):
@@ -93,13 +94,19 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased; items is the
-    manifest of all that comes."""
+    """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased (of none yet,
+    when P begins); items is the manifest of all that comes; blocks says where it
+    lies in P's slab, on a link that copies it."""
 
     key: RequestKey
     upto: Count
     num_tokens: Count
     items: Annotated[tuple[Item, ...], Meta(min_length=1, max_length=MAX_GROUPS)]
+    blocks: Annotated[
+        tuple[Annotated[tuple[Small, ...], Meta(max_length=MAX_BLOCKS)], ...],
+        Meta(max_length=MAX_GROUPS),
+    ] = ()
+    """By item, from its start as far as it can be taken; none where parts go by slots."""
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
@@ -117,20 +124,17 @@ class Want(msgspec.Struct, frozen=True, tag="want"):
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
-    """P → D: tokens [start, stop) of an item lie packed in a send slot behind a header, or in
-    these blocks of P's slab."""
+    """P → D: tokens [start, stop) of an item lie packed in a send slot behind a header."""
 
     key: RequestKey
     index: Count
     start: Count
     stop: Count
-    slot: Small | None
-    """None where the transport reads blocks."""
+    slot: Small
     nbytes: Count
-    """In a slot: header and payload together."""
+    """Header and payload together."""
     group: Annotated[int, Meta(ge=0, lt=MAX_GROUPS)] = 0
     """Of the item."""
-    blocks: Annotated[tuple[Small, ...], Meta(max_length=MAX_PART_BLOCKS)] = ()
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):

@@ -16,6 +16,7 @@ from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Pack,
 from tandem.kvtransfer.handoff.export import (
     Admit,
     Asked,
+    Begun,
     Event,
     Export,
     Fenced,
@@ -117,10 +118,16 @@ def _on_refuse(export: Export | None, event: Event, now: Millis, policy: Produce
     return answered_tombstone(export, GoneReason.REFUSED, now, policy)
 
 
+def _on_begun(export: Export, _event: Begun, now: Millis, policy: ProducerPolicy) -> Result:
+    if export.state in ENDED or export.begun:
+        return export, []
+    return announce(_replace(export, begun=True), now, policy)
+
+
 def _on_launched(export: Export, event: Launched, _now: Millis, _policy: ProducerPolicy) -> Result:
     if export.state in ENDED:
         return export, []
-    return _replace(export, tables=event.tables, launched=event.upto), []
+    return _replace(export, tables=event.tables, launched=event.upto, begun=True), []
 
 
 def _on_fenced(export: Export, event: Fenced, now: Millis, policy: ProducerPolicy) -> Result:
@@ -183,8 +190,8 @@ def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerP
         return export, [Send(event.source, Gone(event.key, why(export)))]
     export = _replace(export, opened=True)
     actions: list[Action] = []
-    if export.ready:
-        actions.append(Send(export.consumer, say_ready(export)))
+    if export.begun:
+        actions.append(Send(export.consumer, say_ready(export, policy)))
     if export.state is PState.LEASED and export.final is not None:
         actions.append(Send(export.consumer, export.final))
     return export, actions
@@ -197,7 +204,8 @@ def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerP
         reason = GoneReason.UNKNOWN if export is None else why(export)
         return export, [Send(event.source, Gone(event.key, reason))]
     fits = not want.from_token % policy.block_size and want.from_token <= export.num_tokens
-    if export.wants or not fits or len(want.max_blocks) != len(export.items):
+    groups = len(want.max_blocks) == len(export.items)
+    if export.direct or export.wants or not (fits and groups):
         return end(export, GoneReason.PROTOCOL, now, policy, answered=False)
     wanting = _replace(
         export,
@@ -216,22 +224,16 @@ def _on_slot(export: Export, event: Granted, _now: Millis, policy: ProducerPolic
     start, index, key = export.packed[group], export.next_index, export.key
     table = export.tables[group]
     blocks = blocks_of(export.items[group], table, start, stop, policy.block_size)
-    out = Out(index, event.slot, start, stop, sent=event.slot is None, group=group)
-    action: Action
-    if event.slot is None:
-        action = Send(export.consumer, _part(export, out, policy, blocks))
-    else:
-        action = Pack(key, export.consumer, index, start, stop, event.slot, blocks, group)
+    out = Out(index, event.slot, start, stop, group=group)
+    action = Pack(key, export.consumer, index, start, stop, event.slot, blocks, group)
     packed = (*export.packed[:group], stop, *export.packed[group + 1 :])
     return _replace(export, packed=packed, next_index=index + 1, out=(*export.out, out)), [action]
 
 
-def _part(export: Export, out: Out, policy: ProducerPolicy, blocks: tuple[int, ...] = ()) -> Part:
+def _part(export: Export, out: Out, policy: ProducerPolicy) -> Part:
     count = num_blocks(out.start, out.stop, policy.block_size)
-    nbytes = count * policy.groups[out.group].block_bytes
-    if out.slot is not None:
-        nbytes += policy.header_bytes
-    return Part(export.key, out.index, out.start, out.stop, out.slot, nbytes, out.group, blocks)
+    nbytes = policy.header_bytes + count * policy.groups[out.group].block_bytes
+    return Part(export.key, out.index, out.start, out.stop, out.slot, nbytes, out.group)
 
 
 def _on_packed(export: Export, event: Packed, now: Millis, policy: ProducerPolicy) -> Result:
@@ -241,7 +243,6 @@ def _on_packed(export: Export, event: Packed, now: Millis, policy: ProducerPolic
     if export.state is PState.GONE or not event.ok:
         rest = tuple(o for o in export.out if o is not out)
         export = _replace(export, out=rest)
-        assert out.slot is not None
         freed: list[Action] = [Free(out.slot)]
         if export.state is PState.GONE:
             return export, freed
@@ -258,7 +259,7 @@ def _on_taken(export: Export, event: Asked, _now: Millis, _policy: ProducerPolic
     if out is None:
         return export, [Count("p:taken twice")]
     rest = tuple(o for o in export.out if o is not out)
-    return _replace(export, out=rest), [] if out.slot is None else [Free(out.slot)]
+    return _replace(export, out=rest), [Free(out.slot)]
 
 
 def _on_done_ok(export: Export | None, event: Event, now: Millis, policy: ProducerPolicy) -> Result:
@@ -266,7 +267,7 @@ def _on_done_ok(export: Export | None, event: Event, now: Millis, policy: Produc
         return _answer_gone(export, event)
     if export.state is PState.CLOSED:
         return export, [Send(export.consumer, Committed(export.key))]
-    whole = export.wants and is_complete(export.items, export.packed)
+    whole = export.direct or (export.wants and is_complete(export.items, export.packed))
     if export.state is PState.COMPUTING or not whole or any(not o.sent for o in export.out):
         return end(export, GoneReason.PROTOCOL, now, policy, answered=True)
     export, actions = free_sent(export)
@@ -327,6 +328,7 @@ def _on_timeout(export: Export, _event: Event, now: Millis, policy: ProducerPoli
 _HANDLERS: dict[PEvent, Callable[..., Result]] = {
     PEvent.ADMIT: _on_admit,
     PEvent.REFUSE: _on_refuse,
+    PEvent.BEGUN: _on_begun,
     PEvent.LAUNCHED: _on_launched,
     PEvent.FENCED: _on_fenced,
     PEvent.FIRST: _on_first,

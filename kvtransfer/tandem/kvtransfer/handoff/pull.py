@@ -36,12 +36,13 @@ class ConsumerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """A part from its PART to its unpacking."""
+    """A part from its PART (of a copy: from READY) to its unpacking."""
 
     index: int
     start: int
     stop: int
     remote_slot: int | None
+    """None of a copy."""
     nbytes: int
     slot: int | None = None
     """Receive slot, once there is one; a copy into blocks gets none."""
@@ -67,19 +68,21 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     deadline: Millis
     """The nearest of the state's deadlines."""
     direct: bool = False
-    """P's blocks are copied into D's: parts need no slot."""
+    """P's blocks are copied into D's: parts are cut here, and need no slot."""
     num_tokens: int | None = None
     """Known from the first READY."""
     upto: int = 0
     items: tuple[Item, ...] = ()
     """The manifest."""
+    remote: tuple[tuple[int, ...], ...] = ()
+    """P's blocks by item, from its start on, as far as they were announced; of copies."""
     final: Final | None = None
     tables: tuple[tuple[int, ...], ...] = ()
     """Block tables by group."""
     start: int | None = None
     """First token wanted; None before ``begin_load``."""
     cut: tuple[int, ...] = ()
-    """Tokens up to which parts have been announced, by item."""
+    """Tokens up to which parts have been announced, or copies cut, by item."""
     next_index: int = 0
     queued: tuple[Flight, ...] = ()
     """Parts whose turn has not come, oldest first."""

@@ -31,6 +31,7 @@ class PEvent(StrEnum):
 
     ADMIT = "admit"
     REFUSE = "refuse"
+    BEGUN = "engine begins"
     LAUNCHED = "chunk launched"
     FENCED = "chunk's fence seen"
     FIRST = "first tokens"
@@ -87,7 +88,8 @@ class Rule(NamedTuple):
 
 
 _P, _E = PState, PEvent
-_TURN = "pack it into the slot granted; where blocks are read: PART"
+_TURN = "pack it into the slot granted"
+_WANTED = "parts are due; a bad range, or a link that copies blocks, ends it"
 _END = "GONE → D; slots not sent and, if the engine has let go, blocks are free"
 
 PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
@@ -107,10 +109,13 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.EXPECTED, _E.DONE_ABANDON): Rule((_P.GONE,), "GONE(abandoned)"),
     (_P.EXPECTED, _E.LINK_LOST): Rule((None,), "–"),
     (_P.EXPECTED, _E.TIMEOUT): Rule((_P.GONE,), "GONE(unknown)"),
+    (_P.COMPUTING, _E.BEGUN): Rule(
+        (_P.COMPUTING,), "READY of 0 tokens to a consumer that opened: it reserves meanwhile"
+    ),
     (_P.COMPUTING, _E.LAUNCHED): Rule((_P.COMPUTING,), "remember the blocks; say nothing"),
     (_P.COMPUTING, _E.FENCED): Rule(
         (_P.COMPUTING, _P.LEASED),
-        "where blocks are read: their tags; READY to a consumer that opened; "
+        "where blocks are read: their tags; READY (and the blocks) to a consumer that opened; "
         "all and token 1 known: FINAL",
     ),
     (_P.COMPUTING, _E.FIRST): Rule((_P.COMPUTING, _P.LEASED), "all fenced: FINAL"),
@@ -118,7 +123,7 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
         (_P.COMPUTING, _P.GONE), "cancelled, or no token 1 was drawn: " + _END
     ),
     (_P.COMPUTING, _E.OPEN): Rule((_P.COMPUTING,), "say all again: READY, FINAL"),
-    (_P.COMPUTING, _E.WANT): Rule((_P.COMPUTING, _P.GONE), "parts are due; a bad range ends it"),
+    (_P.COMPUTING, _E.WANT): Rule((_P.COMPUTING, _P.GONE), _WANTED),
     (_P.COMPUTING, _E.SLOT): Rule((_P.COMPUTING,), _TURN),
     (_P.COMPUTING, _E.PACKED): Rule((_P.COMPUTING, _P.GONE), "PART; a failed pack ends it"),
     (_P.COMPUTING, _E.TAKEN): Rule((_P.COMPUTING,), "slot is free"),
@@ -129,7 +134,7 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.COMPUTING, _E.TIMEOUT): Rule((_P.GONE,), _END),
     (_P.LEASED, _E.FINISHED): Rule((_P.LEASED, _P.GONE), "cancelled: " + _END),
     (_P.LEASED, _E.OPEN): Rule((_P.LEASED,), "say all again: READY, FINAL"),
-    (_P.LEASED, _E.WANT): Rule((_P.LEASED, _P.GONE), "parts are due; a bad range ends it"),
+    (_P.LEASED, _E.WANT): Rule((_P.LEASED, _P.GONE), _WANTED),
     (_P.LEASED, _E.SLOT): Rule((_P.LEASED,), _TURN),
     (_P.LEASED, _E.PACKED): Rule((_P.LEASED, _P.GONE), "PART; a failed pack ends it"),
     (_P.LEASED, _E.TAKEN): Rule((_P.LEASED,), "slot is free"),
@@ -142,6 +147,7 @@ PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (_P.LEASED, _E.LINK_LOST): Rule((_P.GONE,), "all slots free; no message"),
     (_P.LEASED, _E.TIMEOUT): Rule((_P.GONE,), "hard cap: " + _END),
     (_P.GONE, _E.ADMIT): Rule((_P.GONE,), "never leased again; the engine is told"),
+    (_P.GONE, _E.BEGUN): Rule((_P.GONE,), "–"),
     (_P.GONE, _E.LAUNCHED): Rule((_P.GONE,), "–"),
     (_P.GONE, _E.FENCED): Rule((_P.GONE,), "–"),
     (_P.GONE, _E.FIRST): Rule((_P.GONE,), "–"),
@@ -183,18 +189,22 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
         (_D.WAITING, _D.CLOSED), "token 1 ended it: DONE(abandon) → P, tell the engine"
     ),
     (_D.WAITING, _V.LOAD): Rule(
-        (_D.PULLING, _D.CLOSED), "WANT → P; nothing to bring and FINAL known: DONE(abandon), loaded"
+        (_D.PULLING, _D.CLOSED),
+        "WANT → P, or copy what READY named; nothing to bring and FINAL known: DONE(abandon), "
+        "loaded",
     ),
     (_D.WAITING, _V.GONE): Rule((_D.CLOSED,), _FAIL),
     (_D.WAITING, _V.CANCEL): Rule((_D.CLOSED,), "DONE(abandon) → P"),
     (_D.WAITING, _V.LINK_LOST): Rule((_D.CLOSED,), "fail"),
     (_D.WAITING, _V.TIMEOUT): Rule((_D.CLOSED,), _FAIL),
     (_D.PULLING, _V.READY): Rule(
-        (_D.PULLING, _D.FAILING, _D.CLOSED), "another length or manifest: fail"
+        (_D.PULLING, _D.FAILING, _D.CLOSED),
+        "copy what it names; another length, manifest or number of blocks: fail",
     ),
     (_D.PULLING, _V.FINAL): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
-        "each item complete: DONE(ok); nothing was wanted: DONE(abandon), loaded; "
+        "each item complete: DONE(ok) (and, of copies, loaded); nothing was wanted: DONE(abandon), "
+        "loaded; "
         "token 1 ended it: DONE(abandon)",
     ),
     (_D.PULLING, _V.PART): Rule(
@@ -204,12 +214,13 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
         (_D.PULLING,), "read the oldest part into the slot granted, or copy it into blocks"
     ),
     (_D.PULLING, _V.READ_DONE): Rule(
-        (_D.PULLING,), "TAKEN → P; verify and unpack; of a copy: compare tags"
+        (_D.PULLING,), "TAKEN → P; verify and unpack; of a copy: compare tags and turns"
     ),
     (_D.PULLING, _V.READ_FAILED): Rule((_D.FAILING, _D.CLOSED), _FAIL),
     (_D.PULLING, _V.UNPACKED): Rule(
         (_D.PULLING, _D.COMMITTING, _D.FAILING, _D.CLOSED),
-        "slot is free; each item complete and FINAL: DONE(ok); a tag that is cleared: fail; "
+        "slot is free; each item complete and FINAL: DONE(ok) (and, of copies, loaded); a tag that "
+        "was cleared: fail; "
         "wrong header or digest, or the tag of another: DONE(abandon), fail with P's answer",
     ),
     (_D.PULLING, _V.GONE): Rule((_D.FAILING, _D.CLOSED), _FAIL),
@@ -244,6 +255,7 @@ CONSUMER: Mapping[tuple[DState | None, DEvent], Rule] = {
         (_D.FAILING, _D.CLOSED),
         "P's answer is awaited: fail; else wait on: the unpack or copy is our own",
     ),
+    (_D.CLOSED, _V.COMMITTED): Rule((_D.CLOSED,), "of copies: known from their tags"),
     (_D.CLOSED, _V.LOAD): Rule((_D.CLOSED,), "its ending is already told"),
     (_D.CLOSED, _V.LINK_LOST): Rule((_D.CLOSED,), "–"),
     (_D.CLOSED, _V.GONE): Rule((_D.CLOSED,), "the answer to DONE(abandon)"),

@@ -2,14 +2,14 @@
 
 A tag says what a block holds: the hash of its tokens and of all before them, or, for a block that
 has none (the last, partial one), the key of the request that owns it. P sets it after the block's
-last write and clears it before the block may be written again; D compares the tag that it read
-after the block's bytes with the one that it expects. A guard against leases and block tables gone
-wrong, not the proof: that is COMMITTED.
+last write and clears it before the block may be written again; each time its turn goes up by one,
+before the tag changes. D notes the turn before it copies, and behind the copy's end reads tag and
+turn again: the right tag of the same turn proves that the block was not let go of meanwhile
+(docs/decisions/021).
 """
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from tandem.kvtransfer.memory.header import key_digest
 from tandem.protocol.ids import BlockHash, RequestKey
 
 TAG_BYTES = 16
+TURN_BYTES = 8
 CLEARED = bytes(TAG_BYTES)
 
 
@@ -40,17 +41,24 @@ def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash])
 
 
 class BlockTags:
-    """16 bytes a block, in host memory; zeros are no tag. Requests that share a cached prefix share
-    its tags: one is cleared when the last of them has let go."""
+    """A tag and its turn a block, in host memory: all tags (zeros are none), then all turns.
+    Requests that share a cached prefix share its tags: one is cleared when the last of them has let
+    go."""
 
     def __init__(self, num_blocks: int) -> None:
-        self._bytes = bytearray(num_blocks * TAG_BYTES)
+        self._bytes = bytearray(num_blocks * (TAG_BYTES + TURN_BYTES))
+        self._turns_at = num_blocks * TAG_BYTES
         self._by_key: dict[RequestKey, list[tuple[int, bytes]]] = {}
         self._holders: dict[int, int] = {}
 
     def read(self, block: int) -> bytes:
         """As it is now."""
         return bytes(self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES])
+
+    def turn(self, block: int) -> bytes:
+        """How often the tag has changed, as it is now."""
+        at = self._turns_at + block * TURN_BYTES
+        return bytes(self._bytes[at : at + TURN_BYTES])
 
     def set(self, key: RequestKey, block: int, tag: bytes) -> None:
         """The block is written for good, as far as this key goes."""
@@ -72,6 +80,9 @@ class BlockTags:
                 self._write(block, CLEARED)
 
     def _write(self, block: int, tag: bytes) -> None:
+        at = self._turns_at + block * TURN_BYTES
+        turn = int.from_bytes(self._bytes[at : at + TURN_BYTES], "little") + 1
+        self._bytes[at : at + TURN_BYTES] = turn.to_bytes(TURN_BYTES, "little")
         self._bytes[block * TAG_BYTES : (block + 1) * TAG_BYTES] = tag
 
 
@@ -80,14 +91,14 @@ class SharedTags(BlockTags):
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks)
-        self._memory = SharedMemory.make(num_blocks * TAG_BYTES)
+        self._memory = SharedMemory.make(num_blocks * (TAG_BYTES + TURN_BYTES))
         weakref.finalize(self, self._memory.close)
         # Read and written by slices alone, which both have.
         self._bytes = self._memory.map()  # type: ignore[assignment]
 
     def share(self) -> tuple[int, int]:
-        """A descriptor of the tags, which the caller closes, and their bytes."""
-        return os.dup(self._memory.descriptor), self._memory.size
+        """A descriptor of tags and turns, which the caller closes, and their bytes."""
+        return self._memory.share(), self._memory.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +122,7 @@ class Blocks:
     def tag_at(self, offset: int) -> bytes:
         """Tag of the block that begins there, as it is now."""
         return self.tags.read(offset // self.slab.shape[1])
+
+    def turn_at(self, offset: int) -> bytes:
+        """Turn of that tag, as it is now."""
+        return self.tags.turn(offset // self.slab.shape[1])

@@ -26,9 +26,10 @@ class _OnStream(SlotMemory):
         self._device = slab.device
         self._stream: Any = torch.cuda.Stream(slab.device)  # type: ignore[no-untyped-call]
         super().__init__(count, slot_bytes)
-        # Kernels are compiled and copies are set up now, not at a request's expense.
-        self.pack(slab, [0], 0)
-        self.unpack(0, [0], slab)
+        if slot_bytes >= HEADER_BYTES + slab.shape[1]:  # else they are for patterns alone
+            # Kernels are compiled and copies are set up now, not at a request's expense.
+            self.pack(slab, [0], 0)
+            self.unpack(0, [0], slab)
 
     def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
         """See SlotMemory."""

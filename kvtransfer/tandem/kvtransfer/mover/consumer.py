@@ -26,21 +26,22 @@ from tandem.kvtransfer.handoff.actions import (
     Unpack,
 )
 from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
-from tandem.kvtransfer.mover.extents import block_extents, slot_extent
+from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.mover.cards import why_refused
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
-from tandem.kvtransfer.mover.make_slots import sized_slots
+from tandem.kvtransfer.mover.make_slots import make_all_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
-from tandem.kvtransfer.transports.base import Check, Progress, Ticket, Transport
+from tandem.kvtransfer.mover.reads import Reads
+from tandem.kvtransfer.transports.base import Check, Progress, Transport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 
@@ -72,7 +73,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         super().__init__(parts)
         config, block_bytes = parts.config, parts.layout.block_bytes
         traits = [each.traits for each in parts.transports.values()]
-        self.memory, sizes = sized_slots(config, config.kv_receive_slots, parts.slab, traits)
+        self._slots = make_all_slots(config, config.kv_receive_slots, parts.slab, traits)
+        self.memory, sizes = self._slots.memory, self._slots.sizes
         policy = ConsumerPolicy(
             block_size=parts.layout.block_size,
             groups=parts.groups(sizes),
@@ -87,7 +89,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.table = ImportTable(policy, ring)
         direct, blocks = parts.direct, parts.blocks()
         for name, transport in parts.transports.items():
-            transport.receive(self.memory, blocks if name in direct else None)
+            slots = self._slots.of(transport.traits)
+            transport.receive(slots, blocks if name in direct else None)
         self.book = PeerBook()
         self.phases = Phases(parts.metrics)
         self.pace = Pace(
@@ -99,7 +102,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.prober = Prober(self)
         self.falls = Falls(millis(config.kv_quarantine_seconds))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
-        self._reads: dict[tuple[str, Ticket], tuple[Read, float]] = {}
+        self._reads = Reads(parts.transports, block_bytes)
         self._unpacks: deque[Unpack] = deque()
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
@@ -112,6 +115,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def transport_to(self, peer: Incarnation) -> Transport:
         """By which the peer is read."""
         return self.parts.transports[self._welcomes[peer].connector]
+
+    def slots_to(self, peer: Incarnation) -> SlotMemory:
+        """Those in which what is read of the peer lands."""
+        return self._slots.of(self.transport_to(peer).traits)
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
         """What the peer said, while its link stands."""
@@ -136,7 +143,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             assert item.welcome is not None
             self._links[item.peer] = item.link
             self._welcomes[item.peer] = item.welcome
-            refused = self._why_not(item.welcome)
+            refused = why_refused(item.welcome, self.parts.layout, self.parts.transports)
             if refused is not None:
                 logger.warning("no link to %s: %s", item.host, refused)
                 self.drop(item.peer, refused, millis(self.config.kv_quarantine_seconds))
@@ -155,18 +162,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             pull = self.table.pulls.get(item.key)
             if pull is not None and pull.direct and pull.state is DState.WAITING:
                 self._hashes[item.key] = item.hashes
+            self.phases.wanted(item.key)
             tables = (item.block_ids,)
             load = d_events.Load(item.key, tables, item.from_token, item.to_token)
             return self.table.apply(load, now)
         return self.table.apply(item, now)
-
-    def _why_not(self, welcome: ProducerCard) -> str | None:
-        """Which group of KV stands between the peer and this worker, if any."""
-        mine = tuple(str(each.kind) for each in self.parts.layout.groups)
-        if welcome.groups != mine:
-            theirs = ", ".join(welcome.groups) or "none"
-            return f"the peer's groups of KV are {theirs}; here they are {', '.join(mine)}"
-        return why_not_carried(self.parts.layout)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer
@@ -187,8 +187,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         del self._links[peer]
         actions = self.table.link_lost(peer, item.reason, now)
         self.prober.end(peer)
-        self.transport_to(peer).close(peer)
-        del self._welcomes[peer]
+        transport = self.parts.transports.get(self._welcomes.pop(peer).connector)
+        if transport is not None:  # else the link was refused for it
+            transport.close(peer)
         self.pace.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
         return actions
@@ -210,6 +211,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         elif isinstance(action, Read):
             return self._read(action, now)
         elif isinstance(action, Unpack):
+            if action.slot is None:  # a look at tags, not at bytes
+                return self._unpack(action, now)
             self._unpacks.append(action)
         elif isinstance(action, Blame):
             self._quarantine(action.peer, action.reason, now)
@@ -223,7 +226,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return self._over(item, now, FailCause.PEER, "the link is lost")
         beyond = max(item.remote_blocks, default=-1)
         if beyond >= welcome.num_blocks:
-            message = f"PART names block {beyond} of {welcome.num_blocks}"
+            message = f"READY names block {beyond} of {welcome.num_blocks}"
             return self._over(item, now, FailCause.IDENTITY, message)
         slot = item.remote_slot
         if slot is not None and (slot >= welcome.num_slots or item.nbytes > welcome.slot_bytes):
@@ -234,23 +237,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read; ``work`` polls it to its end, wanted or not."""
-        transport = self.transport_to(item.peer)
-        if item.slot is None or item.remote_slot is None:
-            size = self.parts.layout.block_bytes
-            extents = block_extents(item.block_ids, item.remote_blocks, size)
-        else:
-            extents = [
-                slot_extent(
-                    item.slot,
-                    item.remote_slot,
-                    item.nbytes,
-                    slot_bytes=self.memory.slot_bytes,
-                    remote_slot_bytes=self._welcomes[item.peer].slot_bytes,
-                    check=check,
-                )
-            ]
-        ticket = transport.read(item.peer, extents)
-        self._reads[(transport.traits.name, ticket)] = (item, time.perf_counter())
+        slot_bytes = self.slots_to(item.peer).slot_bytes
+        self._reads.start(item, self._welcomes[item.peer], slot_bytes, check)
         self.active()
 
     def work(self, now: Millis) -> list[Action]:
@@ -269,23 +257,15 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     # -- bytes --------------------------------------------------------------------------------
 
     def _poll_reads(self, now: Millis) -> list[Action]:
-        for transport in self.parts.transports.values():
-            transport.advance()
         actions: list[Action] = []
-        for where, (read, started) in list(self._reads.items()):
-            transport = self.parts.transports[where[0]]
-            progress = transport.poll(where[1])
-            if progress is Progress.PENDING:
-                continue
+        for read, progress, started, tags in self._reads.ended():
             if progress is Progress.UNKNOWN:
                 self.drop(read.peer, "a read is in an unknown state")
                 continue
-            del self._reads[where]
             self.active()
-            done = progress is Progress.DONE
-            if done and read.slot is None:
-                self._tags[(read.key, read.index)] = transport.tags_of(where[1])
-            actions += self._read_ended(read, done, started, now)
+            if tags:
+                self._tags[(read.key, read.index)] = tags
+            actions += self._read_ended(read, progress is Progress.DONE, started, now)
         return actions
 
     def _over(
@@ -349,12 +329,12 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if link is not None and self.control is not None:
             self.control.post(Drop(link, reason, rest_ms))
 
-    def fall(self, peer: Incarnation, reason: str, now: Millis) -> None:
+    def fall(self, peer: Incarnation, reason: str, now: Millis, rest_ms: int = 0) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
-        one."""
+        one, else after ``rest_ms``."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
         if welcome is None or len(self.parts.transports) < 2:
-            self.drop(peer, reason)
+            self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
             pause = self.falls.failed(peer, welcome.connector, now)
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
@@ -381,14 +361,12 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.falls.rest(now),
         ]
         if self._reads:
-            naps.append(0.05 if self.wakers() else self.nap())
+            naps.append(self._reads.nap(self.nap))
         return min((each for each in naps if each is not None), default=None)
 
     def wakers(self) -> list[int]:
         """Sockets with answers under way, if every read has one."""
-        if not self._reads or any(name != "tcp" for name, _ in self._reads):
-            return []
-        return self.parts.transports["tcp"].filenos()
+        return self._reads.wakers()
 
     def observe(self) -> None:
         """Slots and links."""

@@ -1,8 +1,6 @@
-"""From slots and blocks, as the machines number them, to the extents that a transport brings."""
+"""From slots, as the machines number them, to the extents that a transport brings."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Region
 
@@ -23,18 +21,3 @@ def slot_extent(
         nbytes,
         check,
     )
-
-
-def block_extents(
-    block_ids: Sequence[int], remote_blocks: Sequence[int], block_bytes: int
-) -> list[Extent]:
-    """P's blocks, each for one of D's."""
-    return [
-        Extent(
-            Place(Region.BLOCKS, mine * block_bytes),
-            Place(Region.BLOCKS, theirs * block_bytes),
-            block_bytes,
-            Check.TAG,
-        )
-        for mine, theirs in zip(block_ids, remote_blocks, strict=True)
-    ]

@@ -6,15 +6,16 @@ Then KV never passes through the host. Called by the producer and the consumer w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.memory.sizes import SlotSizes, slot_sizes
+from tandem.kvtransfer.memory.sizes import SlotSizes, slot_bytes_for, slot_sizes
 from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
-from tandem.kvtransfer.transports.base import Traits
+from tandem.kvtransfer.transports.base import Region, Traits
 
 
 def sized_slots(
@@ -32,6 +33,39 @@ def sized_slots(
         mib = (count + spare) * sizes.slot_bytes >> 20
         text = f"no room for {count + spare} slots, {mib} MiB of GPU memory: lower --kv-slot-bytes"
         raise TransportError(f"{text} or --gpu-memory-utilization") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What a worker has: slots that parts go through, and those that only patterns are read by."""
+
+    memory: SlotMemory
+    """Of transports that lie between slots; of patterns, too, where there is none."""
+    patterns: SlotMemory
+    """Of transports that copy blocks, as small as patterns are."""
+    sizes: SlotSizes
+
+    def of(self, traits: Traits) -> SlotMemory:
+        """Those that a transport is given."""
+        return self.patterns if traits.lands_in is Region.BLOCKS else self.memory
+
+
+def make_all_slots(
+    config: KVTransferConfig, count: int, slab: Tensor, traits: Iterable[Traits], *, spare: int = 0
+) -> Slots:
+    """``count`` slots and ``spare`` more for the blocks of ``slab`` (uint8 [blocks, block_bytes]),
+    for as many of these transports as want any. Raises TransportError where there is no room."""
+    through = [each for each in traits if each.lands_in is Region.SLOTS]
+    direct = [each for each in traits if each.lands_in is Region.BLOCKS]
+    patterns = None
+    if direct:
+        size = slot_bytes_for(config.kv_probe_bytes, 0)
+        patterns = make_slots(count + spare, size, slab, direct)
+    if through or patterns is None:
+        memory, sizes = sized_slots(config, count, slab, through, spare=spare)
+    else:
+        memory, sizes = patterns, SlotSizes(patterns.slot_bytes, 1)
+    return Slots(memory, memory if patterns is None else patterns, sizes)
 
 
 def lies_near(slab: Tensor, traits: Iterable[Traits]) -> bool:

@@ -30,6 +30,7 @@ from tandem.kvtransfer.memory.sizes import SlotSizes
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
+from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVLayout
@@ -62,21 +63,19 @@ class MoverParts:
     notify: Callable[[], None]
 
     def groups(self, sizes: SlotSizes) -> tuple[Group, ...]:
-        """The layout's groups with the blocks of a part: what fits a slot of this worker, and a
-        read of any of its transports."""
-        most = min((each.traits.max_extents for each in self.direct.values()), default=None)
-        made = []
-        for group in self.layout.groups:
-            fit = max(1, (sizes.slot_bytes - HEADER_BYTES) // group.block_bytes)
-            made.append(
-                Group(
-                    kind=group.kind,
-                    span=group.span,
-                    block_bytes=group.block_bytes,
-                    blocks_per_part=fit if most is None else min(fit, most),
-                )
+        """The layout's groups with the blocks of a part: what fits a slot of this worker; and of a
+        copy: what any of its transports reads at once."""
+        most = min((each.traits.max_extents for each in self.direct.values()), default=1)
+        return tuple(
+            Group(
+                kind=group.kind,
+                span=group.span,
+                block_bytes=group.block_bytes,
+                blocks_per_part=max(1, (sizes.slot_bytes - HEADER_BYTES) // group.block_bytes),
+                blocks_per_copy=most,
             )
-        return tuple(made)
+            for group in self.layout.groups
+        )
 
     @property
     def direct(self) -> dict[str, Transport]:
@@ -193,6 +192,7 @@ class Mover(Generic[Item, Event]):
         return None if deadline is None else max(0.0, (deadline - now) / 1000)
 
     def _run(self) -> None:
+        nap_precisely()
         try:
             if self.parts.slab.is_cuda:  # UCX, too, asks the thread for its device
                 torch.cuda.set_device(self.parts.slab.device)

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready
-from tandem.kvtransfer.handoff.messages import Done, Want
+from tandem.kvtransfer.handoff.messages import Done
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import LoadFailed
@@ -51,11 +51,13 @@ class Phases:
             now = time.monotonic()
             parts.append(Note("part", now - seconds, now, nbytes))
 
+    def wanted(self, key: RequestKey) -> None:
+        """There are blocks for it: what was announced is asked for, or copied."""
+        self._step(key, "want", "reserve", since="ready")
+
     def sent(self, message: object) -> None:
         """A message of D passes."""
-        if isinstance(message, Want):
-            self._step(message.key, "want", "reserve", since="ready")
-        elif isinstance(message, Done) and message.ok:
+        if isinstance(message, Done) and message.ok:
             self._step(message.key, "done")
 
     def final(self, key: RequestKey) -> None:

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 PROBE_KEY = RequestKey(b"", "probe", 0)
 """Holds receive slots for probes; no router has an empty incarnation."""
+RATE_READS = 3
+"""Reads of a pattern that a slow link gets: the first may have found ends that slept."""
+SLOW_REST_MS = 10_000
+"""Until a link that gave less than is required, with no other way, is tried again."""
 NO_SLOT = "its receive slots wait for reads that hang"
 """Why a link may stay down: a peer's slots are the quota that its earlier links hold, too."""
 
@@ -39,6 +43,9 @@ class _Probing:
     slot: int | None = None
     """Receive slot, once there is one."""
     started: float = 0.0
+    reads: int = 0
+    best: float = 0.0
+    """Bytes a second of the fastest of them."""
 
 
 class Links(Protocol):
@@ -46,12 +53,15 @@ class Links(Protocol):
 
     config: KVTransferConfig
     metrics: HandoffMetrics
-    memory: SlotMemory
     table: ImportTable
     book: PeerBook
 
     def transport_to(self, peer: Incarnation) -> Transport:
         """By which the peer is read."""
+        ...
+
+    def slots_to(self, peer: Incarnation) -> SlotMemory:
+        """Those in which what is read of the peer lands."""
         ...
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
@@ -70,8 +80,9 @@ class Links(Protocol):
         """The probe passed, at this rate."""
         ...
 
-    def fall(self, peer: Incarnation, reason: str, now: Millis) -> None:
-        """The probe failed: make the link again, by another transport if there is one."""
+    def fall(self, peer: Incarnation, reason: str, now: Millis, rest_ms: int = 0) -> None:
+        """The probe failed: make the link again, by another transport if there is one, else after
+        a rest."""
         ...
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
@@ -112,7 +123,7 @@ class Prober:
         welcome = self._mover.welcome_of(peer)
         if probing is None or probing.number != message.number or welcome is None:
             return
-        limit = min(welcome.slot_bytes, self._mover.memory.slot_bytes)
+        limit = min(welcome.slot_bytes, self._mover.slots_to(peer).slot_bytes)
         probing.nbytes = max(1, min(message.nbytes, limit))
         self._read(peer, probing, now)
 
@@ -145,15 +156,42 @@ class Prober:
         actions = mover.table.give_back(read.slot, now)
         if probing is None:
             return actions
-        mover.say(read.peer, ProbeDone(probing.number, right))
         if right:
             seconds = max(time.perf_counter() - probing.started, 1e-6)
-            mover.metrics.probe_rate.observe(read.nbytes / seconds)
-            mover.usable(read.peer, read.nbytes / seconds)
+            probing.best = max(probing.best, read.nbytes / seconds)
+            probing.reads += 1
+            if self._is_slow(probing.best) and probing.reads < RATE_READS:
+                self._probing[read.peer], probing.slot = probing, None
+                self._read(read.peer, probing, now)
+                return actions
+        mover.say(read.peer, ProbeDone(probing.number, right))
+        if right:
+            self._judge(read.peer, probing.best, now)
         else:
             fault = "the pattern is wrong" if done else "the pattern could not be read"
             mover.fall(read.peer, fault, now)
         return actions
+
+    def _is_slow(self, bytes_per_s: float) -> bool:
+        config = self._mover.config
+        least = config.kv_min_megabytes_per_second
+        return least is not None and config.kv_preflight != "off" and bytes_per_s < least * 1e6
+
+    def _judge(self, peer: Incarnation, bytes_per_s: float, now: Millis) -> None:
+        """A link delivers: what its rate says of it."""
+        mover = self._mover
+        mover.metrics.probe_rate.observe(bytes_per_s)
+        if not self._is_slow(bytes_per_s):
+            mover.usable(peer, bytes_per_s)
+            return
+        mover.metrics.slow_links.inc()
+        least = mover.config.kv_min_megabytes_per_second
+        said = f"the link gives {bytes_per_s / 1e6:.0f} MB/s, {least} are asked"
+        if mover.config.kv_preflight == "require":
+            mover.fall(peer, said, now, SLOW_REST_MS)
+            return
+        logger.warning("KV of %s: %s", peer.hex()[:8], said)
+        mover.usable(peer, bytes_per_s)
 
     def end(self, peer: Incarnation) -> None:
         """The link is lost: a read under way is nobody's any more."""
@@ -177,4 +215,5 @@ class Prober:
 
     def _is_right(self, read: Read) -> bool:
         assert read.slot is not None
-        return self._mover.memory.read(read.slot, read.nbytes) == pattern(read.peer, read.nbytes)
+        came = self._mover.slots_to(read.peer).read(read.slot, read.nbytes)
+        return came == pattern(read.peer, read.nbytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import msgspec
 
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.events import ProducerEvent, Revoked
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff.actions import (
@@ -27,7 +29,6 @@ from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import (
     Committed,
-    Part,
     Probe,
     ProbeDone,
     ProbeReady,
@@ -42,11 +43,13 @@ from tandem.kvtransfer.memory.header import (
     header_bytes,
     key_digest,
 )
-from tandem.kvtransfer.mover.make_slots import sized_slots
+from tandem.kvtransfer.mover.make_slots import make_all_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Computed:
 FromEngine = (
     p_events.Admit
     | p_events.Refuse
+    | p_events.Begun
     | p_events.First
     | p_events.Finished
     | p_events.Cancel
@@ -82,8 +86,9 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         config = parts.config
         count = config.kv_send_slots
         traits = [each.traits for each in parts.transports.values()]
-        self.memory, sizes = sized_slots(config, count, parts.slab, traits, spare=1)
-        self._write_pattern(count)
+        self._slots = make_all_slots(config, count, parts.slab, traits, spare=1)
+        self.memory, sizes = self._slots.memory, self._slots.sizes
+        self._write_patterns(count)
         policy = ProducerPolicy(
             block_size=parts.layout.block_size,
             groups=parts.groups(sizes),
@@ -95,10 +100,16 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         )
         self.table = ExportTable(policy, SlotRing(count, config.kv_slots_per_peer))
         direct, self.blocks = parts.direct, parts.blocks()
-        self._cards = {
-            name: each.serve(self.memory, self.blocks if name in direct else None)
-            for name, each in parts.transports.items()
-        }
+        self._cards: dict[str, bytes] = {}
+        for name, each in list(parts.transports.items()):
+            try:
+                blocks = self.blocks if name in direct else None
+                self._cards[name] = each.serve(self._slots.of(each.traits), blocks)
+            except TransportError as error:
+                if len(parts.transports) < 2:
+                    raise
+                logger.warning("KV does not go by %s: %s", name, error)
+                del parts.transports[name]
         self._direct_links: set[Incarnation] = set()
         """Consumers that copy blocks."""
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
@@ -123,10 +134,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             return refused
         for name in connectors:
             if name in self._cards:
+                slots = self._slots.of(self.parts.transports[name].traits)
                 return ProducerCard(
                     connector=name,
                     card=self._cards[name],
-                    slot_bytes=self.memory.slot_bytes,
+                    slot_bytes=slots.slot_bytes,
                     num_slots=self.config.kv_send_slots,
                     block_bytes=self.parts.layout.block_bytes,
                     num_blocks=len(self.parts.slab),
@@ -134,9 +146,12 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                 )
         return f"no transport in common: {', '.join(connectors)}"
 
-    def _write_pattern(self, slot: int) -> None:
-        self._pattern_bytes = min(self.config.kv_probe_bytes, self.memory.slot_bytes)
-        self.memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
+    def _write_patterns(self, slot: int) -> None:
+        both = {id(each): each for each in (self._slots.memory, self._slots.patterns)}.values()
+        smallest = min(each.slot_bytes for each in both)
+        self._pattern_bytes = min(self.config.kv_probe_bytes, smallest)
+        for memory in both:
+            memory.write(slot, pattern(self.parts.incarnation, self._pattern_bytes))
 
     def take(self, item: ProducerItem, now: Millis) -> list[Action]:
         """Engine, peers and links, in the order in which they came."""
@@ -188,8 +203,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         if isinstance(action, Send):
             if isinstance(action.message, Committed):
                 self.metrics.endings.labels("producer", "committed").inc()
-            if isinstance(action.message, Part) and action.message.slot is None:
-                self._gave(action.message.nbytes)
             self.say(action.to, action.message)
         elif isinstance(action, Tell):
             if isinstance(action.event, Revoked):
@@ -213,6 +226,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         hashes = self._hashes.get(action.key, ())
         for index, block in enumerate(action.block_ids, action.first):
             tags.set(action.key, block, tag_of(action.key, action.group, index, hashes))
+        self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
         """Fences, one pack, the peers' reads, deadlines."""
@@ -260,7 +274,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
 
     def _gave(self, nbytes: int) -> None:
-        """A part is D's to read: packed, or as blocks."""
+        """Bytes are D's to read: a part, or a chunk's blocks."""
         self.parts.board.transfers += 1
         self.metrics.bytes.labels("producer").inc(nbytes)
         self.metrics.parts.labels("producer").inc()

@@ -177,6 +177,10 @@ class HandoffConsumer:
         """Grows while parts are read and unpacked."""
         return self._board.transfers
 
+    def keeps_awake(self) -> str | None:
+        """Nobody maps this worker's memory; nothing lands in it when no request lives here."""
+        return None
+
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """The engine's loop came round; beats say so."""
         self._board.note_engine(has_work)

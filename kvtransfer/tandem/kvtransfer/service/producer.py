@@ -68,6 +68,9 @@ class HandoffProducer:
         self._board, self._metrics = parts.board, parts.metrics
         self._mover = ProducerMover(parts)
         self._wants_hashes = bool(parts.direct)
+        found = parts.direct.items()
+        self._mapped = [name for name, each in found if each.traits.maps_memory]
+        """Transports by which peers map the slab."""
         self._channel = ControlServer(
             config,
             incarnation,
@@ -150,6 +153,10 @@ class HandoffProducer:
         """Whether ``computed`` is to be told block hashes: blocks are copied, and have tags."""
         return self._wants_hashes
 
+    def started(self, key: RequestKey) -> None:
+        """The key has its blocks, and its first chunk is about to be launched."""
+        self._mover.inbox.put(p_events.Begun(key))
+
     def computed(
         self,
         key: RequestKey,
@@ -224,6 +231,14 @@ class HandoffProducer:
     def progress(self) -> int:
         """Grows while parts are packed."""
         return self._board.transfers
+
+    def keeps_awake(self) -> str | None:
+        """Why the slab's memory cannot be given back, or None: decode workers map it from their
+        first hand-off on, and would go on reading what is no longer the slab."""
+        if not self._mapped:
+            return None
+        names = " and ".join(self._mapped)
+        return f"decode workers may have its KV memory mapped, by {names}: sleep needs tcp or nixl"
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """The engine's loop came round; beats say so."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, NewType, Protocol
+from typing import NamedTuple, NewType, Protocol, overload
 
 from tandem.kvtransfer.memory.blocks import Blocks
 from tandem.kvtransfer.memory.slots import SlotMemory
@@ -57,6 +57,38 @@ class Extent(NamedTuple):
     """Of P: where they lie."""
     nbytes: int
     check: Check
+
+
+class BlockExtents(Sequence[Extent]):
+    """P's blocks, each for one of D's: extents that transports of blocks may take as two lists of
+    numbers, of which there are hundreds at once."""
+
+    def __init__(
+        self, block_ids: Sequence[int], remote_blocks: Sequence[int], block_bytes: int
+    ) -> None:
+        assert len(block_ids) == len(remote_blocks), "each block of P is for one of D"
+        self.block_ids = block_ids
+        self.remote_blocks = remote_blocks
+        self.block_bytes = block_bytes
+
+    def __len__(self) -> int:
+        return len(self.block_ids)
+
+    @overload
+    def __getitem__(self, at: int) -> Extent: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> BlockExtents: ...
+
+    def __getitem__(self, at: int | slice) -> Extent | BlockExtents:
+        mine, theirs = self.block_ids[at], self.remote_blocks[at]
+        if isinstance(mine, Sequence):
+            assert isinstance(theirs, Sequence)
+            return BlockExtents(mine, theirs, self.block_bytes)
+        assert isinstance(theirs, int)
+        size = self.block_bytes
+        local, remote = Place(Region.BLOCKS, mine * size), Place(Region.BLOCKS, theirs * size)
+        return Extent(local, remote, size, Check.TAG)
 
 
 class Progress(Enum):
@@ -126,8 +158,8 @@ class Transport(Protocol):
 
     def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
         """Tags of the blocks that a read has brought whole, in the order of its extents, each read
-        after the block's last byte; asked once, after ``poll`` said DONE. Of slots there are none.
-        """
+        after the block's last byte, and cleared where it had changed since before the first; asked
+        once, after ``poll`` said DONE. Of slots there are none."""
         ...
 
     def advance(self) -> None:

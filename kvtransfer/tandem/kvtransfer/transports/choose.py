@@ -29,10 +29,10 @@ def make_transports(
 
     ``auto`` is nixl with tcp behind it, so that ends of which only one can load nixl still meet;
     without nixl a warning is logged. A connector asked for by name that cannot load raises
-    TransportError. Where ``kv_node_folder`` names a place to meet, ``auto`` tries shm before them
-    for each link; one whose other end is not there goes by the next. With ``on_gpu``, the slab is
-    in a GPU's memory: nixl reaches slots there, and tcp, which needs them on the host, only stands
-    in where nixl cannot load.
+    TransportError. Where ``kv_node_folder`` names a place to meet, ``auto`` tries cuda_p2p or shm
+    before them for each link; one whose other end is not there goes by the next. With ``on_gpu``,
+    the slab is in a GPU's memory: nixl reaches slots there, and tcp, which needs them on the host,
+    only stands in where nixl cannot load.
     """
 
     def tcp() -> Transport:
@@ -66,8 +66,10 @@ def make_transports(
         return {"tcp": tcp()}
     if config.kv_connector == "nixl":
         return {"nixl": nixl()}
-    near = config.kv_node_folder is not None and not on_gpu
-    found = {"shm": mapped("shm")} if near else {}
+    found: dict[str, Transport] = {}
+    if config.kv_node_folder is not None:
+        name = "cuda_p2p" if on_gpu else "shm"
+        found[name] = mapped(name)
     try:
         best = nixl()
         return {**found, "nixl": best} if on_gpu else {**found, "nixl": best, "tcp": tcp()}

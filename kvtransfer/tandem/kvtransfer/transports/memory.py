@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.memory.blocks import Blocks
+from tandem.kvtransfer.memory.blocks import CLEARED, Blocks
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.transports.base import Check, Extent, Progress, Region, Ticket, Traits
 from tandem.protocol.ids import Incarnation
@@ -97,11 +97,16 @@ class MemoryTransport:
             return Progress.FAILED
         if not all(_has(source, each) for each in extents):
             return Progress.FAILED
+        tagged = [each.remote.offset for each in extents if each.check is Check.TAG]
+        blocks = source.blocks
+        turns = [] if blocks is None else [blocks.turn_at(offset) for offset in tagged]
         for each in extents:
             _copy(source, here, each)
-        tagged = [each.remote.offset for each in extents if each.check is Check.TAG]
-        if tagged and source.blocks is not None:
-            self._tags[ticket] = [source.blocks.tag_at(offset) for offset in tagged]
+        if tagged and blocks is not None:
+            self._tags[ticket] = [
+                blocks.tag_at(offset) if blocks.turn_at(offset) == turn else CLEARED
+                for offset, turn in zip(tagged, turns, strict=True)
+            ]
         return Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> Sequence[bytes]:

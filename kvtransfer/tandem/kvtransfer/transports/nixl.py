@@ -12,9 +12,11 @@ the defaults gave 0.54.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import logging
 import os
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -39,6 +41,8 @@ UCX_SETTINGS = {
 """Set before UCX is loaded, unless the environment has them: for slots in host memory. Between
 GPUs UCX chooses by itself among NVLink, InfiniBand and the host."""
 
+PRODUCER = "producer"
+"""Role in the name of an agent whose slots are read."""
 LOOPBACK_SETTINGS = {"UCX_NET_DEVICES": "lo"}
 """Added where peers are on this machine only: by itself UCX listens on every network."""
 
@@ -52,9 +56,27 @@ class NixlCard(msgspec.Struct, frozen=True, array_like=True):
     count: Annotated[int, Meta(ge=1)]
     gpu: Annotated[int, Meta(ge=0)] | None = None
     """P's number of the GPU that holds them; None is the host."""
+    digest: bytes = b""
+    """Of the metadata: what the library has refused once, it refuses ever after (1.5.1), the right
+    metadata of the same agent too."""
 
 
 _cards = msgspec.msgpack.Decoder(NixlCard)  # built once: threads must not do it side by side
+
+
+def digest_of(metadata: bytes) -> bytes:
+    """16 bytes of blake2b, by which a card tells that its metadata is whole."""
+    return hashlib.blake2b(metadata, digest_size=16).digest()
+
+
+def _agent_name(incarnation: Incarnation, role: str) -> str:
+    return f"{incarnation.hex()}-{role}"
+
+
+def _header_of(agent: str) -> bytes:
+    """With which the library's metadata of an agent begins (nixlSerDes of 1.5.1): under another's
+    name a peer could have that one's metadata refused for good."""
+    return b"nixlSerDes|Agent" + struct.pack("<Q", len(agent)) + agent.encode()
 
 
 class _Remote:
@@ -81,7 +103,7 @@ class NixlTransport:
         self._disconnected: tuple[type[Exception], ...] = _disconnect_errors()
         try:
             config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-            self._agent: Any = api.nixl_agent(f"{incarnation.hex()}-{role}", config)
+            self._agent: Any = api.nixl_agent(_agent_name(incarnation, role), config)
         except Exception as error:  # the bindings raise their own, without a common root
             raise TransportError(f"nixl: no agent: {error}") from error
         self._registered: Any = None
@@ -97,8 +119,16 @@ class NixlTransport:
         """Register the slots and describe them."""
         self._register(memory)
         metadata: bytes = self._agent.get_agent_metadata()
-        card = NixlCard(metadata, memory.address, memory.slot_bytes, memory.count, memory.gpu)
-        return msgspec.msgpack.encode(card)
+        return msgspec.msgpack.encode(
+            NixlCard(
+                metadata,
+                memory.address,
+                memory.slot_bytes,
+                memory.count,
+                memory.gpu,
+                digest_of(metadata),
+            )
+        )
 
     def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
         """Register the slots."""
@@ -117,6 +147,10 @@ class NixlTransport:
         self.close(peer)
         try:
             where = _cards.decode(card)
+            if where.digest != digest_of(where.metadata):
+                raise TransportError("its metadata is not what it sent")
+            if not where.metadata.startswith(_header_of(_agent_name(peer, PRODUCER))):
+                raise TransportError("its metadata is of another agent")
             name = self._agent.add_remote_agent(where.metadata)
         except Exception as error:
             raise TransportError(f"nixl: cannot load the peer: {error}") from error

@@ -41,7 +41,7 @@ def _condition(name: str, field: str) -> str:
 SERVICE_COLUMNS = [
     _column("Ready", _condition("Ready", "status"), "Whether requests are answered."),
     _column("Reason", _condition("Ready", "reason"), "Why it is ready or not."),
-    _column("Mode", ".status.mode", "Disaggregated or Aggregated."),
+    _column("Mode", ".status.mode", "Disaggregated, Aggregated or Pooling."),
     _column("P", ".status.summary.prefill", "Ready and desired prefill replicas."),
     _column("D", ".status.summary.decode", "Ready and desired decode replicas."),
     _column("Links", ".status.summary.links", "Healthy and expected KV links."),

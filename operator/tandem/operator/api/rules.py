@@ -32,6 +32,8 @@ class Rule:
         return {"rule": self.rule, "message": self.message, **path}
 
 
+_DRAWS = "(!has(self.task) || self.task == 'Generate')"
+"""Whether tokens are asked for."""
 _MEMBERS = {
     SourceType.IMAGE: "image",
     SourceType.CLAIM: "persistentVolumeClaim",
@@ -162,13 +164,45 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ),
     LLMServiceSpec: (
         Rule(
-            "!has(self.decode.replicas) || self.decode.replicas >= 1",
+            f"!{_DRAWS} || !has(self.decode) || !has(self.decode.replicas)"
+            " || self.decode.replicas >= 1",
             "decode.replicas must be at least 1: decode workers produce the tokens; "
             "use suspend to stop a service",
             ".decode.replicas",
         ),
         Rule(
-            "!has(self.decode.scaling) || !has(self.decode.scaling.minReplicas)"
+            f"{_DRAWS} || !has(self.decode) || has(self.decode.replicas)"
+            " && self.decode.replicas == 0 && !has(self.decode.scaling)",
+            "decode workers produce tokens, and task asks for none: remove decode, "
+            "or set decode.replicas to 0 without scaling",
+            ".decode",
+        ),
+        Rule(
+            f"{_DRAWS} || {_replicas('prefill')} >= 1",
+            "prefill.replicas must be at least 1: prefill workers answer a task without tokens; "
+            "use suspend to stop a service",
+            ".prefill",
+        ),
+        Rule(
+            f"{_DRAWS} || !has(self.prefill) || !has(self.prefill.scaling)"
+            " || !has(self.prefill.scaling.minReplicas) || self.prefill.scaling.minReplicas >= 1",
+            "prefill.scaling.minReplicas must be at least 1 for a task without tokens",
+            ".prefill",
+        ),
+        Rule(
+            f"{_DRAWS} || !has(self.disaggregation) || !has(self.disaggregation.mode)",
+            "disaggregation is for tokens: a task without any is answered by prefill workers; "
+            "remove disaggregation.mode",
+            ".disaggregation",
+        ),
+        Rule(
+            f"{_DRAWS} || !has(self.kvTransfer)",
+            "kvTransfer is for tokens: a task without any hands no KV over; remove it",
+            ".kvTransfer",
+        ),
+        Rule(
+            "!has(self.decode) || !has(self.decode.scaling)"
+            " || !has(self.decode.scaling.minReplicas)"
             " || self.decode.scaling.minReplicas >= 1",
             "decode.scaling.minReplicas must be at least 1",
             ".decode.scaling",
@@ -185,7 +219,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
             ".prefill",
         ),
         Rule(
-            f"{_replicas('prefill')} == 0 || {_NEVER} == 'Never'"
+            f"!{_DRAWS} || {_replicas('prefill')} == 0 || {_NEVER} == 'Never'"
             f" || {_tensor('prefill')} == {_tensor('decode')}",
             "prefill.parallelism.tensor and decode.parallelism.tensor must be equal: "
             "KV is exchanged between equal layouts only",

@@ -56,6 +56,15 @@ class Engine(Api, frozen=True, kw_only=True):
     ] = field(default_factory=list)
 
 
+class Task(StrEnum):
+    """What a service answers."""
+
+    GENERATE = "Generate"
+    EMBED = "Embed"
+    CLASSIFY = "Classify"
+    SCORE = "Score"
+
+
 class DisaggregationMode(StrEnum):
     """Whether prompts are computed apart from decoding."""
 
@@ -189,10 +198,20 @@ class LLMServiceSpec(Api, frozen=True, kw_only=True):
     """What a user asks for."""
 
     model: Annotated[Model, doc("What is served, and where its files come from.")]
+    task: Annotated[
+        Task | None,
+        doc(
+            "Generate (unless given): tokens. Embed, Classify and Score: vectors, classes and "
+            "scores of texts, by prefill workers alone; canaries ask for one."
+        ),
+    ] = None
     decode: Annotated[
         WorkerSpec,
-        doc("Workers that produce tokens; they also take whole requests. At least one replica."),
-    ]
+        doc(
+            "Workers that produce tokens; they also take whole requests. At least one replica, and "
+            "none for a task without tokens."
+        ),
+    ] = field(default_factory=WorkerSpec)
     suspend: Annotated[
         bool | None, doc("Scale routers, prefill and decode workers to zero, and keep the rest.")
     ] = None

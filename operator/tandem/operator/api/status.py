@@ -73,6 +73,13 @@ class Links(Api, frozen=True, kw_only=True):
         Annotated[list[ShortStatus], Meta(max_length=32)],
         doc("Links that are not used, and why; at most 32.", **{_LIST_TYPE: "atomic"}),
     ] = field(default_factory=list)
+    down: Annotated[
+        Annotated[list[ShortStatus], Meta(max_length=2)],
+        doc(
+            "Why links are down, and how many are for it; the two reasons that most have.",
+            **{_LIST_TYPE: "atomic"},
+        ),
+    ] = field(default_factory=list)
 
 
 class ScalerStatus(Api, frozen=True, kw_only=True):
@@ -133,7 +140,7 @@ class LLMServiceStatus(Api, frozen=True, kw_only=True):
     ] = 0
     url: Annotated[ShortStatus | None, doc("Where clients in the cluster send requests.")] = None
     mode: Annotated[
-        Literal["Disaggregated", "Aggregated"] | None,
+        Literal["Disaggregated", "Aggregated", "Pooling"] | None,
         doc("Whether prompts really are computed apart from decoding."),
     ] = None
     summary: Annotated[Summary, doc("Short forms for kubectl get.")] = field(

@@ -6,6 +6,7 @@ dictionaries, so that nothing the server says is lost. Blocking; called from thr
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3 import Timeout
 from urllib3.exceptions import HTTPError
 
+from tandem.operator import look
 from tandem.operator.api.values import API_VERSION
 from tandem.operator.cluster.fence import Fence, FencedOff
 from tandem.operator.desired.naming import MANAGER, Manifest
@@ -107,12 +109,17 @@ class Cluster:
         given = {name: value for name, value in query.items() if value}
         return self._call("GET", _path(kind, namespace), given)
 
-    def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
-        """Server-side apply under the operator's name, strictly validated.
+    def apply(
+        self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
+    ) -> Manifest:
+        """Server-side apply under the operator's name, strictly validated; the object as it then
+        is, or would be.
 
         With a UID in its metadata the object must be that one: else 409, and nothing is written.
         """
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
+        if dry_run:
+            query["dryRun"] = "All"
         path = _path_of(manifest, subresource)
         return self._call("PATCH", path, query, manifest, _APPLY)
 
@@ -130,9 +137,12 @@ class Cluster:
                 return None
             raise
 
-    def replace(self, manifest: Manifest) -> Manifest:
+    def replace(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Write an object back; refused with 409 when it changed since it was read."""
-        return self._call("PUT", _path_of(manifest), {"fieldManager": MANAGER}, manifest, _JSON)
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
+        if dry_run:
+            query["dryRun"] = "All"
+        return self._call("PUT", _path_of(manifest), query, manifest, _JSON)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
         """Merge patch; None when the object is gone."""
@@ -194,14 +204,28 @@ class Cluster:
         body: Manifest | list[Manifest] | None = None,
         content_type: str = _JSON,
     ) -> Manifest:
+        query = query or {}
         url = self._api.configuration.host + path + (f"?{urlencode(query)}" if query else "")
         unfenced = nullcontext(self._timeout)
         fenced = unfenced if self._fence is None or method == "GET" else self._fence.writing()
         try:
             with fenced as seconds:
-                return self._send(method, url, path, body, content_type, seconds)
+                begin, status = time.monotonic(), 0
+                try:
+                    status, data = self._send(method, url, path, body, content_type, seconds)
+                finally:
+                    look.called(
+                        method,
+                        path,
+                        content_type,
+                        name=_name_of(body) if method == "POST" else "",
+                        dry_run="dryRun" in query,
+                        begin=begin,
+                        status=status,
+                    )
         except FencedOff as error:
             raise ClusterError(0, "FencedOff", str(error)) from error
+        return _content(status, data)
 
     def _send(
         self,
@@ -211,8 +235,9 @@ class Cluster:
         body: Manifest | list[Manifest] | None,
         content_type: str,
         seconds: float,
-    ) -> Manifest:
-        """One call that may take ``seconds``, and no longer than calls of this client may."""
+    ) -> tuple[int, bytes]:
+        """Status and answer of one call that may take ``seconds``, and no longer than calls of this
+        client may. Raises ClusterError where there is none."""
         headers: dict[str, Any] = {"Accept": _JSON, "Content-Type": content_type}
         patience = min(seconds, self._timeout)
         try:  # the token is a file that is read again
@@ -227,7 +252,7 @@ class Cluster:
             )
         except (ApiException, HTTPError, OSError, config.ConfigException) as error:
             raise ClusterError(0, type(error).__name__, str(error)) from error
-        return _content(answer.status, answer.data)
+        return answer.status, answer.data
 
 
 def _authenticate(settings: client.Configuration, kubeconfig: Path | None) -> None:
@@ -257,6 +282,15 @@ def _content(status: int, data: bytes) -> Manifest:
     if status >= 400:
         raise ClusterError(status, content.get("reason", ""), content.get("message", ""))
     return content
+
+
+def _name_of(body: Manifest | list[Manifest] | None) -> str:
+    """Name of an object that is to be made, or what its name shall begin with."""
+    if not isinstance(body, dict):
+        return ""
+    metadata = body["metadata"]
+    name: str = metadata.get("name") or metadata.get("generateName", "")
+    return name
 
 
 def _path(kind: str, namespace: str | None, name: str = "", subresource: str = "") -> str:

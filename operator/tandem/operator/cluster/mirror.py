@@ -27,18 +27,22 @@ class Mirror(Cluster):
             self._store.drop(kind, (namespace, name), *before)
         return found
 
-    def apply(self, manifest: Manifest, *, subresource: str = "") -> Manifest:
+    def apply(
+        self, manifest: Manifest, *, subresource: str = "", dry_run: bool = False
+    ) -> Manifest:
         """Server-side apply."""
-        return self._heard(manifest["kind"], super().apply(manifest, subresource=subresource))
+        result = super().apply(manifest, subresource=subresource, dry_run=dry_run)
+        return result if dry_run else self._heard(manifest["kind"], result)
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest | None:
         """Make an object; None when it is there already."""
         made = super().create(manifest, dry_run=dry_run)
         return made if dry_run or made is None else self._heard(manifest["kind"], made)
 
-    def replace(self, manifest: Manifest) -> Manifest:
+    def replace(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Write an object back."""
-        return self._heard(manifest["kind"], super().replace(manifest))
+        result = super().replace(manifest, dry_run=dry_run)
+        return result if dry_run else self._heard(manifest["kind"], result)
 
     def patch(self, kind: str, namespace: str, name: str, body: Manifest) -> Manifest | None:
         """Merge patch; None when the object is gone."""

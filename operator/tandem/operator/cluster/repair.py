@@ -8,8 +8,9 @@ service is looked at afterwards all the same. Fed by ``watch`` and ``reconcile``
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 
 import msgspec
@@ -21,12 +22,13 @@ from tandem.operator.cluster.tamper import is_tampered
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import Objects
 from tandem.operator.desired.naming import Manifest
+from tandem.operator.look import Key, Why
 from tandem.operator.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[str, str]
 Wake = Callable[[Key], None]
+Repairing = Callable[[Key, Iterable[str]], AbstractContextManager[None]]
 _THREADS = 2
 
 
@@ -42,12 +44,19 @@ class Repairs:
     """What shall be, by service. Thread-safe."""
 
     def __init__(
-        self, cluster: Cluster, applier: Applier, wake: Wake, metrics: OperatorMetrics
+        self,
+        cluster: Cluster,
+        applier: Applier,
+        wake: Wake,
+        metrics: OperatorMetrics,
+        repairing: Repairing = lambda _key, _why: nullcontext(),
     ) -> None:
+        """Each repair is done within ``repairing``, which takes whose child it is and why."""
         self._cluster = cluster
         self._applier = applier
         self._wake = wake
         self._metrics = metrics
+        self._repairing = repairing
         self._wanted: dict[Key, _Wanted] = {}
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="repairs")
@@ -90,25 +99,32 @@ class Repairs:
     def _repair(self, key: Key, manifest: Manifest, live: Manifest | None) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         try:
-            if self._is_over(key):
-                return
-            there = Snapshot({} if live is None else {kind: {name: live}})
-            with self._lock:
-                wanted = self._wanted.get(key)
-            if wanted is None or (kind, name) not in wanted.applied | wanted.created:
-                return
-            if (kind, name) in wanted.applied:
-                taken = self._applier.apply([wanted.applied[(kind, name)]], there)
-            else:
-                taken = self._applier.create([wanted.created[(kind, name)]], there)
-            if taken:  # the look that follows says so in the status
-                return
-            self._metrics.repairs.labels(kind).inc()
-            logger.info("%s/%s: %s %s was put right", *key, kind, name)
+            with self._repairing(key, [Why.CHILD]):
+                done = self._put_right(key, kind, name, live)
+            if done:
+                self._metrics.repairs.labels(kind).inc()
+                logger.info("%s/%s: %s %s was put right", *key, kind, name)
         except ClusterError as error:  # the look that follows tries again
             logger.warning("%s/%s: %s %s: %s", *key, kind, name, error)
         finally:
             self._wake(key)
+
+    def _put_right(self, key: Key, kind: str, name: str, live: Manifest | None) -> bool:
+        """Write one child as the last look wanted it; whether that was to be done, and could be."""
+        if self._is_over(key):
+            return False
+        there = Snapshot({} if live is None else {kind: {name: live}})
+        with self._lock:
+            wanted = self._wanted.get(key)
+        if wanted is None:
+            return False
+        if (kind, name) in wanted.applied:
+            taken = self._applier.apply([wanted.applied[(kind, name)]], there)
+        elif (kind, name) in wanted.created:
+            taken = self._applier.create([wanted.created[(kind, name)]], there)
+        else:
+            return False
+        return not taken  # the look that follows says so in the status
 
     def _is_over(self, key: Key) -> bool:
         """Whether the children go because their service does."""

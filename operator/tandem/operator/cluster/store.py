@@ -144,6 +144,11 @@ class Store:
             found = [entry.data for entry in self._objects[kind].values()]
         return [msgspec.json.decode(data) for data in found]
 
+    def count(self, kind: str) -> int:
+        """How many objects of a kind there are, of all services."""
+        with self._lock:
+            return len(self._objects[kind])
+
     def known(self, kind: str, place: Key) -> tuple[str, str] | None:
         """UID and version of an object as it lies here."""
         with self._lock:

@@ -27,7 +27,7 @@ from tandem.operator.decide.rollout import (
 )
 from tandem.operator.decide.scaling import Wanted, wanted
 from tandem.operator.decide.snapshot import Snapshot
-from tandem.operator.decide.status import Word
+from tandem.operator.decide.words import Word
 from tandem.operator.desired.capability import unsupported
 from tandem.operator.desired.compose import target_revisions
 from tandem.operator.desired.facts import Facts

@@ -14,7 +14,6 @@ import msgspec
 from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.status import (
-    Condition,
     Keys,
     Links,
     LLMServiceStatus,
@@ -24,21 +23,21 @@ from tandem.operator.api.status import (
     Summary,
 )
 from tandem.operator.api.transfer import NodeLocalMode
-from tandem.operator.clock import time_text
 from tandem.operator.decide.modelcheck import ModelVerdict
 from tandem.operator.decide.observe import PodView, Problem, WorkloadView
 from tandem.operator.decide.rollout import Decision, Phase, token_name
 from tandem.operator.decide.scaling import Wanted
 from tandem.operator.decide.verdict import Verdict
+from tandem.operator.decide.words import Truth, Word, conditions_of
 from tandem.operator.desired.naming import WORKERS, Identity, Role
-from tandem.operator.desired.policy import is_external, node_local_volume
+from tandem.operator.desired.policy import (
+    answering_role,
+    draws_tokens,
+    is_external,
+    node_local_volume,
+)
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.workload import RevisionKey
-
-Truth = Literal["True", "False", "Unknown"]
-Word = tuple[Truth, Reason, str]
-"""Status, reason and message of a condition."""
-_MAX_MESSAGE = 2000
 
 
 class Picture(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,14 +106,18 @@ def status_of(picture: Picture, before: LLMServiceStatus) -> LLMServiceStatus:
             if is_external(picture.spec, role)
         ],
         keys=picture.keys,
-        conditions=_conditions(words, before.conditions, picture),
+        conditions=conditions_of(
+            words, before.conditions, generation=picture.generation, now=picture.now
+        ),
     )
 
 
-def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated"] | None:
+def _mode(picture: Picture) -> Literal["Disaggregated", "Aggregated", "Pooling"] | None:
     """How prompts are computed now, whatever was asked for; None while nobody computes any."""
-    if not (picture.ready(Role.ROUTER) and picture.ready(Role.DECODE)):
+    if not (picture.ready(Role.ROUTER) and picture.ready(answering_role(picture.spec))):
         return None
+    if not draws_tokens(picture.spec):
+        return "Pooling"
     verdict, links = picture.canary, picture.links
     fell_back = verdict is not None and verdict.reason is Reason.CANARY_NOT_DISAGGREGATED
     cut_off = links is not None and links.total > 0 and links.healthy == 0
@@ -223,8 +226,10 @@ def role_problem(picture: Picture, role: Role) -> Problem | None:
 
 def _fabric_word(picture: Picture) -> Word:
     local = picture.spec.kv_transfer.node_local
-    if picture.wanted[Role.PREFILL].replicas == 0:
-        return "True", Reason.NOT_NEEDED, "aggregated serving: no KV travels"
+    drawn = draws_tokens(picture.spec)
+    if not drawn or picture.wanted[Role.PREFILL].replicas == 0:
+        why = "aggregated serving" if drawn else "no tokens are asked for"
+        return "True", Reason.NOT_NEEDED, f"{why}: no KV travels"
     if local.mode is NodeLocalMode.REQUIRED and node_local_volume(picture.spec) is None:
         text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
         return "False", Reason.NODE_LOCAL_UNAVAILABLE, text
@@ -236,8 +241,9 @@ def _fabric_word(picture: Picture) -> Word:
         text += "; the node's folder is mounted in every worker"
     if links.healthy >= links.total:
         return "True", Reason.LINKS_UP, text
-    listed = ", ".join(links.quarantined)
-    return "False", Reason.LINKS_DOWN, text + (f"; quarantined: {listed}" if listed else "")
+    for state, listed in (("quarantined", links.quarantined), ("down", links.down)):
+        text += f"; {state}: {'; '.join(listed)}" if listed else ""
+    return "False", Reason.LINKS_DOWN, text
 
 
 def _servable_word(picture: Picture, before: LLMServiceStatus) -> Word:
@@ -355,7 +361,7 @@ def _missing_word(picture: Picture) -> Word | None:
 
 
 def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:
-    serving = picture.ready(Role.ROUTER) > 0 and picture.ready(Role.DECODE) > 0
+    serving = all(picture.ready(role) for role in (Role.ROUTER, answering_role(picture.spec)))
     if serving and words[ConditionType.SERVABLE][0] == "True":
         return "True", Reason.READY, f"serving at {picture.url}"
     order: Iterable[ConditionType] = (
@@ -371,25 +377,3 @@ def _ready_word(picture: Picture, words: Mapping[ConditionType, Word]) -> Word:
     serious = [word for word in missing if word[1] not in waiting]
     _, reason, message = (serious or missing or [("False", Reason.STARTING, "starting")])[0]
     return "False", reason, message
-
-
-def _conditions(
-    words: Mapping[ConditionType, Word], before: list[Condition], picture: Picture
-) -> list[Condition]:
-    known = {each.type: each for each in before}
-    conditions = []
-    for kind, (status, reason, message) in words.items():
-        old = known.get(kind)
-        same = old is not None and old.status == status
-        since = old.last_transition_time if old and same else time_text(picture.now)
-        conditions.append(
-            Condition(
-                type=kind,
-                status=status,
-                reason=reason,
-                message=message[:_MAX_MESSAGE],
-                last_transition_time=since,
-                observed_generation=picture.generation,
-            )
-        )
-    return conditions

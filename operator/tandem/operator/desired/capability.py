@@ -68,16 +68,6 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         lambda spec: spec.kv_transfer.integrity,
         "identity and bytes of every part are always compared; remove it",
     ),
-    (
-        "kvTransfer.preflight.mode",
-        lambda spec: spec.kv_transfer.preflight.mode,
-        "links are not measured before use; remove it",
-    ),
-    (
-        "kvTransfer.preflight.minMegabytesPerSecond",
-        lambda spec: spec.kv_transfer.preflight.min_megabytes_per_second,
-        "links are not measured before use; remove it",
-    ),
     ("kvTransfer.nodeLocal.mode", _node_local_mode, "use Auto or Disabled"),
     (
         "kvTransfer.nodeLocal.copy",

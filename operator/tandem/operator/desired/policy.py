@@ -13,6 +13,7 @@ from tandem.operator.api.service import (
     LLMServiceSpec,
     NetworkPolicyMode,
     PodSecurity,
+    Task,
 )
 from tandem.operator.api.transfer import Connector, NodeLocalMode
 from tandem.operator.desired.naming import Role
@@ -48,10 +49,27 @@ def worker_role(spec: LLMServiceSpec, role: Role) -> WorkerSpec:
     return spec.prefill if role is Role.PREFILL else spec.decode
 
 
+def task_of(spec: LLMServiceSpec) -> Task:
+    """What the service answers."""
+    return spec.task or Task.GENERATE
+
+
+def draws_tokens(spec: LLMServiceSpec) -> bool:
+    """Whether decode workers have something to do."""
+    return task_of(spec) is Task.GENERATE
+
+
+def answering_role(spec: LLMServiceSpec) -> Role:
+    """The workers without which nothing is answered."""
+    return Role.DECODE if draws_tokens(spec) else Role.PREFILL
+
+
 def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
     """Replicas in the spec, scalers and suspension aside."""
     if role is Role.ROUTER:
         return ROUTER_REPLICAS if spec.router.replicas is None else spec.router.replicas
+    if role is Role.DECODE and not draws_tokens(spec):
+        return 0
     if role is Role.PREFILL and spec.disaggregation.mode is DisaggregationMode.NEVER:
         return 0
     replicas = worker_role(spec, role).replicas
@@ -60,15 +78,15 @@ def asked_replicas(spec: LLMServiceSpec, role: Role) -> int:
 
 def is_external(spec: LLMServiceSpec, role: Role) -> bool:
     """Whether an LLMRoleScaler decides."""
-    return role is not Role.ROUTER and (
-        worker_role(spec, role).scaling.mode is ScalingMode.EXTERNAL
-    )
+    if role is Role.ROUTER or (role is Role.DECODE and not draws_tokens(spec)):
+        return False
+    return worker_role(spec, role).scaling.mode is ScalingMode.EXTERNAL
 
 
 def scaling_bounds(spec: LLMServiceSpec, role: Role) -> tuple[int, int]:
     """Fewest and most replicas that a scaler gets."""
     scaling = worker_role(spec, role).scaling
-    floor = 1 if role is Role.DECODE else 0
+    floor = 1 if role is answering_role(spec) else 0
     low = max(floor, floor if scaling.min_replicas is None else scaling.min_replicas)
     high = 1000 if scaling.max_replicas is None else scaling.max_replicas
     return low, max(low, high)

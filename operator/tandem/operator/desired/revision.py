@@ -13,7 +13,7 @@ import msgspec
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired.naming import Role
-from tandem.operator.desired.policy import worker_role
+from tandem.operator.desired.policy import draws_tokens, worker_role
 
 TEMPLATE_VERSION = 1
 """Raised when pods of an older operator cannot work with those of this one: everything rolls."""
@@ -60,6 +60,7 @@ def _router_inputs(spec: LLMServiceSpec) -> list[Any]:
         router.max_stream_seconds,
         spec.disaggregation,
         spec.kv_transfer.failure_policy,
+        *([] if draws_tokens(spec) else [spec.task]),  # what there was before has no task
         *(["grpc"] if router.service.grpc_port else []),  # which port of the Service is not theirs
     ]
 

@@ -16,6 +16,7 @@ from tandem.operator.desired.policy import (
     MAX_STREAM_SECONDS,
     QUEUE_AGE_SECONDS,
     ROUTER_PRE_STOP,
+    draws_tokens,
 )
 from tandem.operator.desired.revision import source_digest
 from tandem.operator.desired.tracing import sampling_flags, tracing_flags
@@ -63,6 +64,8 @@ def router_arguments(facts: Facts) -> list[str]:
         flags["max-attempts"] = 1
     if spec.disaggregation.mode is DisaggregationMode.ALWAYS:
         flags["placement"] = "strict"
+    if not draws_tokens(spec):
+        flags["ready-decode"] = 0
     arguments = [str(Role.ROUTER)]
     for flag, value in flags.items():
         if value is not None:

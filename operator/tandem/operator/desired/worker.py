@@ -103,6 +103,7 @@ def _engine_flags(facts: Facts, role: Role) -> Flags:
 
 def _transfer_flags(facts: Facts) -> Flags:
     transfer = facts.spec.kv_transfer
+    preflight = transfer.preflight
     return {
         "kv-connector": None if transfer.connector is None else CONNECTORS[transfer.connector],
         "kv-control-host": "0.0.0.0",
@@ -112,6 +113,8 @@ def _transfer_flags(facts: Facts) -> Flags:
         "kv-data-ports": names.DATA_PORTS,
         "kv-lease-seconds": transfer.lease_duration_seconds,
         "kv-transfer-seconds": transfer.no_progress_timeout_seconds,
+        "kv-preflight": None if preflight.mode is None else preflight.mode.lower(),
+        "kv-min-megabytes-per-second": preflight.min_megabytes_per_second,
     }
 
 

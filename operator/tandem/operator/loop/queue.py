@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tandem.operator.cluster import ClusterError
+from tandem.operator.look import Key, Why
 from tandem.operator.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[str, str]
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
 LONGEST_REST = 2.0
 """A service rests between two looks for as long as a look takes, up to this: where everything is
@@ -35,14 +36,28 @@ class WorkQueue:
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, Key]] = []
         self._busy: set[Key] = set()
+        self._asked: dict[Key, dict[Why, float]] = {}
+        """Why a key shall be looked at, and by when for each reason."""
+        self._taken_for: dict[Key, tuple[Why, ...]] = {}
         self._failures: dict[Key, int] = {}
         self._changed = threading.Condition()
         self._stopped = False
 
-    def add(self, key: Key, after: float = 0.0) -> None:
+    def because(self, why: Why) -> Callable[..., None]:
+        """``add`` for whoever asks for looks for one reason."""
+        return partial(self.add, why=why)
+
+    def why(self, key: Key) -> tuple[Why, ...]:
+        """What the look that goes on at ``key`` was taken for."""
+        with self._changed:
+            return self._taken_for.get(key, ())
+
+    def add(self, key: Key, after: float = 0.0, *, why: Why = Why.SERVICE) -> None:
         """Look at ``key`` within ``after`` seconds; an earlier date wins."""
         with self._changed:
             due = self._clock() + after
+            asked = self._asked.setdefault(key, {})
+            asked[why] = min(due, asked.get(why, due))
             if due >= self._due.get(key, float("inf")):
                 return
             self._due[key] = due
@@ -59,6 +74,7 @@ class WorkQueue:
                 if key is not None:
                     del self._due[key]
                     self._busy.add(key)
+                    self._taken_for[key] = self._come(key)
                     self._metrics.depth.set(len(self._due))
                     return key
                 if limit is not None:
@@ -87,28 +103,35 @@ class WorkQueue:
         later = [due for due, key in self._heap if due > now]
         return found, max(0.01, min(later) - now) if later else 60.0
 
+    def _come(self, key: Key) -> tuple[Why, ...]:
+        """The reasons for looking at ``key`` whose date has come; later ones are met with it."""
+        now = self._clock()
+        return tuple(why for why, due in self._asked.pop(key, {}).items() if due <= now)
+
     def done(self, key: Key, *, again: float | None = None, rest: float = 0.0) -> None:
         """``key`` was looked at; look again after a while if asked to, and not before ``rest``
         seconds are over if a look was asked for meanwhile."""
         with self._changed:
             self._busy.discard(key)
+            self._taken_for.pop(key, None)
             self._failures.pop(key, None)
             if rest > 0 and key in self._due:
                 self._due[key] = max(self._due[key], self._clock() + rest)
                 heapq.heappush(self._heap, (self._due[key], key))
             self._changed.notify()
         if again is not None:
-            self.add(key, again)
+            self.add(key, again, why=Why.AGAIN)
 
     def failed(self, key: Key) -> float:
         """The look failed; seconds until the next one."""
         with self._changed:
             self._busy.discard(key)
+            self._taken_for.pop(key, None)
             count = self._failures.get(key, 0)
             self._failures[key] = count + 1
             self._changed.notify()
         wait = min(FIRST_BACKOFF * 2.0**count, LAST_BACKOFF)
-        self.add(key, wait)
+        self.add(key, wait, why=Why.RETRY)
         return wait
 
     def stop(self) -> None:

@@ -102,7 +102,7 @@ class Resync:
 
     def _look_at(self, services: list[Manifest], woken: set[Key]) -> None:
         """Each service once in this period, at a time of its own."""
-        self._metrics.services.set(len(services))
+        self._metrics.services.set(self._store.count(SERVICE))
         for item in services:
             key = (item["metadata"]["namespace"], item["metadata"]["name"])
             if key not in woken:

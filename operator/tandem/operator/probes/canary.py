@@ -1,5 +1,7 @@
 """The canary: one question through router, prefill and decode, compared with decode alone.
 
+Of a task without tokens it asks for a vector, classes or a score (``canary_pooled``).
+
 Numbers in a row are what any language model goes on with surely, so that both answers must be
 equal though they were computed in different steps. A salt of its own keeps the question from
 hitting a prefix that is cached already, which would not cross the KV path. Talks HTTP to one router
@@ -17,7 +19,9 @@ from typing import Any
 import msgspec
 
 from tandem.operator.api.conditions import Reason
+from tandem.operator.api.service import Task
 from tandem.operator.decide.verdict import Verdict
+from tandem.operator.probes.canary_pooled import POOLED, CanaryError
 from tandem.protocol import names
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,"
@@ -38,17 +42,20 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the revisions that are asked, as ``rollout`` names them."""
     prefill_revision: str | None
     """None asks without hand-off."""
-    decode_revision: str
-
-
-class CanaryError(Exception):
-    """The question got no answer that can be used; says what it got."""
+    decode_revision: str | None
+    """None asks prefill workers alone."""
+    task: Task = Task.GENERATE
 
 
 def ask(question: Question, now: float) -> Verdict:
     """Ask, compare, and judge. Never raises for what a router answers or does not."""
     try:
-        reason, message = _judge(question)
+        if question.task is Task.GENERATE:
+            reason, message = _judge(question)
+        else:
+            path, body, judge = POOLED[question.task]
+            content, _ = post(question, path, body)
+            reason, message = Reason.CANARY_OK, judge(content)
     except CanaryError as error:
         reason, message = Reason.CANARY_FAILED, str(error)
     ok = reason is Reason.CANARY_OK
@@ -72,30 +79,37 @@ def _judge(question: Question) -> tuple[Reason, str]:
 
 def complete(question: Question, shape: str) -> tuple[str, str | None]:
     """Text of one completion and the shape in which it was served. Raises CanaryError."""
-    body = {
-        "model": question.model,
-        "prompt": PROMPT,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "cache_salt": secrets.token_hex(8),
-    }
-    headers = {
-        "Content-Type": "application/json",
+    body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+    content, served = post(question, "/v1/completions", body, shape)
+    try:
+        return content["choices"][0]["text"], served
+    except LookupError as error:
+        raise CanaryError(f"no answer from {question.base_url}: {error}") from error
+
+
+def post(
+    question: Question, path: str, fields: dict[str, Any], shape: str | None = None
+) -> tuple[dict[str, Any], str | None]:
+    """What the router answers, and the shape in which it was served. Raises CanaryError."""
+    body = {"model": question.model, "cache_salt": secrets.token_hex(8), **fields}
+    given = {
         names.HEADER_CANARY: question.token,
         names.HEADER_SHAPE: shape,
+        names.HEADER_PREFILL_REVISION: question.prefill_revision,
         names.HEADER_DECODE_REVISION: question.decode_revision,
     }
-    if question.prefill_revision is not None:
-        headers[names.HEADER_PREFILL_REVISION] = question.prefill_revision
-    request = urllib.request.Request(
-        f"{question.base_url}/v1/completions", json.dumps(body).encode(), headers
-    )
+    headers = {name: value for name, value in given.items() if value is not None}
+    headers["Content-Type"] = "application/json"
+    request = urllib.request.Request(question.base_url + path, json.dumps(body).encode(), headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            content: dict[str, Any] = json.load(answer)
-            return content["choices"][0]["text"], answer.headers.get(names.HEADER_SHAPE)
+            content = json.load(answer)
+            served = answer.headers.get(names.HEADER_SHAPE)
     except urllib.error.HTTPError as error:
         said = error.read(500).decode(errors="replace")
         raise CanaryError(f"HTTP {error.code}: {said}") from error
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError) as error:
         raise CanaryError(f"no answer from {question.base_url}: {error}") from error
+    if not isinstance(content, dict):
+        raise CanaryError(f"no answer from {question.base_url}: not an object")
+    return content, served

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.request
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from tandem.operator.api.status import Links
@@ -11,6 +14,10 @@ from tandem.protocol import names
 
 TIMEOUT = 5.0
 _MOST = 32
+_MOST_REASONS = 2
+_MOST_CHARACTERS = 253
+"""Of a text in the status."""
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def read_links(base_url: str, expected: int, token: str) -> Links | None:
@@ -47,4 +54,20 @@ def links_of(fleet: dict[str, Any], expected: int) -> Links:
         total=expected,
         transport=fleet.get("transport"),
         quarantined=quarantined[:_MOST],
+        down=why_down(fleet.get("handoff_links", ())),
     )
+
+
+def why_down(links: Iterable[dict[str, Any]]) -> list[str]:
+    """Why links are down: the reasons that most of ``links`` (``handoff_links`` of a fleet) give,
+    each with how many do. Reasons that differ in numbers alone, as measured rates do, are one, told
+    in the words of the first by alphabet."""
+    reasons = sorted(str(each.get("reason", "")) for each in links if each.get("state") == "down")
+    said: dict[str, str] = {}
+    for reason in reasons:
+        said.setdefault(_NUMBER.sub("#", reason), reason)
+    counts = Counter(_NUMBER.sub("#", reason) for reason in reasons)
+    return [
+        f"{number} x {said[alike] or 'no reason given'}"[:_MOST_CHARACTERS]
+        for alike, number in counts.most_common(_MOST_REASONS)
+    ]

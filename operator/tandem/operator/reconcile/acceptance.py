@@ -12,7 +12,7 @@ from tandem.operator.cluster.ownership import Taken
 from tandem.operator.decide import plan
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.snapshot import Snapshot
-from tandem.operator.decide.status import Word
+from tandem.operator.decide.words import Word
 from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Manifest, Role

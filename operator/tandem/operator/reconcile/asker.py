@@ -9,7 +9,7 @@ from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision, Phase
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.naming import WORKERS, Identity, Role
-from tandem.operator.desired.policy import probe_port
+from tandem.operator.desired.policy import probe_port, task_of
 from tandem.operator.desired.revision import service_revision
 from tandem.operator.desired.router import canary_secret
 from tandem.operator.probes.canary import Question
@@ -62,8 +62,9 @@ def canary_token(live: Snapshot, owner: Identity) -> str | None:
 
 def _question(seen: Seen, revisions: dict[Role, str], token: str) -> Question | None:
     """What to ask of these revisions; None as long as one of their roles has no ready pod."""
-    prefill = plan.replicas(seen)[Role.PREFILL].replicas > 0
-    needed = [Role.ROUTER, Role.DECODE, *([Role.PREFILL] if prefill else [])]
+    wanted = plan.replicas(seen)
+    workers = [role for role in WORKERS if wanted[role].replicas > 0]
+    needed = [Role.ROUTER, *workers]
     ready = {
         (pod.role, pod.revision): pod.ip for pod in seen.pods if pod.ready and not pod.deleting
     }
@@ -76,6 +77,7 @@ def _question(seen: Seen, revisions: dict[Role, str], token: str) -> Question | 
         model=(seen.spec.model.served_names or [seen.spec.model.name])[0],
         token=token,
         targets=service_revision({str(role): name for role, name in revisions.items()}),
-        prefill_revision=revisions[Role.PREFILL] if prefill else None,
-        decode_revision=revisions[Role.DECODE],
+        task=task_of(seen.spec),
+        prefill_revision=revisions[Role.PREFILL] if Role.PREFILL in workers else None,
+        decode_revision=revisions[Role.DECODE] if Role.DECODE in workers else None,
     )

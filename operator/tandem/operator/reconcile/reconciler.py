@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
+from tandem.operator import look
 from tandem.operator.api import reading
 from tandem.operator.api.conditions import Reason
 from tandem.operator.cluster import Cluster
@@ -23,7 +24,8 @@ from tandem.operator.decide.modelcheck import ModelVerdict, judge, may_have_job
 from tandem.operator.decide.plan import Seen
 from tandem.operator.decide.rollout import Decision, Phase, token_name
 from tandem.operator.decide.snapshot import Snapshot
-from tandem.operator.decide.status import Picture, Word
+from tandem.operator.decide.status import Picture
+from tandem.operator.decide.words import Word
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Identity
 from tandem.operator.desired.router import url
@@ -76,6 +78,7 @@ class Reconciler:
 
     def __call__(self, key: Key) -> float | None:
         """Look at a service; seconds until it should be looked at again, None for no hurry."""
+        look.enter("observe")
         resource = self._store.find("LLMService", *key)
         if resource is None or "deletionTimestamp" in resource["metadata"]:
             self._probes.forget(key)
@@ -86,11 +89,13 @@ class Reconciler:
             self._acceptance.forget(key)
             self._references.forget(key)
             return None
+        look.saw(resource["metadata"]["generation"])
         owner = Identity(key[0], key[1], resource["metadata"]["uid"])
         status = reading.status_of(resource)
         try:
             spec = reading.spec_of(resource)
         except reading.Unreadable as error:
+            look.enter("tell")
             self._teller.refuse(owner, resource, status, str(error))
             return None
         live = snapshot(self._store, owner, resource["metadata"]["creationTimestamp"])
@@ -104,6 +109,7 @@ class Reconciler:
         token = canary_token(live, seen.owner)
         missing = self._references.missing(key, seen.spec)
 
+        look.enter("plan")
         keys = plan_keys(
             seen.held,
             seen.status.keys,
@@ -116,13 +122,16 @@ class Reconciler:
         model, waits = self._judge_model(seen, missing, now)
         first = plan.facts(seen, self._settings, keys.generation, model, may_have_job=waits is None)
 
+        look.enter("apply")
         publics, taken = self._writer.secrets(first, keys.missing, live)
         if not publics.keys() >= set(keys.missing):
             keys = keys.held_back(seen.status.keys)
         facts = plan.facts_with_keys(first, seen, keys, publics)
         taken += self._writer.base(facts, live)
 
+        look.enter("accept")
         accepted = taken_word(taken) or self._acceptance.judge(key, seen, facts, live)
+        look.enter("plan")
         may_start = accepted[0] == "True"
         decided = plan.decision(
             seen,
@@ -133,9 +142,12 @@ class Reconciler:
             non_retryable=model.non_retryable,
         )
 
+        look.enter("apply")
         taken = self._writer.children(seen, facts, keys, decided, live, may_start=may_start)
         accepted = taken_word(taken) or accepted
+        look.enter("ask")
         wait = self._asker.canaries(key, seen, decided, token)
+        look.enter("tell")
         picture = self._picture(key, seen, facts, accepted, model, decided, keys, now, token or "")
         self._teller.say(seen, picture, live)
         return _next_look(picture, keys, wait)

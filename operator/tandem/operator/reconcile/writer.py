@@ -81,7 +81,13 @@ class Writer:
         self._repairs.want((seen.owner.namespace, seen.owner.name), seen.owner.uid, objects)
         made = [each for each in objects.created if may_start or each["kind"] != "Job"]
         taken = self._applier.create(made, live)
-        taken += self._applier.apply(objects.applied, live)
+        before = {(each["kind"], each["metadata"]["name"]) for each in base(facts)}
+        rest = [
+            each
+            for each in objects.applied
+            if (each["kind"], each["metadata"]["name"]) not in before  # ``live`` lacks what is new
+        ]
+        taken += self._applier.apply(rest, live)
         names_kept = {(each["kind"], each["metadata"]["name"]) for each in objects.applied}
         names_kept |= {(each["kind"], each["metadata"]["name"]) for each in objects.created}
         names_kept |= _secrets_kept(facts, keys, facts.publics)

@@ -20,6 +20,7 @@ CacheControl = dict[str, Any]
 NAMES: Mapping[str, str] = {
     "response_format.json_schema.schema": "output_config.format.schema",
     "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 """What a chat calls a parameter, to what a message calls it."""
 
@@ -64,6 +65,14 @@ class Thinking(Body):
     REFUSED: ClassVar[Mapping[str, Refused]] = parameters.THINKING
 
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(default=None, ge=1)
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """See Body."""
+        super().check(unknown, prefix)
+        if self.budget_tokens is not None and self.type != "enabled":
+            allowed = 'only with the type "enabled"'
+            raise InvalidParameter(f"{prefix}budget_tokens", self.budget_tokens, allowed)
 
 
 class OutputFormat(Body):
@@ -146,6 +155,7 @@ class CountBody(Body):
             ),
             continue_final_message=goes_on or None,
             reasoning_effort=self._effort(config),
+            thinking_token_budget=None if self.thinking is None else self.thinking.budget_tokens,
             response_format=None if config.format is None else _json_schema(config.format),  # type: ignore[arg-type]
         )
         chat.check(UnknownFields())

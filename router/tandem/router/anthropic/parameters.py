@@ -17,7 +17,6 @@ TOOL: Mapping[str, Refused] = {
 }
 
 THINKING: Mapping[str, Refused] = {
-    "budget_tokens": Refused("thinking is not limited apart; see max_tokens and adaptive"),
     "display": Refused("reasoning is given whole, as the model wrote it"),
 }
 

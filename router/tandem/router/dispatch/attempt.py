@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum, auto
 
 from tandem.protocol.errors import FailCause
 from tandem.protocol.finish import FinishReason
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import (
     Accepted,
     EngineCoreOutput,
@@ -56,6 +57,7 @@ class Leg:
         "record",
         "spoke",
         "state",
+        "streams",
         "worker",
     )
 
@@ -71,6 +73,8 @@ class Leg:
         """Among the legs under way on its worker."""
         self.spoke = False
         """An output came."""
+        self.streams = False
+        """Among those that decode on its worker."""
         self.num_tokens = 0
         """Prompt tokens counted on the worker until its first output."""
         self.record: LegRecord | None = None
@@ -83,7 +87,7 @@ class Leg:
             now = time.monotonic()
             if type(event) is Accepted:
                 record.accepted = now
-            else:
+            elif isinstance(event, EngineCoreOutput | PooledOutput):
                 record.first = now
         self.attempt.receive(self, event)
 
@@ -95,9 +99,22 @@ class Leg:
     def let_go(self) -> None:
         """The attempt no longer counts on its worker. May be called twice."""
         self.counted_off()
+        if self.streams:
+            self.streams = False
+            self.worker.num_streams -= 1
         if self.counts:
             self.counts = False
             self.worker.num_legs -= 1
+
+    def begins(self) -> None:
+        """The first output came: it decodes there from now on, unless the KV goes elsewhere."""
+        if self.is_prefill:
+            self.let_go()
+            return
+        self.counted_off()
+        if self.counts:
+            self.streams = True
+            self.worker.num_streams += 1
 
     def counted_off(self) -> None:
         """The first output came, or the attempt ended: its prompt no longer waits there."""
@@ -148,13 +165,19 @@ class Attempt:
         self.record: AttemptRecord | None = None
         """Where its times are kept, if they are."""
 
-    def start(self, legs: list[tuple[Worker, EngineCoreRequest]]) -> AttemptFailure | None:
-        """Send all legs at once; the failure when a worker's link is down."""
+    def start(
+        self,
+        legs: list[tuple[Worker, EngineCoreRequest]],
+        hits: Mapping[Incarnation, int] | None = None,
+    ) -> AttemptFailure | None:
+        """Send all legs at once; the failure when a worker's link is down. ``hits``: tokens that
+        workers have cached, which wait for nobody."""
         for worker, request in legs:
             leg = Leg(self, worker, is_prefill=len(legs) == 2 and not self.legs)
             self.legs.append(leg)
             leg.loads = len(legs) == 2 and not leg.is_prefill
-            leg.num_tokens = len(request.prompt_token_ids)
+            cached = 0 if hits is None else hits.get(worker.incarnation, 0)
+            leg.num_tokens = max(1, len(request.prompt_token_ids) - cached)
             worker.num_legs += 1
             leg.counts = True
             leg.count(leg.num_tokens)
@@ -169,7 +192,7 @@ class Attempt:
         self._inbox.put(leg, event)
         if type(event) is EngineCoreOutput or type(event) is PooledOutput:
             if leg.num_tokens:
-                leg.counted_off()
+                leg.begins()
             if event.finish is not None:
                 self._choice_ended(event)
         self.wake()
@@ -209,7 +232,11 @@ class Attempt:
             finally:
                 self._waiter = None
                 if recording is not None:
-                    recording.waited(since, time.monotonic())
+                    now = time.monotonic()
+                    if now - since > recording.least_gap:
+                        recording.waited(since, now)
+                    else:  # once a token: no call for one that is not among the longest
+                        recording.wait_seconds += now - since
 
     def judge(self, leg: Leg, event: Accepted | Refused | Failed) -> AttemptFailure | None:
         """What an event without tokens means: the attempt's failure, or None when it goes on."""

@@ -26,6 +26,7 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
+from tandem.router.dispatch.calling import call_all
 from tandem.router.dispatch.explain import Explanations
 from tandem.router.dispatch.failure import AttemptFailure, FailedClosed, ReaderTooSlow
 from tandem.router.dispatch.fleet import Fleet
@@ -37,11 +38,13 @@ from tandem.router.dispatch.pooled import take_pooled
 from tandem.router.dispatch.recorder import Scene, begin_attempt, note_end, note_sent, note_way
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.dispatch.verdicts import (
+    asleep,
     no_place,
     raise_if_non_retryable,
     too_late,
     worth_waiting,
 )
+from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics
 from tandem.router.naps import Naps
 from tandem.router.placement.base import Placement, PlacementPolicy
@@ -50,7 +53,6 @@ from tandem.router.workers.pool import WorkerPool
 logger = logging.getLogger(__name__)
 
 _SWEEP = 0.5
-_CALL_TIMEOUT = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class DispatchLimits:
     request_timeout: float = 600.0
     max_attempts: int = 3
     worker_wait: float = 5.0
+    resume_wait: float = 30.0
     accept_timeout: float = 30.0
     progress_timeout: float = 120.0
     stream_backlog: int = 4 << 20
@@ -88,6 +91,7 @@ class Dispatcher:
         self.canary_metrics = RouterMetrics()
         """What canaries count, apart: they are no users."""
         self.explanations = Explanations()
+        self.hit_ceiling = HitCeiling()
         self._limits = limits
         self._jobs: dict[str, Job] = {}
         self._next_name = 0
@@ -129,20 +133,7 @@ class Dispatcher:
 
     async def call(self, command: Command) -> Reply:
         """Run a command on every worker: ok if all are, values added up."""
-        workers = list(self.pool.workers.values())
-        replies = await asyncio.gather(
-            *(worker.connection.call(command, _CALL_TIMEOUT) for worker in workers)
-        )
-        values: dict[str, float] = {}
-        for reply in replies:
-            for name, value in reply.values.items():
-                values[name] = values.get(name, 0.0) + value
-        problems = [
-            f"{worker.name}: {reply.message}"
-            for worker, reply in zip(workers, replies, strict=True)
-            if not reply.ok
-        ]
-        return Reply(id=command.id, ok=not problems, message="; ".join(problems), values=values)
+        return await call_all(self.pool, command)
 
     async def stream(
         self, request: EngineCoreRequest, context: RequestContext = ORDINARY
@@ -238,7 +229,9 @@ class Dispatcher:
 
     async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
         """The next attempt, sent; or the error with which the request ends."""
-        waited_until = min(job.deadline, loop.time() + self._limits.worker_wait)
+        limits = self._limits
+        wait = limits.resume_wait if job.ledger.num_tokens else limits.worker_wait
+        waited_until = min(job.deadline, loop.time() + wait)
         while True:
             raise_if_non_retryable(job)
             with marked("place"):
@@ -250,6 +243,8 @@ class Dispatcher:
                     return attempt
                 self._end(job, failure, loop.time())
                 continue
+            if self.fleet.sleeps(pooled=job.request.pooling is not None):
+                raise asleep()
             left = waited_until - loop.time()
             anyone = bool(self.pool.serving(WorkerRole.DECODE)) or (
                 job.request.pooling is not None and bool(self._cards())
@@ -276,6 +271,7 @@ class Dispatcher:
             worker.fingerprint: job.hashes(worker.fingerprint, worker.card.block_size)
             for worker in self.pool.workers.values()
         }
+        job.count_blocks(self.hit_ceiling, hashes)
         facts = job.facts(self.fleet.hits(hashes))
         fleet = self.fleet.snapshot(now)
         exclusions = job.ladder.exclusions
@@ -308,7 +304,7 @@ class Dispatcher:
         if job.recording is not None:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
         legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
-        failure = attempt.start(legs)
+        failure = attempt.start(legs, job.hits)
         note_sent(attempt)
         return failure
 

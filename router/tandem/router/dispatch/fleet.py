@@ -136,8 +136,24 @@ class Fleet:
                 found[worker.incarnation] = blocks * worker.card.block_size
         return found
 
+    def sleeps(self, *, pooled: bool = False) -> bool:
+        """Whether all workers that could take a request are there, and sleep: it is not worth
+        waiting for one."""
+        decode = self.pool.serving(WorkerRole.DECODE)
+        able = [*decode, *self.pool.serving(WorkerRole.PREFILL)] if pooled else decode
+        return bool(able) and all(worker.sleeps for worker in able)
+
     def servable(self, *, prefill: int, decode: int) -> str | None:
-        """Why a request could not be served, or None. Counts only linked prefill workers."""
+        """Why a request could not be served, or None. Counts only linked prefill workers, but where
+        nobody decodes: then one worker of either role serves."""
+        if self.sleeps(pooled=decode == 0):
+            return "asleep: every worker that could take a request sleeps"
+        whole = [worker for role in WorkerRole for worker in self.pool.serving(role)]
+        if decode == 0 or (whole and not any(map(_generates, whole))):
+            up_alone = len(self.pool.serving(WorkerRole.PREFILL))
+            if up_alone < prefill:
+                return f"{up_alone} of {prefill} prefill workers are up"
+            return None if whole else "no worker is up"
         able = {worker.incarnation for worker in self.pool.serving(WorkerRole.DECODE)}
         if len(able) < decode:
             return f"{len(able)} of {decode} decode workers are up"
@@ -156,6 +172,7 @@ class Fleet:
         load, card = worker.load, worker.card
         layout = card.fingerprint.layout
         total = load.total_blocks if load is not None else 0
+        computing, loading = _pending(worker)
         return WorkerView(
             incarnation=worker.incarnation,
             role=worker.role,
@@ -166,25 +183,51 @@ class Fleet:
             max_handoff_tokens=card.max_handoff_tokens,
             num_running=load.num_running if load is not None else 0,
             num_waiting=load.num_waiting if load is not None else 0,
-            waiting_tokens=load.waiting_tokens if load is not None else 0,
-            loading_tokens=load.loading_tokens if load is not None else 0,
+            waiting_tokens=computing + loading,
+            loading_tokens=loading,
             prefill_tokens_per_s=load.prefill_tokens_per_s if load is not None else 0.0,
             num_decoding=load.num_decoding if load is not None else 0,
+            context_tokens=load.context_tokens if load is not None else 0,
             decode_steps=load.decode_steps if load is not None else (),
+            context_s=load.context_s if load is not None else 0.0,
             prompt_steps=load.prompt_steps if load is not None else (),
+            steepness=load.steepness if load is not None else 0.0,
             chunk_tokens=load.chunk_tokens if load is not None else 0,
+            mixed_chunk_tokens=load.mixed_chunk_tokens if load is not None else 0,
+            bounds_steps=load.bounds_steps if load is not None else False,
             residence_s=load.residence_s if load is not None else 0.0,
+            prompt_share=load.prompt_share if load is not None else 0.0,
+            prompts_per_s=load.prompts_per_s if load is not None else 0.0,
             total_blocks=total,
             free_blocks=load.free_blocks if load is not None else 0,
             block_size=card.block_size,
             token_bytes=layout.block_bytes / layout.block_size,
             free_share=load.free_blocks / total if load is not None and total else 1.0,
             num_legs=worker.num_legs,
+            num_streams=worker.num_streams,
             leg_tokens=worker.leg_tokens,
             leg_compute_tokens=worker.leg_compute_tokens,
-            draining=not worker.takes_new,
+            draining=worker.sleeps or not worker.takes_new,
             revision=worker.note.revision,
             admitted=admitted,
             pools=card.pooling is not None,
             suspect=self.health.suspect(worker.incarnation, now),
         )
+
+
+def _pending(worker: Worker) -> tuple[int, int]:
+    """Prompt tokens that wait at a worker, to be computed and to be brought: this router's legs,
+    which it knows at once, and what the last report says beyond them, which is others'."""
+    load = worker.load
+    if load is None:
+        return worker.leg_compute_tokens, worker.leg_tokens - worker.leg_compute_tokens
+    then, then_computing = worker.reported
+    others_computing = max(0, load.waiting_tokens - load.loading_tokens - then_computing)
+    others_loading = max(0, load.loading_tokens - (then - then_computing))
+    computing = worker.leg_compute_tokens + others_computing
+    return computing, worker.leg_tokens - worker.leg_compute_tokens + others_loading
+
+
+def _generates(worker: Worker) -> bool:
+    pooling = worker.card.pooling
+    return pooling is None or pooling.generates

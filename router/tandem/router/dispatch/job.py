@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
 from tandem.router.dispatch.recorder import Scene
+from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import PromptFacts
@@ -65,7 +66,10 @@ class Job:
         self.given_up = False
         """Whether its client does not read, and too much waits for it."""
         self.admitted = False
+        self._blocks_counted = False
         self.num_dispatched = 0
+        self.hits: Mapping[Incarnation, int] = {}
+        """Tokens of the prompt that workers had cached when it was last placed."""
         self._hashes: dict[str, tuple[BlockHash, ...]] = {}
 
     @property
@@ -108,8 +112,17 @@ class Job:
             return None
         return given if given[0] == block_hash(root, prompt[:block_size]) else None
 
+    def count_blocks(
+        self, ceiling: HitCeiling, hashes: Mapping[str, tuple[BlockHash, ...]]
+    ) -> None:
+        """Once a request, by one of the fingerprints that are up."""
+        if hashes and not self._blocks_counted:
+            self._blocks_counted = True
+            ceiling.add(next(iter(hashes.values())))
+
     def facts(self, hits: dict[Incarnation, int]) -> PromptFacts:
         """What placement must know for the next attempt."""
+        self.hits = hits
         params, emitted = self.request.params, self.ledger.num_tokens
         longest = max(map(self.ledger.length, range(params.n)))
         resumed_fork = params.n > 1 and emitted > 0
@@ -121,6 +134,7 @@ class Job:
             whole=resumed_fork or params.prompt_logprobs is not None,
             one_token=left == 1 and not resumed_fork,
             pooled=self.request.pooling is not None,
+            query_key=_query_key(self.request),
             fingerprint=self.fingerprint,
             hits=hits,
             shape=None if self.route is None else self.route.shape,
@@ -168,3 +182,10 @@ class Job:
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
         """What is left of the deadline, at least one millisecond."""
         return max(1, int((self.deadline - loop.time()) * 1000))
+
+
+def _query_key(request: EngineCoreRequest) -> str | None:
+    """Of the query that it is kept as, or scored against."""
+    if request.pooling is None or request.pooling.late_interaction is None:
+        return None
+    return request.pooling.late_interaction.query_key

@@ -79,8 +79,8 @@ class Ladder:
 
     @property
     def only_capacity(self) -> bool:
-        """Whether every failure was a worker that was full or on its way out."""
-        full = {RefusalCode.CAPACITY, RefusalCode.DRAINING}
+        """Whether every failure was a worker that was full, asleep or on its way out."""
+        full = {RefusalCode.CAPACITY, RefusalCode.DRAINING, RefusalCode.ASLEEP}
         return bool(self.failures) and all(
             failure.refusal is not None and failure.refusal.code in full
             for failure in self.failures

@@ -47,15 +47,20 @@ class Stopwatch:
         if last is not None:
             self._metrics.next_token(now - last)
         self._last[output.choice] = now
-        self._num_tokens += len(output.token_ids)
-        if self._recording is not None:
-            self._recording.output(len(output.token_ids))
-            if output.finish is not None and len(self._recording.finishes) < MAX_FINISHES:
-                self._recording.finishes.append(str(output.finish))
+        count = len(output.token_ids)
+        self._num_tokens += count
+        recording = self._recording
+        if recording is not None:
+            if recording.first_output is None:
+                recording.first_output = now
+            recording.num_outputs += 1  # once a token: no call for it
+            recording.num_tokens += count
+            if output.finish is not None and len(recording.finishes) < MAX_FINISHES:
+                recording.finishes.append(str(output.finish))
         if output.num_cached_tokens:
             self._metrics.cached_tokens(output.num_cached_tokens)
-            if self._recording is not None:
-                self._recording.num_cached += output.num_cached_tokens
+            if recording is not None:
+                recording.num_cached += output.num_cached_tokens
 
     def pooled(self, output: PooledOutput, now: float) -> None:
         """The whole answer went to the client: no token is timed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.protocol.errors import (
     DeadlinePassed,
     FailCause,
+    Refusal,
     RefusalCode,
     RequestFailed,
     RequestRefused,
@@ -57,6 +58,11 @@ def no_place(job: Job) -> RequestRefused | RequestFailed:
     return RequestFailed(
         cause, f"no worker could finish it in {count} attempts; last: {last}", ladder.reasons
     )
+
+
+def asleep() -> RequestRefused:
+    """Every worker that could take it sleeps, and nobody knows until when."""
+    return RequestRefused(Refusal(code=RefusalCode.ASLEEP, message="every worker sleeps"))
 
 
 def too_late(job: Job) -> RequestFailed:

@@ -112,6 +112,8 @@ class LiveFleet:
     def _health(self, worker: Worker, now: float) -> str:
         if not worker.takes_new:
             return "draining"
+        if worker.sleeps:
+            return "asleep"
         if self.fleet.health.suspect(worker.incarnation, now):
             return "suspect"
         return "up" if worker.load is not None else "no word yet"
@@ -126,8 +128,7 @@ class LiveFleet:
     ) -> dict[str, Any]:
         pair: Pair = (health.peer, decode.incarnation)
         count, tail = self.fleet.handoffs.get(pair, _NOTHING), self.fleet.tail(pair)
-        cause = quarantined.get(pair)
-        state, reason = ("quarantined", str(cause)) if cause else self._standing(pair, health, now)
+        state, reason = self.standing(pair, health, quarantined, now)
         return {
             "prefill": health.peer.hex(),
             "decode": decode.incarnation.hex(),
@@ -144,7 +145,12 @@ class LiveFleet:
             "tail_ms": None if tail is None else round(1000 * tail, 3),
         }
 
-    def _standing(self, pair: Pair, health: PeerHealth, now: float) -> tuple[str, str]:
+    def standing(
+        self, pair: Pair, health: PeerHealth, quarantined: Mapping[Pair, FailCause], now: float
+    ) -> tuple[str, str]:
+        """A link's state, and why it is not ``up``."""
+        if (cause := quarantined.get(pair)) is not None:
+            return "quarantined", str(cause)
         if not health.up:
             return "down", health.reason
         if pair[0] not in self.fleet.pool.workers:

@@ -16,7 +16,12 @@ from tandem.router.ui import page as ui
 logger = logging.getLogger(__name__)
 
 OPEN = frozenset({"/", "/health", "/ready", "/version", "/metrics"}) | ui.PATHS
-ADMINISTRATION = frozenset({"/reset_prefix_cache"})
+ADMINISTRATION = frozenset(
+    {
+        *("/abort_requests", "/log_level", "/reset_prefix_cache", "/server_info"),
+        *("/sleep", "/wake_up", "/is_sleeping", "/start_profile", "/stop_profile"),
+    }
+)
 """What changes the server for everybody."""
 
 

@@ -1,4 +1,5 @@
-"""Tells clients whose answer is not finished when the server's time to stop is over.
+"""Tells clients whose answer is ended before it is finished: by the server's stop, or by an
+administrator.
 
 A stream ends with the last words of its API, what has not begun is answered 503: so that nobody
 takes a cut answer for a whole one. Work below is cancelled, and with it what runs on workers.
@@ -7,6 +8,7 @@ takes a cut answer for a whole one. Work below is cancelled, and with it what ru
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,6 +16,8 @@ from tandem.router.middleware.answer import send_error
 from tandem.router.openai.errors import ErrorAnswer
 from tandem.router.openai.last_words import last_words
 
+ID_PREFIXES = ("", "chatcmpl-", "cmpl-")
+"""What stands before a request's id in the id of its answer."""
 LAST_WORD_SECONDS = 1.0
 """For a client that does not read what it is told at the end."""
 
@@ -22,30 +26,45 @@ class Ending:
     """The requests whose answers are under way; one per app."""
 
     def __init__(self) -> None:
-        self._answering: set[asyncio.Task[object]] = set()
-        self._told: set[asyncio.Task[object]] = set()
+        self._answering: dict[asyncio.Task[object], Scope] = {}
+        self._told: dict[asyncio.Task[object], ErrorAnswer] = {}
 
     def stop(self) -> None:
         """End every answer that is under way. In the loop's thread."""
         for task in list(self._answering):
-            self._told.add(task)
-            task.cancel()
+            self._end(task, _STOPS)
 
-    def begin(self) -> asyncio.Task[object]:
+    def abort(self, request_ids: Collection[str]) -> int:
+        """End the answers of these ids (a client's own, or an answer's); how many there were."""
+        wanted = [task for task, scope in self._answering.items() if _is_of(scope, request_ids)]
+        for task in wanted:
+            self._end(task, _ABORTED)
+        return len(wanted)
+
+    def begin(self, scope: Scope) -> asyncio.Task[object]:
         """This task answers from now on."""
         task = asyncio.current_task()
         assert task is not None
-        self._answering.add(task)
+        self._answering[task] = scope
         return task
 
     def end(self, task: asyncio.Task[object]) -> None:
         """A request has been answered."""
-        self._answering.discard(task)
-        self._told.discard(task)
+        self._answering.pop(task, None)
+        self._told.pop(task, None)
 
-    def is_told(self, task: asyncio.Task[object]) -> bool:
-        """Whether it was cancelled because the server stops."""
-        return task in self._told
+    def told(self, task: asyncio.Task[object]) -> ErrorAnswer | None:
+        """What its client is to hear, if it was cancelled here."""
+        return self._told.get(task)
+
+    def _end(self, task: asyncio.Task[object], answer: ErrorAnswer) -> None:
+        self._told.setdefault(task, answer)
+        task.cancel()
+
+
+def _is_of(scope: Scope, request_ids: Collection[str]) -> bool:
+    mine: str = scope["state"]["request_id"]
+    return any(f"{prefix}{mine}" in request_ids for prefix in ID_PREFIXES)
 
 
 class Stopping:
@@ -60,14 +79,15 @@ class Stopping:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        task, answer = self._ending.begin(), _Answer(scope, send)
+        task, answer = self._ending.begin(scope), _Answer(scope, send)
         try:
             await self._app(scope, receive, answer.send)
         except asyncio.CancelledError:
-            if not self._ending.is_told(task):
+            told = self._ending.told(task)
+            if told is None:
                 raise
             task.uncancel()
-            await answer.end()
+            await answer.end(told)
         finally:
             self._ending.end(task)
 
@@ -89,14 +109,14 @@ class _Answer:
         elif not message.get("more_body", False):
             self._ended = True
 
-    async def end(self) -> None:
+    async def end(self, told: ErrorAnswer) -> None:
         """The last word, if the client takes it soon."""
         try:
             async with asyncio.timeout(LAST_WORD_SECONDS):
                 if not self._begun:
-                    await send_error(self._scope, self._send, _STOPS)
+                    await send_error(self._scope, self._send, told)
                 elif self._is_stream and not self._ended:
-                    body = last_words(self._scope, _STOPS)
+                    body = last_words(self._scope, told)
                     last = {"type": "http.response.body", "body": body, "more_body": False}
                     await self._send(last)
         except TimeoutError:
@@ -110,3 +130,10 @@ _STOPS = ErrorAnswer(
     code="shutting_down",
     headers={"Retry-After": "2", "Connection": "close"},
 )
+_ABORTED = ErrorAnswer(
+    status=400,
+    message="The request was aborted by an administrator",
+    type="invalid_request_error",
+    code="aborted",
+)
+"""No status that clients try again by themselves."""

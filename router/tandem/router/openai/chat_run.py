@@ -13,7 +13,7 @@ from tandem.llm.async_llm import PreparedRequest
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.answer_reader import AnswerReader
 from tandem.router.openai.chat_options import chat_options
-from tandem.router.openai.generate import Outputs, run
+from tandem.router.openai.generate import Outputs, count_finished, run
 from tandem.router.openai.schemas import ChatBody
 from tandem.router.openai.service import Service, blaming, context_of, input_options
 
@@ -33,7 +33,12 @@ async def prepare_chat(
     options = input_options(body, request)
     if reader is not None:
         parsers = service.parsers
-        options = replace(options, seen_special_ids=parsers.seen, reasoning=parsers.span)
+        options = replace(
+            options,
+            seen_special_ids=parsers.seen,
+            reasoning=parsers.span,
+            thinks=parsers.thinks,
+        )
     with blaming(body.client_names()):
         # Beside the loop where the body is large: schemas of tools become one that is.
         size: int = request.scope["state"]["body_bytes"]
@@ -59,8 +64,11 @@ async def outputs_of(
 async def chat_outputs(
     service: Service, body: ChatBody, request: Request, reader: AnswerReader | None
 ) -> Outputs:
-    """Both of the above."""
-    prepared = await prepare_chat(service, body, request, reader)
-    async with aclosing(outputs_of(service, body, request, prepared)) as outputs:
-        async for output in outputs:
-            yield output
+    """Both of the above, without the generators between: each token would go through them."""
+    prepared, context = await prepare_chat(service, body, request, reader), context_of(request)
+    metrics = service.counters(context)
+    with blaming(body.client_names()):
+        async with aclosing(service.llm.stream(prepared, context)) as outputs:
+            async for output in outputs:
+                count_finished(metrics, output)
+                yield 0, output

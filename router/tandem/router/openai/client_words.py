@@ -19,11 +19,13 @@ _AGAIN = "no worker could take the request; try again"
 _REFUSED = {
     RefusalCode.CAPACITY: "the server is at its capacity; try again",
     RefusalCode.DRAINING: "the part of the server that would answer is on its way out; try again",
+    RefusalCode.ASLEEP: "the server sleeps; it answers when its administrator has woken it up",
     RefusalCode.EXPIRED: "the request's time was over before it could start",
 }
 _FAILED = {
     FailCause.CAPACITY: "the server is at its capacity; try again",
     FailCause.DRAINING: "the part of the server that answered is on its way out; try again",
+    FailCause.ASLEEP: "the server was put to sleep; try again when it has been woken up",
     FailCause.INTERNAL: "a worker had an internal error; try again",
     FailCause.TIMEOUT: "no worker answered in time; try again",
     FailCause.WORKER_LOST: "no worker is there that could finish the request; try again",

@@ -72,12 +72,12 @@ async def run(
     if len(prepared) == 1:
         async with aclosing(service.llm.stream(prepared[0], context)) as outputs:
             async for output in outputs:
-                _count(metrics, output)
+                count_finished(metrics, output)
                 yield 0, output
         return
     async with aclosing(_merged(service, prepared, context)) as merged:
         async for index, output in merged:
-            _count(metrics, output)
+            count_finished(metrics, output)
             yield index, output
 
 
@@ -115,7 +115,8 @@ async def _merged(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _count(metrics: RouterMetrics, output: RequestOutput) -> None:
+def count_finished(metrics: RouterMetrics, output: RequestOutput) -> None:
+    """Choices that end with this output, by why they do."""
     for choice in output.outputs:
         if choice.finish_reason is not None:
             metrics.choice_finished(choice.finish_reason)

@@ -72,10 +72,8 @@ GENERATION: Mapping[str, Refused] = {
     "stream_interval": Refused("each step's tokens are a chunk", (1,)),
     "kv_transfer_params": Refused("the router alone decides where KV goes", ({},)),
     "ec_transfer_params": Refused(_TEXT, ({},)),
-    "vllm_xargs": Refused("there are no extensions to read them", ({},)),
     "repetition_detection": Refused("repetition does not end an answer"),
     "prompt_embeds": Refused("prompts are text or token ids", ([],)),
-    "thinking_token_budget": Refused("thinking is not limited apart", (-1,)),
     "structural_tag": Refused("ask for structured_outputs.structural_tag"),
     "guided_json": Refused("ask for structured_outputs.json"),
     "guided_regex": Refused("ask for structured_outputs.regex"),
@@ -107,6 +105,7 @@ CHAT: Mapping[str, Refused] = {
 
 COMPLETION: Mapping[str, Refused] = {
     **GENERATION,
+    "thinking_token_budget": Refused("texts are continued, thoughts are told in chats", (-1,)),
     "suffix": Refused("text is continued, never filled in", ("",)),
 }
 

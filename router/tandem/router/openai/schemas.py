@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.sampling import ALL_LOGPROBS
+from tandem.protocol.sampling import ALL_LOGPROBS, ExtraArg
 from tandem.router.openai import parameters
 from tandem.router.openai.body import Body, Prompts
 from tandem.router.openai.forced_calls import check_choice, is_forced, schema_of
@@ -78,6 +78,7 @@ class GenerationBody(Body):
     max_tokens: int | None = None
     min_tokens: int | None = None
     logit_bias: dict[str, float] | None = None
+    vllm_xargs: dict[str, ExtraArg] | None = None
     allowed_token_ids: list[int] | None = Field(default=None, fail_fast=True)
     bad_words: list[str] | None = None
     prompt_logprobs: int | None = None
@@ -135,6 +136,8 @@ class GenerationBody(Body):
         fields = {name: value for name, value in given.items() if value is not None}
         if self.logit_bias is not None:
             fields["logit_bias"] = _by_token(self.logit_bias)
+        if self.vllm_xargs:
+            fields["extra_args"] = self.vllm_xargs
         wanted = wanted_of(self.structured_outputs, self.response_format)
         if wanted is not None:
             fields["structured_outputs"] = wanted
@@ -165,6 +168,7 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     reasoning_effort: ReasoningEffort | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template: str | None = None
@@ -189,6 +193,8 @@ class ChatBody(GenerationBody):
     def sampling(self) -> dict[str, Any]:
         """See ``GenerationBody.sampling``."""
         fields = super().sampling()
+        if self.thinking_token_budget is not None:
+            fields["thinking_token_budget"] = self.thinking_token_budget
         max_tokens = self.max_completion_tokens
         name = "max_tokens" if max_tokens is None else "max_completion_tokens"
         if (value := self.max_tokens if max_tokens is None else max_tokens) is not None:
@@ -293,6 +299,22 @@ class TokenizeBody(Body):
             if getattr(self, name):
                 raise InvalidParameter(name, getattr(self, name), "only together with messages")
         super().check(unknown, prefix)
+
+
+class LogLevelBody(Body):
+    """``POST /log_level``."""
+
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"log_level": "info"}
+
+    log_level: Literal["debug", "info", "warning", "error"]
+
+
+class AbortBody(Body):
+    """``POST /abort_requests``."""
+
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {"request_ids": ["chatcmpl-1"]}
+
+    request_ids: Annotated[list[str], Field(min_length=1, max_length=1_024, fail_fast=True)]
 
 
 class DetokenizeBody(Body):

@@ -86,8 +86,8 @@ async def _scores(
     prepared = await prepare_scores(
         call.service.llm, first, second, options=call.options, activation=activation
     )
-    outputs = await call.pool(prepared.requests)
-    return [each.outputs.score for each in await prepared.scores(outputs)], outputs
+    scores, outputs = await prepared.scores(call.pool)
+    return [each.outputs.score for each in scores], outputs
 
 
 def _side(call: PooledCall, param: str, value: object) -> Side:

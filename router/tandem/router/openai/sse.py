@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from time import monotonic
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -118,12 +118,14 @@ class EventStream(Response):
                 if chunk is DONE and asked is not None:
                     await _send_part(send_part, comment_of(asked))
                     asked = None
+                # Once a token: no call for what is the same in all of them.
+                message = {"type": "http.response.body", "body": chunk, "more_body": True}
                 if recording is None:
-                    await _send_part(send_part, chunk)
+                    await send_part(message)
                 else:
-                    since = time.monotonic()
-                    await _send_part(send_part, chunk)
-                    recording.write_seconds += time.monotonic() - since
+                    since = monotonic()
+                    await send_part(message)
+                    recording.write_seconds += monotonic() - since
             if asked is not None:  # a stream with another end
                 await _send_part(send_part, comment_of(asked))
         except Exception as error:  # the last place where the client can be told

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.router.placement.base import Placement
+from tandem.router.placement.damage import Demand, Targets
 from tandem.router.placement.forecast import (
     Forecast,
-    Rates,
-    Targets,
     can_hold,
     forecast_pair,
     forecast_whole,
+    stay_of,
 )
 from tandem.router.placement.prefix_load import (
     PrefixLoadPolicy,
@@ -29,6 +29,7 @@ from tandem.router.placement.prefix_load import (
     roomy,
     usable_workers,
 )
+from tandem.router.placement.rates import Rates
 from tandem.router.placement.snapshot import (
     Exclusions,
     FleetSnapshot,
@@ -83,10 +84,11 @@ class ElasticPolicy:
         ]
         rates = {each.incarnation: Rates.of(each, fleet.workers) for each in usable}
         ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions)
-        ways += [self._whole(prompt, each, rates, "decode") for each in decode]
+        fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable))
+        ways += [self._whole(prompt, each, rates, "decode", fleetwide) for each in decode]
         if self._may_stay(prompt, fleet):
-            stays = roomy(prompt, prefill)
-            ways += [self._whole(prompt, each, rates, "prefill") for each in stays]
+            able = roomy(prompt, prefill)
+            ways += [self._whole(prompt, each, rates, "prefill", fleetwide) for each in able]
         return [each for each in ways if each is not None]
 
     def _pairs(
@@ -127,11 +129,15 @@ class ElasticPolicy:
         worker: WorkerView,
         rates: _Rates,
         way: str,
+        fleetwide: tuple[float | None, Demand],
     ) -> Forecast | None:
         known = rates[worker.incarnation]
         if known is None:
             return None
-        return forecast_whole(prompt, worker, known, self.targets, way=way)
+        stays, demand = fleetwide
+        return forecast_whole(
+            prompt, worker, known, self.targets, way=way, stays=stays, demand=demand
+        )
 
     def _may_stay(self, prompt: PromptFacts, fleet: FleetSnapshot) -> bool:
         """A prefill worker decodes for decode workers that are there: where none is, the service

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from zlib import crc32
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
@@ -62,6 +63,8 @@ class PrefixLoadPolicy:
             for worker in usable
             if worker.role is WorkerRole.PREFILL and worker.incarnation not in exclusions.prefill
         ]
+        if prompt.query_key is not None:
+            return _by_key(prompt.query_key, prefill or decode)
         free = prompt.shape is None and (prompt.pooled or not exclusions.no_handoff)
         if prompt.one_token and prefill and free:
             return _alone(prompt, prefill, "it ends with its first token: the prefill worker's")
@@ -136,7 +139,7 @@ def usable_workers(
         for worker in fleet.workers
         if not worker.draining
         and _may_serve(prompt, worker)
-        and prompt.num_tokens < worker.max_model_len
+        and prompt.num_tokens + (not prompt.pooled) <= worker.max_model_len
         and worker.incarnation not in exclusions.workers
         and prompt.fingerprint in (None, worker.fingerprint)
         and (worker.pools or not prompt.pooled)
@@ -159,6 +162,15 @@ def roomy(prompt: PromptFacts, decode: list[WorkerView]) -> list[WorkerView]:
     """Workers that can hold all that was asked for; where none can, all that hold the prompt."""
     whole = prompt.num_tokens + (prompt.max_new_tokens or 0)
     return [each for each in decode if whole <= each.max_model_len] or decode
+
+
+def _by_key(key: str, workers: Sequence[WorkerView]) -> Placement | None:
+    """The same worker for equal keys, as long as the same workers are there."""
+    if not workers:
+        return None
+    ordered = sorted(workers, key=lambda each: each.incarnation)
+    found = ordered[crc32(key.encode()) % len(ordered)]
+    return Placement(found.incarnation, None, "its query is kept by one worker")
 
 
 def _alone(prompt: PromptFacts, workers: Sequence[WorkerView], rule: str) -> Placement:

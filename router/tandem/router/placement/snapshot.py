@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.steps import StepTimes
+from tandem.protocol.steps import Crowd, StepTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class PromptFacts:
     """Ends with its next token, so a prefill worker can do all of it."""
     pooled: bool = False
     """Ends with its prompt: any worker that pools does all of it, and none hands anything over."""
+    query_key: str | None = None
+    """Goes where all of this key go: one of the workers keeps a query under it."""
     fingerprint: str | None = None
     """Only workers with this digest; None before any token was emitted."""
     shape: str | None = None
@@ -56,14 +58,29 @@ class WorkerView:
     """Measured over the last steps; 0 while unknown."""
     num_decoding: int = 0
     """Running sequences past their prompt."""
+    context_tokens: int = 0
+    """Tokens before the next of each of those, all together."""
     decode_steps: StepTimes = ()
-    """Seconds of its steps by the number of their decodes."""
+    """Seconds of its steps by the number of their decodes, without what contexts take."""
+    context_s: float = 0.0
+    """Seconds for each token of a decode's context there; 0 while unknown."""
     prompt_steps: StepTimes = ()
-    """Seconds that prompt tokens take there, or add to a step, by their number."""
+    """Seconds that prompt tokens take there, or add to a step, by their number, at a prompt's
+    start."""
+    steepness: float = 0.0
+    """By what share a prompt's token takes longer there for each token before it."""
     chunk_tokens: int = 0
     """Prompt tokens that it takes in a step now; 0 while unknown."""
+    mixed_chunk_tokens: int = 0
+    """Prompt tokens that a step takes there beside decodes; 0 while unknown."""
+    bounds_steps: bool = False
+    """Whether those keep a step within a time: behind a long context they are fewer."""
     residence_s: float = 0.0
     """Mean seconds that a request holds its blocks; 0 while unknown."""
+    prompt_share: float = 0.0
+    """Of its time, what prompts took lately, 0 to 1."""
+    prompts_per_s: float = 0.0
+    """Prompts that it computed lately, a second."""
     total_blocks: int = 0
     """0 while unknown."""
     free_blocks: int = 0
@@ -74,11 +91,14 @@ class WorkerView:
     """Free KV blocks over all of them."""
     num_legs: int = 0
     """Legs that this router has under way there; known at once, unlike the report."""
+    num_streams: int = 0
+    """Of them, those that have spoken and go on."""
     leg_tokens: int = 0
     """Prompt tokens of those legs that nothing came for yet."""
     leg_compute_tokens: int = 0
     """Of the legs' tokens, those that the worker computes itself."""
     draining: bool = False
+    """Whether nothing new may be placed there: it leaves, or sleeps."""
     revision: str = ""
     """Of the role's template, where a cluster says it."""
     admitted: bool = True
@@ -97,6 +117,12 @@ class WorkerView:
     def compute_tokens(self) -> int:
         """Prompt tokens that it computes before a new request's: as reported, or as sent since."""
         return max(self.waiting_tokens - self.loading_tokens, self.leg_compute_tokens)
+
+    @property
+    def crowd(self) -> Crowd:
+        """What decodes there: as reported, or as heard since, with contexts like those reported."""
+        streams, known = max(self.num_decoding, self.num_streams), self.num_decoding
+        return Crowd(streams, self.context_tokens * streams // known if known else 0)
 
     @property
     def num_requests(self) -> int:

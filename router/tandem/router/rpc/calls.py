@@ -8,11 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from tandem.protocol.errors import TandemError
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from tandem.router.rpc.call import Call
 
 
 class Aborted(TandemError):
@@ -32,7 +29,7 @@ class Calls:
         self._running: dict[tuple[str, str], list[_Call]] = {}
 
     @contextmanager
-    def running(self, request_id: str, context: Context) -> Iterator[None]:
+    def running(self, request_id: str, context: Call) -> Iterator[None]:
         """While a call runs in this task. Raises Aborted where Abort has ended it."""
         task = asyncio.current_task()
         assert task is not None, "calls run in tasks"
@@ -51,7 +48,7 @@ class Calls:
             if not calls:
                 del self._running[name]
 
-    def abort(self, request_id: str, context: Context) -> int:
+    def abort(self, request_id: str, context: Call) -> int:
         """End all calls of an id; how many there were."""
         calls = self._running.get((_key_of(context), request_id), [])
         for call in calls:
@@ -60,7 +57,7 @@ class Calls:
         return len(calls)
 
 
-def _key_of(context: Context) -> str:
+def _key_of(call: Call) -> str:
     """What the caller authorized itself by; "" where nobody is asked for a key."""
-    metadata = context.invocation_metadata() or ()
-    return next((str(value) for key, value in metadata if key == "authorization"), "")
+    found = call.metadata.get
+    return found("authorization") or found("x-api-key") or ""

@@ -8,6 +8,16 @@ from tandem.router.openai.errors import ErrorAnswer
 
 Metadata = tuple[tuple[str, str], ...]
 
+
+class RpcError(Exception):
+    """A call that ends with a status of gRPC's own."""
+
+    def __init__(self, code: grpc.StatusCode, words: str, metadata: Metadata = ()) -> None:
+        super().__init__(words)
+        self.code = code
+        self.metadata = metadata
+
+
 STATUSES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,

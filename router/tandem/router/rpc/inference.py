@@ -8,9 +8,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from importlib.metadata import version
-from typing import Any
-
-import grpc
 
 from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.scoring import Side, prepare_scores
@@ -18,32 +15,31 @@ from tandem.protocol.context import RequestContext
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.chat_options import chat_options
-from tandem.router.openai.generate import begin, prepare_all, run
+from tandem.router.openai.generate import begin, count_finished
 from tandem.router.openai.pooled import PooledCall
 from tandem.router.openai.pooling_schemas import PooledBody
 from tandem.router.openai.schemas import ChatBody, CompletionBody
 from tandem.router.openai.service import Service, blaming, checked_id, options_of
 from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.call import Call
 from tandem.router.rpc.calls import Calls
 from tandem.router.rpc.reading import embedding_body, generation_body, score_body, tokenize_body
-from tandem.router.rpc.writing import pooled_usage, step_of, usage_of
+from tandem.router.rpc.writing import StepWriter, pooled_usage
 from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import parse_prompts
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class Inference:
-    """The methods. Errors are raised as they are: ``answering`` makes statuses of them."""
+    """The methods. Errors are raised as they are: the server makes statuses of them."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._calls = Calls()
 
     async def generate(
-        self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """A message a step, or one at the end."""
+        self, request: pb.GenerateRequest, context: Call
+    ) -> AsyncGenerator[bytes, None]:
+        """A message a step, or one at the end, each as its bytes."""
         service, request_id = self._service, _id_of(request.request_id)
         with self._calls.running(request_id, context):
             body = await generation_body(service, request)
@@ -52,26 +48,31 @@ class Inference:
             options = replace(options_of(body, service), budget_ms=_budget(context))
             with blaming(body.client_names()):
                 prepared = await self._prepared(body, kind, options)
-                async with aclosing(run(service, prepared, _arrived())) as outputs:
-                    async for _, output in outputs:
-                        message = step_of(request_id, output)
-                        if output.finished:
-                            message.usage.CopyFrom(usage_of(output))
-                        yield message
+                writer, arrived = StepWriter(request_id), _arrived()
+                counters = service.counters(arrived)
+                async with aclosing(service.llm.stream(prepared, arrived)) as outputs:
+                    async for output in outputs:
+                        count_finished(counters, output)
+                        yield writer.step(output)
 
     async def _prepared(
         self, body: ChatBody | CompletionBody, kind: OutputKind, options: InputOptions
-    ) -> list[PreparedRequest]:
+    ) -> PreparedRequest:
         service, params = self._service, {**body.sampling(), "output_kind": kind}
         if isinstance(body, CompletionBody):
-            return await prepare_all(service.llm, parse_prompts(body.prompt), params, options)
+            (prompt,) = parse_prompts(body.prompt)
+            return await service.llm.prepare(prompt, params, options=options)
+        parsers = service.parsers
         options = replace(
-            options, seen_special_ids=service.parsers.seen, reasoning=service.parsers.span
+            options,
+            seen_special_ids=parsers.seen,
+            reasoning=parsers.span,
+            thinks=parsers.thinks,
         )
         chat = chat_options(body, service)
-        return [await service.llm.prepare_chat(body.messages, params, options=options, chat=chat)]
+        return await service.llm.prepare_chat(body.messages, params, options=options, chat=chat)
 
-    async def embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+    async def embed(self, request: pb.EmbedRequest, context: Call) -> pb.EmbedResponse:
         """A vector for each input."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
@@ -82,7 +83,7 @@ class Inference:
             data = [pb.Embedding(values=each.floats) for each in outputs]
             return pb.EmbedResponse(data=data, usage=pooled_usage(outputs))
 
-    async def score(self, request: pb.ScoreRequest, context: Context) -> pb.ScoreResponse:
+    async def score(self, request: pb.ScoreRequest, context: Call) -> pb.ScoreResponse:
         """A score for each pair."""
         request_id = _id_of(request.request_id)
         with self._calls.running(request_id, context):
@@ -92,17 +93,17 @@ class Inference:
             for side in sides:
                 call.bound(side.param, side.texts)
             prepared = await prepare_scores(call.service.llm, *sides, options=call.options)
-            outputs = await call.pool(prepared.requests)
-            scores = [each.outputs.score for each in await prepared.scores(outputs)]
+            scored, outputs = await prepared.scores(call.pool)
+            scores = [each.outputs.score for each in scored]
             return pb.ScoreResponse(scores=scores, usage=pooled_usage(outputs))
 
-    def _pooled(self, request_id: str, body: PooledBody, context: Context) -> PooledCall:
+    def _pooled(self, request_id: str, body: PooledBody, context: Call) -> PooledCall:
         service = self._service
         answer = begin("rpc", request_id, service.model_name(body.model))
         options = replace(options_of(body, service), budget_ms=_budget(context))
         return PooledCall(service, answer, _arrived(), options)
 
-    async def tokenize(self, request: pb.TokenizeRequest, _: Context) -> pb.TokenizeResponse:
+    async def tokenize(self, request: pb.TokenizeRequest, _: Call) -> pb.TokenizeResponse:
         """Ids of a text or of a chat."""
         service = self._service
         body = await tokenize_body(service, request)
@@ -118,12 +119,12 @@ class Inference:
             ids = await service.llm.encode(body.prompt, add_special_tokens=special)
         return pb.TokenizeResponse(tokens=ids)
 
-    async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+    async def abort(self, request: pb.AbortRequest, context: Call) -> pb.AbortResponse:
         """End calls of an id."""
         request_id = checked_id("request_id", request.request_id)
         return pb.AbortResponse(aborted=self._calls.abort(request_id, context))
 
-    async def get_model_info(self, _: pb.GetModelInfoRequest, __: Context) -> pb.ModelInfo:
+    async def get_model_info(self, _: pb.GetModelInfoRequest, __: Call) -> pb.ModelInfo:
         """Names and limits."""
         card = await self._service.llm.card()
         return pb.ModelInfo(
@@ -139,7 +140,7 @@ def _id_of(given: str) -> str:
     return checked_id("request_id", given) if given else uuid.uuid4().hex
 
 
-def _budget(context: Context) -> int | None:
+def _budget(context: Call) -> int | None:
     """The client's deadline, in milliseconds from now."""
     seconds = context.time_remaining()
     return None if seconds is None else max(1, int(1000 * seconds))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import ExtraArg
 from tandem.router.openai.body import Body
 from tandem.router.openai.bounds import SMALL_BYTES, understand
 from tandem.router.openai.pooling_schemas import EmbeddingBody, ScoreBody
@@ -112,9 +113,20 @@ def _sampling(params: pb.SamplingParams) -> dict[str, Any]:
             fields[field.name] = {str(token): bias for token, bias in value.items()}
         elif field.name == "structured_outputs":
             fields[field.name] = _form(value)
+        elif field.name == "vllm_xargs":
+            fields[field.name] = {name: _extra(name, each) for name, each in value.items()}
         else:
             fields[field.name] = value
     return fields
+
+
+def _extra(name: str, given: pb.ExtraArg) -> ExtraArg:
+    kinds = [each.WhichOneof("value") for each in given.values]
+    found = [getattr(each, kind) for each, kind in zip(given.values, kinds, strict=True) if kind]
+    if len(found) == len(kinds) and (given.is_list or len(found) == 1):
+        return found if given.is_list else found[0]
+    allowed = "one text, integer or number, or a list of them with is_list"
+    raise InvalidParameter(f"vllm_xargs.{name[:80]}", kinds[:8], allowed)
 
 
 def _form(wanted: pb.StructuredOutputs) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The gRPC server: what listens, who may call, and how errors are told."""
+"""The gRPC server: what listens, who may call, and how errors are told.
+
+It speaks HTTP/2 itself, on the router's loop (``http2``, ``call``): in grpcio's server a message
+costs two threads, two wakes and a round through its core, more than all that the router does else.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeVar
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tandem.protocol.errors import TandemError
 from tandem.router.config import RouterConfig
@@ -19,70 +24,137 @@ from tandem.router.middleware.auth import KnownKeys
 from tandem.router.openai.errors import answer_of, not_authorized
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.call import Call, Held
 from tandem.router.rpc.calls import Aborted
-from tandem.router.rpc.errors import metadata_of, status_of
+from tandem.router.rpc.errors import RpcError, metadata_of, status_of
+from tandem.router.rpc.http2 import Connection
 from tandem.router.rpc.inference import Inference
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 _OPEN = f"/{HEALTH}/"
 """Methods that ask for no key begin so."""
+_Answer = Callable[[Call], Awaitable[None]]
 
 
-class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Lets those call who have a key."""
+class _Request(Protocol):
+    @staticmethod
+    def FromString(data: bytes, /) -> Any:  # protobuf's name
+        """The message of its bytes."""
 
-    def __init__(self, keys: KnownKeys) -> None:
+
+class _Message(Protocol):
+    def SerializeToString(self) -> bytes:  # protobuf's name
+        """Its bytes."""
+
+
+_AnyMessage = TypeVar("_AnyMessage", bound=_Message)
+
+
+class Server:
+    """Listens from ``start`` to ``stop``; connections and calls are counted."""
+
+    def __init__(self, service: Service, config: RouterConfig, keys: KnownKeys | None) -> None:
+        self.max_message_bytes = config.max_body_bytes
+        self.max_header_bytes = config.max_header_bytes
+        self.max_calls = config.max_connections_per_client or config.max_connections
+        self.held = Held(config.max_bodies_bytes)
+        self.header_seconds = config.header_timeout
+        self.write_seconds = config.write_timeout
+        self._config = config
         self._keys = keys
+        self._methods = _methods(service, config)
+        self._connections: set[Connection] = set()
+        self._calls: dict[asyncio.Task[None], Call] = {}
+        self._stopped: set[Call] = set()
+        self._listening: asyncio.Server | None = None
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Any:
-        """Go on, or refuse."""
-        is_open = handler_call_details.method.startswith(_OPEN)
-        if is_open or self._keys.allow(_headers(handler_call_details)):
-            return await continuation(handler_call_details)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+    async def start(self) -> None:
+        """Listen where HTTP does, on ``grpc_port``. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        host, port = self._config.host, self._config.grpc_port
+        self._listening = await loop.create_server(lambda: Connection(self), host, port)
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more calls, and end those that are not finished after ``grace`` seconds."""
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
+        for connection in list(self._connections):
+            connection.leave()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=grace)
+        for task, call in list(self._calls.items()):
+            self._stopped.add(call)
+            task.cancel()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=self.write_seconds)
+
+    def opened(self, connection: Connection) -> bool:
+        """Count it; where all places are taken, one that has no call makes room."""
+        if len(self._connections) >= self._config.max_connections:
+            idle = next((each for each in self._connections if not each.calls), None)
+            if idle is None:
+                return False
+            idle.leave()
+        self._connections.add(connection)
+        return True
+
+    def closed(self, connection: Connection) -> None:
+        """It is gone."""
+        self._connections.discard(connection)
+
+    def begin(self, call: Call) -> bool:
+        """Answer a call in a task of its own; False where too many run."""
+        if len(self._calls) >= self._config.max_connections:
+            return False
+        task = call.task = asyncio.create_task(self._answer(call), name="rpc")
+        self._calls[task] = call
+        task.add_done_callback(self._calls.pop)
+        return True
+
+    async def _answer(self, call: Call) -> None:
+        try:
+            async with asyncio.timeout_at(call.deadline):
+                await self._method(call)(call)
+        except asyncio.CancelledError:
+            if call not in self._stopped:
+                raise
+            self._stopped.discard(call)
+            call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
+        except Exception as error:
+            _tell(error, call)
+        else:
+            call.finish(grpc.StatusCode.OK)
+
+    def _method(self, call: Call) -> _Answer:
+        """Raises RpcError for who may not call, and for what is not there."""
+        if self._keys is not None and not call.path.startswith(_OPEN):
+            headers = {name.encode(): value.encode() for name, value in call.metadata.items()}
+            if not self._keys.allow(headers):
+                answer = not_authorized()
+                raise RpcError(status_of(answer), answer.message, metadata_of(answer))
+        encoding = call.metadata.get("grpc-encoding", "identity")
+        if encoding != "identity":
+            words = f"grpc-encoding: {encoding[:64]!r} is not allowed; identity is"
+            raise RpcError(grpc.StatusCode.UNIMPLEMENTED, words)
+        method = self._methods.get(call.path)
+        if method is None:
+            raise RpcError(grpc.StatusCode.UNIMPLEMENTED, f"no method {call.path[:256]!r}")
+        return method
 
 
-def _headers(details: grpc.HandlerCallDetails) -> dict[bytes, bytes]:
-    metadata = details.invocation_metadata or ()
-    return {
-        key.encode(): value if isinstance(value, bytes) else value.encode()
-        for key, value in metadata
-    }
+def make_server(service: Service, config: RouterConfig, keys: KnownKeys | None) -> Server:
+    """A server that is not started."""
+    return Server(service, config, keys)
 
 
-async def _refuse(request: object, context: Context) -> None:
-    answer = not_authorized()
-    await context.abort(status_of(answer), answer.message, metadata_of(answer))
-
-
-def make_server(service: Service, config: RouterConfig, keys: KnownKeys | None) -> grpc.aio.Server:
-    """A server that is not started; it listens where HTTP does, on ``grpc_port``."""
-    server = grpc.aio.server(
-        interceptors=() if keys is None else (KeyInterceptor(keys),),
-        maximum_concurrent_rpcs=config.max_connections,
-        options=[
-            ("grpc.max_receive_message_length", config.max_body_bytes),
-            ("grpc.max_metadata_size", config.max_header_bytes),
-            *_streams(config.max_connections_per_client),
-            ("grpc.so_reuseport", 0),
-        ],
-    )
-    inference = Inference(service)
-    handlers: dict[str, Handler] = {
-        "Generate": grpc.unary_stream_rpc_method_handler(
-            _streaming(inference.generate, service.stream_seconds),
-            request_deserializer=pb.GenerateRequest.FromString,
-            response_serializer=pb.GenerateResponse.SerializeToString,
-        )
-    }
+def _methods(service: Service, config: RouterConfig) -> dict[str, _Answer]:
+    """By path."""
+    inference, seconds = Inference(service), config.body_timeout
+    generate = _streaming(inference.generate, seconds, service.stream_seconds)
+    found = {f"/{NAME}/Generate": generate}
     for name, method, request in (
         ("Embed", inference.embed, pb.EmbedRequest),
         ("Score", inference.score, pb.ScoreRequest),
@@ -90,86 +162,113 @@ def make_server(service: Service, config: RouterConfig, keys: KnownKeys | None) 
         ("Abort", inference.abort, pb.AbortRequest),
         ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest),
     ):
-        handlers[name] = grpc.unary_unary_rpc_method_handler(
-            _answering(method),
-            request_deserializer=request.FromString,
-            response_serializer=_serialized,
-        )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(NAME, handlers),))
-    health_pb2_grpc.add_HealthServicer_to_server(_Health(service), server)
-    reflection.enable_server_reflection((NAME, HEALTH, reflection.SERVICE_NAME), server)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    server.add_insecure_port(f"{host}:{config.grpc_port}")
-    return server
+        found[f"/{NAME}/{name}"] = _unary(method, request, seconds)
+    found[f"{_OPEN}Check"] = _unary(_health(service), health_pb2.HealthCheckRequest, seconds)
+    described = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
+    found[described] = _reflecting(service.stream_seconds)
+    return found
 
 
-def _streams(most: int) -> tuple[tuple[str, int], ...]:
-    """As many calls of one connection as connections of one client; 0 is no bound."""
-    return (("grpc.max_concurrent_streams", most),) if most else ()
-
-
-class _Health(health_pb2_grpc.HealthServicer):
+def _health(
+    service: Service,
+) -> Callable[[Any, Call], Awaitable[health_pb2.HealthCheckResponse]]:
     """Serving while a decode worker is up, for the whole server and for its one service."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def Check(  # gRPC's name
-        self, request: health_pb2.HealthCheckRequest, context: Context
+    async def check(
+        request: health_pb2.HealthCheckRequest, _: Call
     ) -> health_pb2.HealthCheckResponse:
-        """The state now."""
         if request.service not in ("", NAME):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r}")
+            raise RpcError(grpc.StatusCode.NOT_FOUND, f"no service {request.service[:256]!r}")
         states = health_pb2.HealthCheckResponse
-        served = self._service.is_served()
+        served = service.is_served()
         return states(status=states.SERVING if served else states.NOT_SERVING)
 
-
-def _serialized(message: Any) -> bytes:
-    data: bytes = message.SerializeToString()
-    return data
+    return check
 
 
-def _answering(
-    method: Callable[[Any, Context], Awaitable[Any]],
-) -> Callable[[Any, Context], Awaitable[Any]]:
-    """A method whose errors are statuses."""
+def _reflecting(seconds: float) -> _Answer:
+    """What there is, told message by message as it is asked for."""
+    servicer: Any = reflection.ReflectionServicer((NAME, HEALTH, reflection.SERVICE_NAME))
 
-    async def answer(request: Any, context: Context) -> Any:
-        try:
-            return await method(request, context)
-        except Exception as error:
-            await _tell(error, context)
+    async def reflect(call: Call) -> None:
+        async with asyncio.timeout(seconds):
+            while (data := await call.receive()) is not None:
+                asked = _parsed(reflection_pb2.ServerReflectionRequest, data)
+                for answer in servicer.ServerReflectionInfo(iter((asked,)), None):
+                    call.write(answer.SerializeToString())
+                    await call.drained()
+
+    return reflect
+
+
+async def _asked(request: type[_Request], call: Call, seconds: float) -> Any:
+    """The one message of a request. Raises RpcError."""
+    try:
+        async with asyncio.timeout(seconds):
+            data = await call.receive()
+            more = data is not None and await call.receive()
+    except TimeoutError:
+        words = f"the request did not come within {seconds:g} s"
+        raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
+    if data is None or more is not None:
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the method takes one message")
+    return _parsed(request, data)
+
+
+def _parsed(request: type[_Request], data: bytes) -> Any:
+    try:
+        return request.FromString(data)
+    except DecodeError:
+        words = "the message is not of the method's type"
+        raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, words) from None
+
+
+def _unary(
+    method: Callable[[Any, Call], Awaitable[_AnyMessage]],
+    request: type[_Request],
+    seconds: float,
+) -> _Answer:
+    """One message for one."""
+
+    async def answer(call: Call) -> None:
+        told = await method(await _asked(request, call, seconds), call)
+        call.write(told.SerializeToString())
+        await call.drained()
 
     return answer
 
 
 def _streaming(
-    method: Callable[[Any, Context], AsyncGenerator[Any, None]], seconds: float
-) -> Callable[[Any, Context], Awaitable[None]]:
-    """The same of a stream, which is written within ``seconds``, its client's slowness included."""
+    method: Callable[[Any, Call], AsyncGenerator[bytes, None]],
+    body_seconds: float,
+    seconds: float,
+) -> _Answer:
+    """A stream, which is written within ``seconds``, its client's slowness included."""
 
-    async def stream(request: Any, context: Context) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                async with aclosing(method(request, context)) as messages:
-                    async for message in messages:
-                        await context.write(message)
-        except Exception as error:
-            await _tell(error, context)
+    async def stream(call: Call) -> None:
+        asked = await _asked(pb.GenerateRequest, call, body_seconds)
+        async with asyncio.timeout(seconds), aclosing(method(asked, call)) as messages:
+            async for message in messages:
+                if not call.write(message):
+                    await call.drained()
 
     return stream
 
 
-async def _tell(error: Exception, context: Context) -> None:
-    """End a call with an error. Raises, as gRPC wants it."""
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if isinstance(error, Aborted):
-        await context.abort(grpc.StatusCode.ABORTED, str(error))
-    if isinstance(error, TimeoutError):
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the stream was read too slowly")
+def _tell(error: Exception, call: Call) -> None:
+    """End a call with an error."""
+    match error:
+        case RpcError():
+            call.finish(error.code, str(error), error.metadata)
+            return
+        case Aborted():
+            call.finish(grpc.StatusCode.ABORTED, str(error))
+            return
+        case TimeoutError():
+            words = "the deadline has passed"
+            call.finish(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+            return
     if not isinstance(error, TandemError):
         logger.error("a gRPC call failed", exc_info=error)
     answer = answer_of(error)
-    await context.abort(status_of(answer), answer.message, metadata_of(answer))
+    call.finish(status_of(answer), answer.message, metadata_of(answer))

@@ -1,10 +1,8 @@
-from collections.abc import Iterable as _Iterable
-from collections.abc import Mapping as _Mapping
-from typing import ClassVar as _ClassVar
-
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from google.protobuf.internal import containers as _containers
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -12,30 +10,30 @@ class TokenIds(_message.Message):
     __slots__ = ("ids",)
     IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Iterable[int] | None = ...) -> None: ...
+    def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("content", "role")
+    __slots__ = ("role", "content")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
-    def __init__(self, role: str | None = ..., content: str | None = ...) -> None: ...
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages",)
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[Message]
-    def __init__(self, messages: _Iterable[Message | _Mapping] | None = ...) -> None: ...
+    def __init__(self, messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ...) -> None: ...
 
 class Choices(_message.Message):
     __slots__ = ("choice",)
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     choice: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, choice: _Iterable[str] | None = ...) -> None: ...
+    def __init__(self, choice: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StructuredOutputs(_message.Message):
-    __slots__ = ("choice", "grammar", "json", "json_object", "regex", "structural_tag")
+    __slots__ = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
     JSON_FIELD_NUMBER: _ClassVar[int]
     REGEX_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
@@ -48,17 +46,42 @@ class StructuredOutputs(_message.Message):
     grammar: str
     json_object: bool
     structural_tag: str
-    def __init__(self, json: str | None = ..., regex: str | None = ..., choice: Choices | _Mapping | None = ..., grammar: str | None = ..., json_object: bool | None = ..., structural_tag: str | None = ...) -> None: ...
+    def __init__(self, json: _Optional[str] = ..., regex: _Optional[str] = ..., choice: _Optional[_Union[Choices, _Mapping]] = ..., grammar: _Optional[str] = ..., json_object: _Optional[bool] = ..., structural_tag: _Optional[str] = ...) -> None: ...
+
+class ExtraValue(_message.Message):
+    __slots__ = ("text", "integer", "number")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    INTEGER_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    integer: int
+    number: float
+    def __init__(self, text: _Optional[str] = ..., integer: _Optional[int] = ..., number: _Optional[float] = ...) -> None: ...
+
+class ExtraArg(_message.Message):
+    __slots__ = ("values", "is_list")
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    IS_LIST_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[ExtraValue]
+    is_list: bool
+    def __init__(self, values: _Optional[_Iterable[_Union[ExtraValue, _Mapping]]] = ..., is_list: _Optional[bool] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
-    __slots__ = ("allowed_token_ids", "bad_words", "frequency_penalty", "ignore_eos", "include_stop_str_in_output", "logit_bias", "logprobs", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty", "repetition_penalty", "seed", "skip_special_tokens", "stop", "stop_token_ids", "structured_outputs", "temperature", "top_k", "top_p")
+    __slots__ = ("n", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "stop", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "structured_outputs", "thinking_token_budget", "vllm_xargs")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
         key: int
         value: float
-        def __init__(self, key: int | None = ..., value: float | None = ...) -> None: ...
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+    class VllmXargsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: ExtraArg
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[ExtraArg, _Mapping]] = ...) -> None: ...
     N_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +103,8 @@ class SamplingParams(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STRUCTURED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    THINKING_TOKEN_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    VLLM_XARGS_FIELD_NUMBER: _ClassVar[int]
     n: int
     max_tokens: int
     min_tokens: int
@@ -101,10 +126,12 @@ class SamplingParams(_message.Message):
     bad_words: _containers.RepeatedScalarFieldContainer[str]
     logprobs: int
     structured_outputs: StructuredOutputs
-    def __init__(self, n: int | None = ..., max_tokens: int | None = ..., min_tokens: int | None = ..., temperature: float | None = ..., top_p: float | None = ..., top_k: int | None = ..., min_p: float | None = ..., seed: int | None = ..., presence_penalty: float | None = ..., frequency_penalty: float | None = ..., repetition_penalty: float | None = ..., stop: _Iterable[str] | None = ..., stop_token_ids: _Iterable[int] | None = ..., ignore_eos: bool | None = ..., include_stop_str_in_output: bool | None = ..., skip_special_tokens: bool | None = ..., logit_bias: _Mapping[int, float] | None = ..., allowed_token_ids: _Iterable[int] | None = ..., bad_words: _Iterable[str] | None = ..., logprobs: int | None = ..., structured_outputs: StructuredOutputs | _Mapping | None = ...) -> None: ...
+    thinking_token_budget: int
+    vllm_xargs: _containers.MessageMap[str, ExtraArg]
+    def __init__(self, n: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Iterable[int]] = ..., bad_words: _Optional[_Iterable[str]] = ..., logprobs: _Optional[int] = ..., structured_outputs: _Optional[_Union[StructuredOutputs, _Mapping]] = ..., thinking_token_budget: _Optional[int] = ..., vllm_xargs: _Optional[_Mapping[str, ExtraArg]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("add_special_tokens", "cache_salt", "chat", "model", "priority", "prompt", "request_id", "sampling", "stream", "tokens", "truncate_prompt_tokens")
+    __slots__ = ("model", "request_id", "prompt", "tokens", "chat", "sampling", "stream", "cache_salt", "priority", "truncate_prompt_tokens", "add_special_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -127,7 +154,7 @@ class GenerateRequest(_message.Message):
     priority: int
     truncate_prompt_tokens: int
     add_special_tokens: bool
-    def __init__(self, model: str | None = ..., request_id: str | None = ..., prompt: str | None = ..., tokens: TokenIds | _Mapping | None = ..., chat: Chat | _Mapping | None = ..., sampling: SamplingParams | _Mapping | None = ..., stream: bool | None = ..., cache_salt: str | None = ..., priority: int | None = ..., truncate_prompt_tokens: int | None = ..., add_special_tokens: bool | None = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., prompt: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., stream: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("id", "logprob")
@@ -135,16 +162,16 @@ class TokenLogprob(_message.Message):
     LOGPROB_FIELD_NUMBER: _ClassVar[int]
     id: int
     logprob: float
-    def __init__(self, id: int | None = ..., logprob: float | None = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
 class PositionLogprobs(_message.Message):
     __slots__ = ("tokens",)
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, tokens: _Iterable[TokenLogprob | _Mapping] | None = ...) -> None: ...
+    def __init__(self, tokens: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class Choice(_message.Message):
-    __slots__ = ("finish_reason", "index", "logprobs", "stop_reason", "text", "token_ids")
+    __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -157,30 +184,30 @@ class Choice(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[PositionLogprobs]
     finish_reason: str
     stop_reason: str
-    def __init__(self, index: int | None = ..., text: str | None = ..., token_ids: _Iterable[int] | None = ..., logprobs: _Iterable[PositionLogprobs | _Mapping] | None = ..., finish_reason: str | None = ..., stop_reason: str | None = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[PositionLogprobs, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("cached_tokens", "completion_tokens", "prompt_tokens")
+    __slots__ = ("prompt_tokens", "completion_tokens", "cached_tokens")
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    def __init__(self, prompt_tokens: int | None = ..., completion_tokens: int | None = ..., cached_tokens: int | None = ...) -> None: ...
+    def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("choices", "request_id", "usage")
+    __slots__ = ("request_id", "choices", "usage")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choices: _containers.RepeatedCompositeFieldContainer[Choice]
     usage: Usage
-    def __init__(self, request_id: str | None = ..., choices: _Iterable[Choice | _Mapping] | None = ..., usage: Usage | _Mapping | None = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[Choice, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("dimensions", "input", "model", "normalize", "request_id", "tokens", "truncate_prompt_tokens")
+    __slots__ = ("model", "request_id", "input", "tokens", "dimensions", "normalize", "truncate_prompt_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
@@ -195,13 +222,13 @@ class EmbedRequest(_message.Message):
     dimensions: int
     normalize: bool
     truncate_prompt_tokens: int
-    def __init__(self, model: str | None = ..., request_id: str | None = ..., input: _Iterable[str] | None = ..., tokens: _Iterable[TokenIds | _Mapping] | None = ..., dimensions: int | None = ..., normalize: bool | None = ..., truncate_prompt_tokens: int | None = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., tokens: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., dimensions: _Optional[int] = ..., normalize: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Embedding(_message.Message):
     __slots__ = ("values",)
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, values: _Iterable[float] | None = ...) -> None: ...
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("data", "usage")
@@ -209,7 +236,7 @@ class EmbedResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     data: _containers.RepeatedCompositeFieldContainer[Embedding]
     usage: Usage
-    def __init__(self, data: _Iterable[Embedding | _Mapping] | None = ..., usage: Usage | _Mapping | None = ...) -> None: ...
+    def __init__(self, data: _Optional[_Iterable[_Union[Embedding, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "request_id", "text_1", "text_2", "truncate_prompt_tokens")
@@ -223,7 +250,7 @@ class ScoreRequest(_message.Message):
     text_1: _containers.RepeatedScalarFieldContainer[str]
     text_2: _containers.RepeatedScalarFieldContainer[str]
     truncate_prompt_tokens: int
-    def __init__(self, model: str | None = ..., request_id: str | None = ..., text_1: _Iterable[str] | None = ..., text_2: _Iterable[str] | None = ..., truncate_prompt_tokens: int | None = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., request_id: _Optional[str] = ..., text_1: _Optional[_Iterable[str]] = ..., text_2: _Optional[_Iterable[str]] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("scores", "usage")
@@ -231,10 +258,10 @@ class ScoreResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     scores: _containers.RepeatedScalarFieldContainer[float]
     usage: Usage
-    def __init__(self, scores: _Iterable[float] | None = ..., usage: Usage | _Mapping | None = ...) -> None: ...
+    def __init__(self, scores: _Optional[_Iterable[float]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class TokenizeRequest(_message.Message):
-    __slots__ = ("add_special_tokens", "chat", "model", "prompt")
+    __slots__ = ("model", "prompt", "chat", "add_special_tokens")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -243,32 +270,32 @@ class TokenizeRequest(_message.Message):
     prompt: str
     chat: Chat
     add_special_tokens: bool
-    def __init__(self, model: str | None = ..., prompt: str | None = ..., chat: Chat | _Mapping | None = ..., add_special_tokens: bool | None = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class TokenizeResponse(_message.Message):
     __slots__ = ("tokens",)
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Iterable[int] | None = ...) -> None: ...
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     request_id: str
-    def __init__(self, request_id: str | None = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class AbortResponse(_message.Message):
     __slots__ = ("aborted",)
     ABORTED_FIELD_NUMBER: _ClassVar[int]
     aborted: int
-    def __init__(self, aborted: int | None = ...) -> None: ...
+    def __init__(self, aborted: _Optional[int] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("max_model_len", "names", "pools", "version", "vocab_size")
+    __slots__ = ("names", "max_model_len", "vocab_size", "pools", "version")
     NAMES_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -279,4 +306,4 @@ class ModelInfo(_message.Message):
     vocab_size: int
     pools: bool
     version: str
-    def __init__(self, names: _Iterable[str] | None = ..., max_model_len: int | None = ..., vocab_size: int | None = ..., pools: bool | None = ..., version: str | None = ...) -> None: ...
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., pools: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...

@@ -57,6 +57,11 @@ class Worker:
     """Prompt tokens of those legs that no output has come for yet."""
     leg_compute_tokens: int = 0
     """Of the legs' tokens, those that the worker computes itself."""
+    num_streams: int = 0
+    """Legs that have spoken and go on: what decodes there, as far as this router knows."""
+    reported: tuple[int, int] = (0, 0)
+    """``leg_tokens`` and ``leg_compute_tokens`` when the load report came: what that says beyond
+    them is other routers'."""
     peers_sent: dict[str, Incarnation] | None = None
     heard_at: float = 0.0
     """When its last beat came."""
@@ -67,6 +72,11 @@ class Worker:
     def takes_new(self) -> bool:
         """Whether something may be placed there."""
         return not (self.draining or self.note.leaving)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether it takes nothing until it is woken up, as it last said."""
+        return self.load is not None and self.load.sleeping
 
     @property
     def name(self) -> str:
@@ -283,13 +293,15 @@ class WorkerPool:
         worker = self._of(connection)
         if worker is None:
             return
-        worker.load = load = beat.load
+        slept, worker.load = worker.sleeps, beat.load
+        load = beat.load
+        worker.reported = (worker.leg_tokens, worker.leg_compute_tokens)
         worker.heard_at = time.monotonic()
         counters = (beat.beat.engine_step, load.computed_tokens, load.generated_tokens)
         worker.pace.note(worker.heard_at, *counters)
         peers = {health.peer: health for health in beat.peers}
         changed = _standing(peers) != _standing(worker.peers)
-        changed = changed or beat.load.draining != worker.draining
+        changed = changed or beat.load.draining != worker.draining or worker.sleeps != slept
         worker.peers = peers
         if beat.load.draining:
             worker.draining = True

@@ -67,6 +67,11 @@ class ModelParsers:
             tools=FORCED, reasoning=reasoning, schemas=ToolSchemas.of(tools), prompt=prompt
         )
 
+    @property
+    def thinks(self) -> bool:
+        """Whether ``span`` knows how the model marks what it thinks."""
+        return self.reasoning is not None and not isinstance(self.reasoning, ChannelFormat)
+
     def span(self, prompt: str) -> ReasoningSpan | None:
         """What may stand before a form that an answer to ``prompt`` is to have: None for nothing.
 

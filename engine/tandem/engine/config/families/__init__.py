@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tandem.engine.config.families.base import Family
+from tandem.engine.config.families.bert import Bert
+from tandem.engine.config.families.colbert import ColBert
 from tandem.engine.config.families.llama import Llama
 from tandem.engine.config.families.qwen2 import Qwen2
 from tandem.engine.config.families.qwen3 import Qwen3
+from tandem.engine.config.families.roberta import Roberta
 from tandem.protocol.errors import InvalidParameter
 
 if TYPE_CHECKING:
@@ -19,14 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "Family", "check_servable", "family_of"]
 
-_ALL: tuple[type[Family], ...] = (Llama, Qwen2, Qwen3)
-_SIBLINGS = ("ForCausalLM", "ForSequenceClassification", "Model")
-"""What the layers of one decoder may be saved as: with a head for tokens, for labels, with none."""
+_ALL: tuple[type[Family], ...] = (Llama, Qwen2, Qwen3, Bert, Roberta, ColBert)
 FAMILIES: dict[str, Family] = {
-    name.removesuffix(_SIBLINGS[0]) + sibling: each()
+    name.removesuffix(each.saved_as[0]) + sibling: each()
     for each in _ALL
     for name in each.architectures
-    for sibling in _SIBLINGS
+    for sibling in each.saved_as
 }
 """Architecture, as config.json names it, to its family."""
 

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class Family:
-    """A decoder whose config.json says all. Families are subclasses that say what differs."""
+    """A model whose config.json says all. Families are subclasses that say what differs."""
 
     architectures: ClassVar[tuple[str, ...]] = ()
-    """Names of it in config.json."""
+    """Names of it in config.json, as the first of ``saved_as`` spells them."""
+    saved_as: ClassVar[tuple[str, ...]] = ("ForCausalLM", "ForSequenceClassification", "Model")
+    """What the layers of one model may be saved as: with a head for tokens, for labels, with none.
+    """
     defaults: ClassVar[Mapping[str, Any]] = {}
     """What a key that config.json lacks, or has as null, means."""
     activations: ClassVar[tuple[str, ...]] = ("silu", "swish")

@@ -11,21 +11,14 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.memory.blocks import TAG_BYTES, Blocks, SharedTags
+from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.base import (
-    Check,
-    Extent,
-    Place,
-    Progress,
-    Region,
-    Ticket,
-    Traits,
-)
-from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source
+from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits
+from tandem.kvtransfer.transports.mapped.batches import Batch, batches
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark
 from tandem.kvtransfer.transports.mapped.giving import DescriptorServer
+from tandem.kvtransfer.transports.mapped.peer import PeerMemory, Turns
 from tandem.kvtransfer.transports.mapped.taking import Call
 from tandem.kvtransfer.transports.mapped.wire import (
     Given,
@@ -37,8 +30,6 @@ from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
 
-MAX_EXTENTS = 64
-"""Blocks of one read: so many are told together."""
 STOP_SECONDS = 5.0
 
 
@@ -47,8 +38,8 @@ class _Peer:
 
     def __init__(self, call: Call) -> None:
         self.call: Call | None = call
-        self.sources: dict[Region, Source] = {}
-        self.tags: memoryview = memoryview(b"")
+        self.memory: PeerMemory | None = None
+        """Once it is mapped."""
         self.waiting: list[Ticket] = []
         """Reads that came before the memory was mapped."""
         self.in_flight: set[Ticket] = set()
@@ -56,22 +47,22 @@ class _Peer:
 
     def unmap(self) -> None:
         """Let go of the peer's memory, once no copy is under way."""
-        if self.closed and not self.in_flight:
-            for each in self.sources.values():
-                each.close()
-            self.sources.clear()
-            self.tags.release()
+        if self.closed and not self.in_flight and self.memory is not None:
+            self.memory.close()
+            self.memory = None
 
 
 class _Read(NamedTuple):
     """One that has not ended."""
 
     peer: _Peer
-    extents: tuple[Extent, ...]
+    batches: list[Batch]
     mark: Mark | None = None
     """Behind its copies; None before they began."""
     failed: bool = False
     """Not all of them could be begun."""
+    turns: tuple[Turns, ...] = ()
+    """Of the tags of each batch whose tags are read, before the first copy."""
 
 
 class MappedTransport:
@@ -93,7 +84,7 @@ class MappedTransport:
             moves_gpu_memory=on_gpu,
             lands_in=Region.BLOCKS,
             fenced=True,
-            max_extents=MAX_EXTENTS,
+            max_extents=copier.at_once,
             maps_memory=True,
         )
         self._incarnation = incarnation
@@ -145,7 +136,7 @@ class MappedTransport:
         if known is None or known.closed:
             self._failed.add(ticket)
             return ticket
-        self._reads[ticket] = _Read(known, tuple(extents))
+        self._reads[ticket] = _Read(known, batches(extents))
         known.waiting.append(ticket)
         self._advance(known)
         return ticket
@@ -160,14 +151,19 @@ class MappedTransport:
             return Progress.PENDING
         del self._reads[ticket]
         read.peer.in_flight.discard(ticket)
-        tagged = [each for each in read.extents if each.check is Check.TAG]
-        if tagged and not read.failed:
-            self._tags[ticket] = [self._tag_at(read.peer, each.remote) for each in tagged]
+        if read.turns and not read.failed:
+            assert read.peer.memory is not None, "it is mapped as long as copies are under way"
+            tagged = (each for each in read.batches if each.tagged)
+            self._tags[ticket] = [
+                tag
+                for batch, turns in zip(tagged, read.turns, strict=True)
+                for tag in read.peer.memory.tags_of(batch, turns)
+            ]
         read.peer.unmap()
         return Progress.FAILED if read.failed else Progress.DONE
 
     def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
-        """As they were after the copy."""
+        """As they were after the copy; cleared where a tag changed since before it."""
         return self._tags.pop(ticket, ())
 
     def advance(self) -> None:
@@ -214,8 +210,8 @@ class MappedTransport:
         try:
             if peer.call is not None:
                 self._take(peer, peer.call)
-            if peer.call is None:
-                self._start(peer)
+            if peer.memory is not None:
+                self._start(peer, peer.memory)
         except TransportError as error:
             logger.warning("%s: %s", self.traits.name, error)
             self._end(peer)
@@ -226,55 +222,30 @@ class MappedTransport:
         if given is None:
             return
         try:
-            slab, slots, tags = given.descriptors
-            peer.sources[Region.BLOCKS] = self._copier.map(slab, given.sizes[0])
-            peer.sources[Region.SLOTS] = self._copier.map(slots, given.sizes[1])
-            peer.tags = memoryview(SharedMemory(tags, given.sizes[2]).map(writable=False))
-        except (OSError, ValueError) as error:
-            raise TransportError(f"a peer's tags cannot be mapped: {error}") from error
+            peer.memory = PeerMemory(given, self._copier, self._block_bytes)
         finally:
             given.close()
         call.close()
         peer.call = None
 
-    def _start(self, peer: _Peer) -> None:
+    def _start(self, peer: _Peer, memory: PeerMemory) -> None:
         """Begin the copies of all reads that wait."""
         while peer.waiting:
-            ticket = peer.waiting[0]
+            ticket = peer.waiting.pop(0)
             read = self._reads[ticket]
-            if not all(self._is_there(peer, each) for each in read.extents):
-                peer.waiting.pop(0)
+            if not all(memory.has(each, self._here[each.local].numel()) for each in read.batches):
                 del self._reads[ticket]
                 self._failed.add(ticket)
                 continue
-            peer.waiting.pop(0)
             peer.in_flight.add(ticket)
             failed = False
+            turns = tuple(memory.turns_of(each) for each in read.batches if each.tagged)
             try:
-                for each in read.extents:
-                    self._copy(peer, each)
+                for each in read.batches:
+                    source = memory.sources[each.remote]
+                    self._copier.copy(self._here[each.local], source, each.joined())
             except TransportError as error:
                 logger.error("%s: a copy could not be begun: %s", self.traits.name, error)
                 failed = True  # those before it are under way: it ends behind them
-            self._reads[ticket] = read._replace(mark=self._copier.mark(), failed=failed)
-
-    def _copy(self, peer: _Peer, extent: Extent) -> None:
-        source = peer.sources[extent.remote.region]
-        target = self._here[extent.local.region]
-        self._copier.copy(target, extent.local.offset, source, extent.remote.offset, extent.nbytes)
-
-    def _is_there(self, peer: _Peer, extent: Extent) -> bool:
-        """Whether both ends have these bytes: nothing else may be touched."""
-        remote, local = extent.remote, extent.local
-        if remote.offset < 0 or remote.offset + extent.nbytes > peer.sources[remote.region].size:
-            return False
-        if extent.check is Check.TAG:
-            index, rest = divmod(remote.offset, self._block_bytes)
-            if rest or (index + 1) * TAG_BYTES > len(peer.tags):
-                return False
-        room = self._here[local.region].numel()
-        return local.offset >= 0 and local.offset + extent.nbytes <= room
-
-    def _tag_at(self, peer: _Peer, place: Place) -> bytes:
-        first = place.offset // self._block_bytes * TAG_BYTES
-        return bytes(peer.tags[first : first + TAG_BYTES])
+            mark = self._copier.mark()
+            self._reads[ticket] = read._replace(mark=mark, failed=failed, turns=turns)

@@ -44,7 +44,7 @@ class Given(NamedTuple):
 class MappedCard(msgspec.Struct, frozen=True, array_like=True):
     """How to get P's descriptors."""
 
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[0-9a-f]+\.sock$")]
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"\A[0-9a-f]+\.sock\Z")]
     """Of the socket, in the folder that both ends know."""
     secret: Annotated[bytes, Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
     incarnation: Annotated[bytes, Meta(min_length=16, max_length=16)]

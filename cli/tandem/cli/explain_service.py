@@ -1,0 +1,108 @@
+"""`tandem explain service`: what the operator would do for an LLMService now, without doing it.
+
+With a file, what it would do if the resource were as the file says. Every write is a dry run of the
+API server's, so the kubeconfig's user needs the rights of the operator's writes in the namespace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tandem.cli.command import Parser, read_command_line
+from tandem.cli.flags import Section
+from tandem.cli.router import LogConfig
+from tandem.cli.service_drawn import drawn
+from tandem.operator.cluster import Cluster
+from tandem.operator.rehearse.rehearsal import rehearse
+from tandem.operator.rehearse.stage import Stage
+from tandem.operator.settings import OperatorSettings
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.names import ENV_PREFIX
+
+OPERATOR = "tandem-system/tandem-operator"
+NONE = "none"
+MOST_BYTES = 1 << 20
+"""Of a file; no resource of an API server is as large."""
+
+
+def run(argv: list[str]) -> int:
+    """Print it; 0 also where there is something to do.
+
+    Raises InvalidParameter, NoService, and ClusterError in the API server's words.
+    """
+    parser = Parser(prog="tandem explain service", description=__doc__.splitlines()[0])
+    parser.add_argument("name", help="the LLMService")
+    parser.add_argument("-n", "--namespace", default="default", help="its namespace")
+    parser.add_argument(
+        "-f", "--filename", type=Path, help="YAML of the resource as it might become"
+    )
+    parser.add_argument(
+        "--operator",
+        default=OPERATOR,
+        metavar="NAMESPACE/NAME",
+        help=f"the operator's Deployment, whose flags count (default: {OPERATOR}); "
+        f"{NONE}: those of an operator without flags",
+    )
+    parser.add_argument("--kubeconfig", type=Path, help="default: $KUBECONFIG, ~/.kube/config")
+    options = parser.read(argv)
+    stage = Stage(kubeconfig=options.kubeconfig)
+    changed = None
+    if options.filename is not None:
+        changed = resource_of(options.filename, options.name)
+    settings = operator_settings(stage, options.operator)
+    found = rehearse(stage, settings, options.namespace, options.name, changed)
+    print(drawn(found, None if options.filename is None else str(options.filename)))
+    return 0
+
+
+def resource_of(path: Path, name: str) -> dict[str, Any]:
+    """The LLMService of this name in a file of one document or several."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        if len(text) > MOST_BYTES:
+            raise InvalidParameter("--filename", str(path), f"a file of {MOST_BYTES} bytes at most")
+        documents = list(yaml.safe_load_all(text))
+    except (OSError, yaml.YAMLError) as error:
+        raise InvalidParameter("--filename", str(path), f"readable YAML ({error})") from error
+    for each in documents:
+        if not isinstance(each, dict) or each.get("kind") != "LLMService":
+            continue
+        metadata = each.get("metadata")
+        if isinstance(metadata, dict) and metadata.get("name") == name:
+            return each
+    raise InvalidParameter("--filename", str(path), f"YAML with an LLMService named {name}")
+
+
+def operator_settings(cluster: Cluster, where: str) -> OperatorSettings:
+    """Settings of the operator whose Deployment that is: its flags, and its variables where their
+    values stand in it."""
+    if where == NONE:
+        return OperatorSettings()
+    namespace, _, name = where.partition("/")
+    allowed = f"NAMESPACE/NAME of the operator's Deployment, or {NONE}"
+    if not (namespace and name):
+        raise InvalidParameter("--operator", where, allowed)
+    deployment = cluster.get("Deployment", namespace, name)
+    if deployment is None:
+        raise InvalidParameter("--operator", where, f"{allowed}; there is no such Deployment")
+    for container in deployment["spec"]["template"]["spec"]["containers"]:
+        words = [*(container.get("command") or ()), *(container.get("args") or ())]
+        if "operator" in words:
+            return _settings(words[words.index("operator") + 1 :], container, namespace)
+    raise InvalidParameter("--operator", where, f"{allowed}; no container of it runs one")
+
+
+def _settings(words: list[str], container: dict[str, Any], namespace: str) -> OperatorSettings:
+    variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
+    environ = {
+        name: value
+        for name, value in variables.items()
+        if value is not None and name.startswith(ENV_PREFIX)
+    }
+    sections = [Section("Operator", OperatorSettings), Section("Logging", LogConfig)]
+    given = read_command_line("operator", "", sections, words, environ)
+    return OperatorSettings(**{"own_namespace": namespace, **given[OperatorSettings]})

@@ -1,0 +1,32 @@
+"""ColBERT: BERT with a narrow vector for each token, of which late interaction makes scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from tandem.engine.config.families.bert import Bert
+from tandem.protocol.errors import InvalidParameter
+
+_WIDTHS = ("dim", "colbert_dim", "projection_dim")
+_USUAL = 128
+
+
+class ColBert(Bert):
+    """As ColBERTv2 is saved (``HF_ColBERT``): BERT, and a layer without a bias behind it, whose
+    width its config.json rarely says: 128 unless it does.
+    """
+
+    architectures: ClassVar[tuple[str, ...]] = ("HF_ColBERT", "ColBERTModel")
+    saved_as = ("",)
+
+    def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See Family."""
+        found = dict(super().facts(config))
+        name = next((each for each in _WIDTHS if config.get(each) is not None), None)
+        width = _USUAL if name is None else config[name]
+        if isinstance(width, bool) or not isinstance(width, int) or width < 1:
+            raise InvalidParameter(f"config.json: {name}", width, "a positive integer")
+        found["encoder"] = replace(found["encoder"], token_values=width)
+        return found

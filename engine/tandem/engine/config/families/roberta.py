@@ -1,0 +1,26 @@
+"""RoBERTa and XLM-RoBERTa: BERT's layers, positions that begin behind the padding token's id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tandem.engine.config.families.bert import Bert, encoder_facts
+from tandem.protocol.errors import InvalidParameter
+
+
+class Roberta(Bert):
+    """Positions count from one behind ``pad_token_id``. transformers gives a padding token that a
+    prompt spells out the padding's own position; here it is a token like any other.
+    """
+
+    architectures = ("RobertaModel", "XLMRobertaModel")
+    layers = "tandem.engine.models.roberta"
+    defaults: ClassVar[Mapping[str, Any]] = {**Bert.defaults, "pad_token_id": 1}
+
+    def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See Family."""
+        pad = config["pad_token_id"]
+        if isinstance(pad, bool) or not isinstance(pad, int) or pad < 0:
+            raise InvalidParameter("config.json: pad_token_id", pad, "a token id")
+        return encoder_facts(config, position_offset=pad + 1)

@@ -1,0 +1,16 @@
+"""Where an engine writes profiles of its steps."""
+
+from dataclasses import dataclass
+
+from tandem.protocol.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfilerConfig:
+    """Profiles that an administrator asks for (`/start_profile`, `LLM.start_profile`)."""
+
+    torch_profiler_dir: str | None = setting(
+        None,
+        "Folder for profiles by torch's profiler, a trace of Chrome's format each; none: no "
+        "profile can be started.",
+    )

@@ -1,0 +1,155 @@
+"""An engine's sleep: it takes nothing new, lets its requests end, and gives its memory back.
+
+Whoever asks for it asks again until all is quiet: nothing here waits. A sleep that has not begun
+when its time is over is off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from tandem.engine.cache.manager import KVCacheManager
+from tandem.engine.executor.base import Executor
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.protocol.commands import (
+    MAX_SLEEP_WAIT_S,
+    SLEEP_LEVELS,
+    Command,
+    Reply,
+    SleepMode,
+    SleepTag,
+)
+from tandem.protocol.errors import FailCause, InvalidParameter, TandemError
+
+logger = logging.getLogger(__name__)
+
+
+class Engine(Protocol):
+    """What is put to sleep."""
+
+    scheduler: Scheduler
+    manager: KVCacheManager
+    draining: bool
+
+    @property
+    def has_work(self) -> bool:
+        """See EngineCore."""
+        ...
+
+
+class Sleep:
+    """Whether one engine sleeps, and how it comes to."""
+
+    def __init__(self, engine: Engine, executor: Executor, clock: Callable[[], float]) -> None:
+        """``clock``: the engine's, in seconds."""
+        self._engine = engine
+        self._clock = clock
+        self._executor = executor
+        self._until: float | None = None
+        """On the clock, to when requests may end, while a sleep is asked for."""
+        self._level = 0
+        self._freed = 0
+        """Bytes that were given back."""
+        self._asleep: frozenset[SleepTag] = frozenset()
+        """What has been given back."""
+        self.keeps_awake: Callable[[], str | None] = lambda: None
+        """Why memory cannot be given back, by whoever moves KV past the engine; None if it can."""
+
+    @property
+    def refuses(self) -> bool:
+        """Whether nothing new is taken: asleep, or about to be."""
+        return bool(self._asleep) or (self._until is not None and self._clock() < self._until)
+
+    def state(self, command: Command) -> Reply:
+        """How many engines this is, and how many of them sleep."""
+        return self._reply(command)
+
+    def fall(self, command: Command) -> Reply:
+        """Sleep if all is quiet, else see to it that it becomes so; ``asleep`` of the reply says
+        which."""
+        try:
+            level, mode, seconds = _asked(command)
+        except InvalidParameter as error:
+            return _no(command, str(error))
+        if self._asleep:
+            if level != self._level:
+                return _no(command, f"asleep at level {self._level} already; wake up first")
+            return self._reply(command)
+        why = "the worker is on its way out" if self._engine.draining else self.keeps_awake()
+        if why is not None:
+            self._until = None
+            return _no(command, why)
+        if not self.refuses:
+            self._until = self._clock() + seconds
+        if mode is SleepMode.ABORT:
+            self._end_all()
+        if self._engine.has_work:
+            return self._reply(command)
+        return self._give_back(command, level)
+
+    def wake(self, command: Command) -> Reply:
+        """Take again what is named, all by default; a sleep that has not begun is off."""
+        self._until = None
+        named = str(command.args.get("tags", ""))
+        try:
+            tags = [SleepTag(each) for each in named.split(",")] if named else list(SleepTag)
+        except ValueError:
+            return _no(command, f"tags: {named[:80]!r} is not allowed; {', '.join(SleepTag)}")
+        wanted = [each for each in tags if each in self._asleep]
+        for tag in wanted:
+            try:
+                self._executor.wake_up([tag])
+            except (TandemError, RuntimeError, OSError) as error:
+                logger.exception("%s could not be taken again", tag)
+                return _no(command, f"{tag} could not be taken again: {error}")
+            self._asleep -= {tag}
+        return self._reply(command)
+
+    def _give_back(self, command: Command, level: int) -> Reply:
+        self._engine.manager.reset_prefix_cache()
+        try:
+            given = self._executor.sleep(level)
+        except (TandemError, RuntimeError) as error:
+            logger.exception("no memory could be given back")
+            self._until = None
+            return _no(command, str(error))
+        self._until, self._level, self._freed = None, level, given
+        self._asleep = frozenset(SleepTag)
+        return self._reply(command)
+
+    def _end_all(self) -> None:
+        """End what lives here, and what was handed over and is still promised."""
+        scheduler, now = self._engine.scheduler, self._clock()
+        roster = scheduler.roster
+        for group in list(roster.groups.values()):
+            roster.fail(group, FailCause.ASLEEP, "the worker was put to sleep", now)
+        for key in scheduler.held_keys():
+            scheduler.abort(key)
+        roster.sweep()
+
+    def _reply(self, command: Command) -> Reply:
+        asleep = bool(self._asleep)
+        told = {"engines": 1.0, "asleep": float(asleep)}
+        if asleep:  # in every answer: others may fall asleep a look later
+            told["freed_bytes"] = float(self._freed)
+        return Reply(id=command.id, ok=True, values=told)
+
+
+def _asked(command: Command) -> tuple[int, SleepMode, float]:
+    """Level, mode and seconds; InvalidParameter names what is wrong."""
+    args = command.args
+    level, mode = args.get("level", 1), args.get("mode", SleepMode.ABORT)
+    seconds = args.get("timeout_s", MAX_SLEEP_WAIT_S)
+    if isinstance(level, bool) or level not in SLEEP_LEVELS:
+        raise InvalidParameter("level", level, f"one of {', '.join(map(str, SLEEP_LEVELS))}")
+    if mode not in set(SleepMode):
+        raise InvalidParameter("mode", mode, f"one of {', '.join(SleepMode)}")
+    if isinstance(seconds, str) or not 0 <= seconds <= MAX_SLEEP_WAIT_S:
+        raise InvalidParameter("timeout_s", seconds, f"seconds from 0 to {MAX_SLEEP_WAIT_S:g}")
+    return int(level), SleepMode(mode), float(seconds)
+
+
+def _no(command: Command, message: str) -> Reply:
+    return Reply(id=command.id, ok=False, message=message)

@@ -1,0 +1,79 @@
+"""What an engine learns from each step that has ended: rates, times of steps, costs."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from tandem.engine.core.step_costs import StepCosts
+from tandem.engine.scheduler.chunks import cost_behind
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.engine.scheduler.stats import PrefillRate, PromptLoad
+from tandem.engine.step import SchedulerOutput
+from tandem.protocol.steps import Crowd, StepTimes
+
+
+class Learned(TypedDict):
+    """Fields of ``LoadReport``, which says what each is."""
+
+    prefill_tokens_per_s: float
+    decode_steps: StepTimes
+    context_s: float
+    prompt_steps: StepTimes
+    steepness: float
+    residence_s: float
+    prompt_share: float
+    prompts_per_s: float
+
+
+class StepNotes:
+    """Of one scheduler's steps."""
+
+    def __init__(self, scheduler: Scheduler, costs: StepCosts) -> None:
+        self._roster = scheduler.roster
+        self._measured = scheduler.measured
+        self._measured.steepness = costs.steepness
+        self._costs = costs
+        self._prefill_rate = PrefillRate()
+        self._prompt_load = PromptLoad()
+
+    def note(self, plan: SchedulerOutput, seconds: float, now: float) -> None:
+        """The step of ``plan`` took ``seconds``, and was through at ``now``.
+
+        Kept are prompt tokens a second (over steps that are mostly prompt), the times of steps by
+        what they hold, and what it asked of the device.
+        """
+        self._roster.stats.add_cost(*self._costs.of(plan))
+        if plan.drafts:
+            return  # several tokens of a row need not be a prompt's
+        chunked = ended = decodes = context = 0
+        weight = 0.0
+        for row in plan.rows:
+            count = row.num_tokens
+            if count > 1:
+                chunked += count
+                weight += cost_behind(row.num_computed, count, self._measured.steepness)
+                ended += bool(row.sample_choices)
+            else:
+                decodes += 1
+                context += row.num_computed
+        crowd = Crowd(decodes, context)
+        if plan.rows:
+            self._measured.note(crowd, round(weight), seconds)
+        if chunked:
+            self._prompt_load.note(seconds - self._measured.decode_seconds(crowd), ended, now)
+        if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:
+            self._prefill_rate.note(chunked, seconds)
+
+    def report(self, now: float) -> Learned:
+        """What placement forecasts from."""
+        share, prompts_per_s = self._prompt_load.report(now)
+        return Learned(
+            prefill_tokens_per_s=self._prefill_rate.tokens_per_s,
+            decode_steps=self._measured.decode_steps,
+            context_s=self._measured.context_s,
+            prompt_steps=self._measured.prompt_steps,
+            steepness=self._measured.steepness,
+            residence_s=self._measured.residence_s,
+            prompt_share=share,
+            prompts_per_s=prompts_per_s,
+        )

@@ -1,0 +1,28 @@
+"""BERT's own: the pooler stands before its classifier."""
+
+from __future__ import annotations
+
+from tandem.engine.config import ModelFacts
+from tandem.engine.loader import Weights
+from tandem.engine.models.encoder import ClassificationHead, Encoder
+from tandem.engine.models.encoder_build import EncoderBuilder
+
+
+class BertBuilder(EncoderBuilder):
+    """Reads one model."""
+
+    name = "bert"
+    unread = ("cls.*", "*pooler.dense.*")
+
+    def head(self) -> ClassificationHead:
+        """See EncoderBuilder."""
+        hidden, labels = self.facts.hidden_size, len(self.facts.pooling.labels)
+        return ClassificationHead(
+            self.in_float32(f"{self.prefix}pooler.dense", hidden),
+            self.in_float32("classifier", labels),
+        )
+
+
+def load(facts: ModelFacts, weights: Weights) -> Encoder:
+    """The model with its weights. Raises a LoadError."""
+    return BertBuilder.of(facts, weights).build()

@@ -1,0 +1,68 @@
+"""Which rows of a rank have logits processors of others, and their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tandem.engine.logits_processors import LogitsProcessor, ProcessorClasses, ProcessorContext
+from tandem.engine.sample.transfer import index_on
+from tandem.protocol.sampling import SamplingParams
+
+
+class RowProcessors:
+    """One of each class; rows that ask for none cost nothing."""
+
+    def __init__(self, classes: ProcessorClasses, context: ProcessorContext) -> None:
+        self._classes = classes
+        self._made = {each: each(context) for each in classes.classes}
+        self._asked: dict[int, list[LogitsProcessor]] = {}
+
+    def __bool__(self) -> bool:
+        """Whether any row asks for one."""
+        return bool(self._asked)
+
+    def add(
+        self, row: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]
+    ) -> None:
+        """A sequence has come to a row that is free."""
+        asked = [self._made[each] for each in self._classes.asked_by(params)]
+        for each in asked:
+            each.add(row, params, prompt, output)
+        if asked:
+            self._asked[row] = asked
+
+    def remove(self, row: int) -> None:
+        """The row is free; one that is may be freed again."""
+        for each in self._asked.pop(row, ()):
+            each.remove(row)
+
+    def extend(self, row: int, token_ids: Sequence[int]) -> None:
+        """Tell those that look back."""
+        for each in self._asked.get(row, ()):
+            if each.looks_back:
+                each.extend(row, token_ids)
+
+    def looks_back(self, row: int) -> bool:
+        """Whether one of the row's depends on the tokens before a draw."""
+        return any(each.looks_back for each in self._asked.get(row, ()))
+
+    def asks(self, row: int, *, keeps_argmax: bool) -> bool:
+        """Whether the row has one of this kind."""
+        return any(each.keeps_argmax is keeps_argmax for each in self._asked.get(row, ()))
+
+    def apply(self, logits: Tensor, rows: Sequence[int], *, keeps_argmax: bool) -> None:
+        """All of this kind, in the order in which they were named, in place on float32
+        [rows, vocabulary]; ``rows`` are those of the batch."""
+        for each in self._made.values():
+            if each.keeps_argmax is not keeps_argmax:
+                continue
+            at = [i for i, row in enumerate(rows) if each in self._asked.get(row, ())]
+            if len(at) == len(rows):
+                each.apply(logits, rows)
+            elif at:
+                index = index_on(at, logits.device)
+                part = logits.index_select(0, index)
+                each.apply(part, [rows[i] for i in at])
+                logits.index_copy_(0, index, part)

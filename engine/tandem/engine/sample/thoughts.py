@@ -1,0 +1,72 @@
+"""The end of a thought that has had its tokens: the mark is drawn, whatever the model wants.
+
+Of the thought that an answer begins with. Where the prompt has begun it, its tokens count from the
+answer's first on; else the model opens it, and an answer that has not by its first tokens has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tandem.protocol.sampling import ThinkingMarks
+
+AHEAD = 2
+"""Steps that may be launched before a token of a row is known."""
+OPENS_WITHIN = 16
+"""Tokens within which a thought begins, or never does."""
+
+
+class Thought:
+    """How far one row's thought has come; told its output's tokens in their order."""
+
+    def __init__(self, marks: ThinkingMarks, budget: int, output: Sequence[int] = ()) -> None:
+        self._marks = marks
+        self._budget = budget
+        self._close = torch.tensor([marks.close], dtype=torch.int64)
+        self._longest = max(map(len, marks.opens), default=0)
+        self._num_tokens = 0
+        """Of the thought, or before it has begun of the output."""
+        self._has_begun = marks.has_begun
+        self._tail: tuple[int, ...] = ()
+        self.is_over = False
+        """Nothing more is to be ended."""
+        self.extend(output)
+
+    @property
+    def forced(self) -> Tensor | None:
+        """int64 [1]: what ends it now; None: it may go on."""
+        spent = self._has_begun and self._num_tokens >= self._budget
+        return self._close if spent and not self.is_over else None
+
+    @property
+    def may_end_unseen(self) -> bool:
+        """Whether it may have to end before tokens that are under way are known."""
+        return not self.is_over and self._num_tokens * self._has_begun + AHEAD >= self._budget
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The output went on by these tokens."""
+        for token in tokens:
+            if self.is_over:
+                return
+            self._num_tokens += 1
+            if self._has_begun:
+                self.is_over = token == self._marks.close
+            else:
+                self._look_for_begin(token)
+
+    def copy(self) -> Thought:
+        """One that is extended apart."""
+        other = Thought(self._marks, self._budget)
+        other._num_tokens, other._has_begun = self._num_tokens, self._has_begun
+        other._tail, other.is_over = self._tail, self.is_over
+        return other
+
+    def _look_for_begin(self, token: int) -> None:
+        self._tail = (*self._tail, token)[-self._longest :]
+        if any(self._tail[-len(each) :] == tuple(each) for each in self._marks.opens):
+            self._has_begun, self._num_tokens = True, 0
+        else:
+            self.is_over = self._num_tokens >= OPENS_WITHIN

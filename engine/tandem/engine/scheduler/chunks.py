@@ -1,0 +1,44 @@
+"""How many tokens of a prompt one step takes. Pure.
+
+A prompt that is handed over wants chunks: what is computed travels meanwhile, and what is left to
+travel at the end is the last one. Prompts that wait for it want them, too. One that is alone does
+not: each chunk more costs it a launch and a part of the device's speed.
+"""
+
+from __future__ import annotations
+
+from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
+
+
+class Chunks:
+    """Counts of one scheduler's steps."""
+
+    def __init__(self, config: SchedulerConfig, block_size: int) -> None:
+        whole = config.max_num_batched_tokens
+        self._block_size = block_size
+        self._usual = config.long_prefill_token_threshold or whole
+        self._alone = config.lone_prefill_token_threshold or self._usual
+        self._last = config.last_prefill_chunk_tokens
+        self.most_begun = config.max_num_begun_tokens or whole
+        """Prompt tokens of requests that begin in one step."""
+
+    def count(self, start: int, remaining: int, most: int, *, alone: bool) -> int:
+        """Of a prompt with ``start`` tokens computed and ``remaining`` to compute, ``most`` at
+        most. ``alone``: nobody else's prompt waits or is in the step."""
+        count = min(remaining, most, self._alone if alone else self._usual)
+        if self._last is None or count < remaining or remaining < 2 * self._last:
+            return count
+        end = (start + remaining - self._last) // self._block_size * self._block_size
+        return end - start if end > start else count
+
+
+def cost_behind(start: int, count: int, steepness: float) -> float:
+    """What ``count`` tokens behind ``start`` take, in tokens of a prompt's start: each looks back
+    at all before it, which costs ``steepness`` of a token for each."""
+    return count * (1 + steepness * (start + count / 2))
+
+
+def tokens_behind(start: int, budget: int, steepness: float) -> int:
+    """How many tokens behind ``start`` cost ``budget``, but so many as let a prompt get on."""
+    fitting = int(budget / (1 + steepness * (start + budget / 2)))
+    return min(budget, max(fitting, LEAST_CHUNK_TOKENS))

@@ -1,0 +1,84 @@
+"""A model's weights in host memory while their rank sleeps.
+
+The model stays as it is, its tensors without memory: storages are emptied, and filled again, so
+that whatever shares them, or is a view of them, is found as it was. They come back at other
+addresses: graphs of steps are captured anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
+
+import torch
+from torch import Tensor
+
+_OUTSIDE = (ModuleType, type, BuiltinFunctionType)
+"""What leads out of a model: to all that was ever imported."""
+
+
+class ParkedWeights:
+    """The tensors of a model that lie on one device."""
+
+    def __init__(self, model: object, device: torch.device) -> None:
+        """Copies all to host memory (page-locked where they were on a GPU), then empties them.
+        Raises RuntimeError where host memory is short; then nothing has been emptied."""
+        pinned = device.type == "cuda"
+        self._parked: list[tuple[torch.UntypedStorage, Tensor]] = []
+        for storage in storages_of(model, device):
+            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+            copy.copy_(_bytes(storage))
+            self._parked.append((storage, copy))
+        self.nbytes = sum(len(copy) for _, copy in self._parked)
+        for storage, _ in self._parked:
+            storage.resize_(0)
+
+    def restore(self) -> None:
+        """Fill them again. Raises RuntimeError where the device's memory is short; may be called
+        again then."""
+        for storage, copy in self._parked:
+            storage.resize_(len(copy))
+            _bytes(storage).copy_(copy)
+
+
+def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedStorage]:
+    """Each storage on ``device`` that is reached from ``model``, once."""
+    seen: set[int] = set()
+    for tensor in _tensors(model):
+        if tensor.device == device and tensor.layout is torch.strided:
+            storage = tensor.untyped_storage()
+            if storage.nbytes() and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                yield storage
+
+
+def weight_bytes(model: object, device: torch.device) -> int:
+    """Bytes of a model's weights on ``device``, those that a library packed for itself too."""
+    packed = (each for each in _tensors(model) if each.layout is not torch.strided)
+    own = sum(each.numel() * each.element_size() for each in packed if each.device == device)
+    return own + sum(each.nbytes() for each in storages_of(model, device))
+
+
+def _tensors(model: object) -> Iterator[Tensor]:
+    """Each tensor that is reached from ``model``, once."""
+    seen: set[int] = set()
+    left = [model]
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, _OUTSIDE):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Tensor):
+            yield each
+        elif isinstance(each, FunctionType):  # its globals lead out, what it closes over does not
+            left.extend(each.__closure__ or ())
+        elif isinstance(each, CellType):
+            left.append(each.cell_contents)
+        else:
+            left.extend(gc.get_referents(each))
+
+
+def _bytes(storage: torch.UntypedStorage) -> Tensor:
+    """All of a storage as uint8."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,146 @@
+"""What a rank gives back while its engine sleeps, and how it comes again.
+
+KV memory keeps its addresses, which transports and graphs know: only what lies there goes. Weights
+go to host memory at level 1 (where those of a CPU are anyway), and are dropped and loaded from the
+prepared folder at level 2. A GPU's graphs go with either, and are captured anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Sequence
+
+import torch
+
+from tandem.engine.config import EngineConfig
+from tandem.engine.kv_memory import SlabAllocator
+from tandem.engine.loader import open_weights
+from tandem.engine.models import load_model
+from tandem.engine.worker import gpu
+from tandem.engine.worker.choices import ChoiceGraphs
+from tandem.engine.worker.graphs import StepGraphs
+from tandem.engine.worker.offload import HostBlocks
+from tandem.engine.worker.parked import ParkedWeights, weight_bytes
+from tandem.engine.worker.runner import ModelRunner
+from tandem.kernels.memory import pages
+from tandem.kernels.memory.device import MappedAllocator
+from tandem.protocol.commands import SleepTag
+from tandem.protocol.errors import InvalidParameter, TandemError
+
+logger = logging.getLogger(__name__)
+
+
+class Rest:
+    """A rank's memory between being awake and asleep; called between steps."""
+
+    def __init__(
+        self, config: EngineConfig, runner: ModelRunner, allocate: SlabAllocator | None
+    ) -> None:
+        """``runner`` has started; ``allocate`` gave its slab, None where torch did."""
+        self._config = config
+        self._runner = runner
+        self._allocate = allocate
+        self._device = torch.device(config.device)
+        self._host_blocks = 0
+        """Of an offload tier, while it has no memory."""
+        self._parked: ParkedWeights | None = None
+        self._asleep: set[SleepTag] = set()
+        self._dropped = False
+        """Whether weights are to be loaded anew."""
+
+    def sleep(self, level: int) -> int:
+        """See Executor. Raises InvalidParameter, too, where torch holds a GPU's slab."""
+        assert not self._asleep, "the rank sleeps already"
+        started = time.monotonic()
+        if self._on_gpu and not isinstance(self._allocate, MappedAllocator):
+            allowed = "vmm, or auto where the driver has it, for a slab that can be given back"
+            raise InvalidParameter("slab_memory", self._config.gpu.slab_memory, allowed)
+        runner = self._runner
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+            runner.graphs, runner.choices = StepGraphs(), ChoiceGraphs()
+            runner.batch.sampling.bounds = None
+        try:
+            given = self._park(level)
+        except (TandemError, RuntimeError):
+            if self._on_gpu:
+                gpu.capture(self._config, runner)
+            raise
+        if runner.host is not None:
+            self._host_blocks = len(runner.host.blocks)
+            given += runner.host.blocks.numel()
+            runner.host = None
+        if level > 1:
+            given += weight_bytes(runner.model, self._device)
+            del runner.model
+            self._dropped = True
+        gc.collect()
+        if self._on_gpu:
+            torch.cuda.empty_cache()
+        self._asleep = set(SleepTag)
+        seconds = time.monotonic() - started
+        logger.info("asleep at level %d: %.2f GiB in %.1f s", level, given / 2**30, seconds)
+        return given
+
+    def wake_up(self, tags: Sequence[SleepTag]) -> None:
+        """See Executor. Raises LoadError, InvalidParameter where weights cannot be loaded anew."""
+        started = time.monotonic()
+        if SleepTag.WEIGHTS in tags and SleepTag.WEIGHTS in self._asleep:
+            self._take_weights()
+            self._asleep.discard(SleepTag.WEIGHTS)
+        if SleepTag.KV_CACHE in tags and SleepTag.KV_CACHE in self._asleep:
+            self._take_slab()
+            self._asleep.discard(SleepTag.KV_CACHE)
+        if self._on_gpu and not self._asleep:
+            gpu.capture(self._config, self._runner)
+        logger.info("took %s again in %.1f s", ", ".join(tags), time.monotonic() - started)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    def _park(self, level: int) -> int:
+        """What may fail: weights to host memory, the slab given back; all of it or nothing."""
+        parked = None
+        if level == 1 and self._on_gpu:
+            parked = ParkedWeights(self._runner.model, self._device)
+        try:
+            given = self._give_slab_back()
+        except TandemError:
+            if parked is not None:
+                parked.restore()
+            raise
+        self._parked = parked
+        return given + (0 if parked is None else parked.nbytes)
+
+    def _give_slab_back(self) -> int:
+        slab = self._runner.slab
+        if not slab.memory.numel():
+            return 0
+        if isinstance(self._allocate, MappedAllocator):
+            return self._allocate.give_back(slab.memory)
+        return pages.give_back(slab.memory)
+
+    def _take_slab(self) -> None:
+        slab = self._runner.slab
+        if isinstance(self._allocate, MappedAllocator) and slab.memory.numel():
+            self._allocate.take_again(slab.memory)
+        if self._host_blocks:
+            self._runner.host = HostBlocks(slab.blocks, self._host_blocks)
+            self._host_blocks = 0
+
+    def _take_weights(self) -> None:
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+        if not self._dropped:
+            return
+        config = self._config
+        with gpu.memory_for_weights(config, self._device), open_weights(config) as weights:
+            model = load_model(config.facts, weights)
+        if self._on_gpu and model.rotary is not None:
+            model.rotary.tabulate(config.max_model_len)
+        self._runner.model = model
+        self._dropped = False

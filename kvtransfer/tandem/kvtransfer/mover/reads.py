@@ -1,0 +1,104 @@
+"""D's reads under way: posted, asked after, and how long to nap until the next look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from tandem.kvtransfer.handoff.actions import Read
+from tandem.kvtransfer.handoff.messages import ProducerCard
+from tandem.kvtransfer.mover.extents import slot_extent
+from tandem.kvtransfer.transports.base import (
+    BlockExtents,
+    Check,
+    Extent,
+    Progress,
+    Ticket,
+    Transport,
+)
+
+LEAST_NAP_SECONDS = 2e-5
+COPY_SECONDS = 0.05
+"""A copy that takes longer is not one between GPUs of one machine."""
+
+
+class Ended(NamedTuple):
+    """A read that is terminal, or whose state nobody knows."""
+
+    read: Read
+    progress: Progress
+    started: float
+    """By ``time.perf_counter``."""
+    tags: Sequence[bytes] = ()
+    """Of the blocks of a copy that is done, as they were behind it."""
+
+
+class Reads:
+    """Used by the transfer thread alone."""
+
+    def __init__(self, transports: Mapping[str, Transport], block_bytes: int) -> None:
+        self._transports = transports
+        self._block_bytes = block_bytes
+        self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
+        self._copied_at = float("-inf")
+        """When the last copy was begun."""
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def start(
+        self, item: Read, welcome: ProducerCard, slot_bytes: int, check: Check = Check.HEADER
+    ) -> None:
+        """Post a read of the peer that gave this welcome; ``slot_bytes`` are of D's own slots."""
+        if item.slot is None or item.remote_slot is None:
+            blocks = item.block_ids, item.remote_blocks
+            extents: Sequence[Extent] = BlockExtents(*blocks, self._block_bytes)
+        else:
+            extents = [
+                slot_extent(
+                    item.slot,
+                    item.remote_slot,
+                    item.nbytes,
+                    slot_bytes=slot_bytes,
+                    remote_slot_bytes=welcome.slot_bytes,
+                    check=check,
+                )
+            ]
+        started = time.perf_counter()
+        ticket = self._transports[welcome.connector].read(item.peer, extents)
+        self._open[(welcome.connector, ticket)] = (item, started)
+        if item.slot is None:
+            self._copied_at = time.monotonic()
+
+    def ended(self) -> list[Ended]:
+        """Those that are terminal by now, which are forgotten; and, once each, those that are in an
+        unknown state."""
+        for transport in self._transports.values():
+            transport.advance()
+        found = []
+        for (name, ticket), (read, started) in list(self._open.items()):
+            progress = self._transports[name].poll(ticket)
+            if progress is Progress.PENDING:
+                continue
+            tags: Sequence[bytes] = ()
+            if progress is not Progress.UNKNOWN:
+                del self._open[(name, ticket)]
+                if progress is Progress.DONE and read.slot is None:
+                    tags = self._transports[name].tags_of(ticket)
+            found.append(Ended(read, progress, started, tags))
+        return found
+
+    def nap(self, usual: Callable[[], float]) -> float:
+        """Seconds until the next look: short beside the age of the copy that was begun last, so
+        that its end is seen soon; 0.05 where sockets wake who waits; else ``usual``."""
+        if self.wakers():
+            return 0.05
+        age = time.monotonic() - self._copied_at
+        return max(LEAST_NAP_SECONDS, age / 32) if age < COPY_SECONDS else usual()
+
+    def wakers(self) -> list[int]:
+        """Sockets with answers under way, if every read has one."""
+        if not self._open or any(name != "tcp" for name, _ in self._open):
+            return []
+        return self._transports["tcp"].filenos()

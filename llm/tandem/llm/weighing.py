@@ -1,0 +1,39 @@
+"""How long a request takes to be prepared, in characters of text: long ones are prepared beside the
+event loop (``beside``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.llm.beside import IN_LOOP, weight
+from tandem.llm.sampling import Params
+from tandem.text.chat_template import ChatOptions
+from tandem.text.prompts import PromptLike, TextPrompt, TokensPrompt
+
+BAD_WORD_COSTS = 30
+"""Of a bad word, in characters: it is tokenized twice."""
+
+
+def prompt_weight(prompt: PromptLike) -> int:
+    """Of a prompt: its text, or a character for each id."""
+    if isinstance(prompt, TextPrompt):
+        return len(prompt.text)
+    return len(prompt.token_ids) if isinstance(prompt, TokensPrompt) else weight(prompt)
+
+
+def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:
+    """A template that a request brings runs in a process of its own, and is waited for."""
+    if chat is None:
+        return weight(messages)
+    if chat.chat_template is not None:
+        return IN_LOOP
+    return weight(messages) + weight([chat.template_kwargs, chat.tools, chat.documents])
+
+
+def params_weight(params: Params) -> int:
+    """Of sampling parameters as callers write them."""
+    if not isinstance(params, Mapping):
+        return 0
+    words = params.get("bad_words") or ()
+    return weight(list(params.values())) + BAD_WORD_COSTS * len(words)

@@ -1,0 +1,38 @@
+"""What is said of a condition, and the conditions that come of it. Pure; called by ``status``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from tandem.operator.api.conditions import ConditionType, Reason
+from tandem.operator.api.status import Condition
+from tandem.operator.clock import time_text
+
+Truth = Literal["True", "False", "Unknown"]
+Word = tuple[Truth, Reason, str]
+"""Status, reason and message of a condition."""
+_MAX_MESSAGE = 2000
+
+
+def conditions_of(
+    words: Mapping[ConditionType, Word], before: list[Condition], *, generation: int, now: float
+) -> list[Condition]:
+    """Conditions of ``words``; the time of one moves only when its status does."""
+    known = {each.type: each for each in before}
+    conditions = []
+    for kind, (status, reason, message) in words.items():
+        old = known.get(kind)
+        same = old is not None and old.status == status
+        since = old.last_transition_time if old and same else time_text(now)
+        conditions.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message[:_MAX_MESSAGE],
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+    return conditions

@@ -1,0 +1,1 @@
+"""What the operator would do for a service, without doing it: for `tandem explain service`."""

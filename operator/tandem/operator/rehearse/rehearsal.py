@@ -1,0 +1,186 @@
+"""One look at one service on a stage: what the operator would write now, and what it would tell.
+
+With a changed resource the look is at that one, as the API server would take it: defaults filled
+in, rules of the CRD checked.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tandem.operator.api import reading
+from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.api.values import API_VERSION
+from tandem.operator.cluster import ClusterError
+from tandem.operator.cluster.apply import Applier
+from tandem.operator.cluster.repair import Repairs
+from tandem.operator.cluster.store import CHILDREN, SERVICE, Store
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.reconcile.reconciler import Reconciler
+from tandem.operator.rehearse.difference import Difference, differences
+from tandem.operator.rehearse.silent import NoReach, NoRefusals, ToldKeys, ToldProbes
+from tandem.operator.rehearse.stage import Change, Stage
+from tandem.operator.settings import OperatorSettings
+from tandem.protocol.errors import InvalidParameter, TandemError
+from tandem.protocol.names import LABEL_REVISION, LABEL_ROLE, LABEL_SERVICE
+
+
+class NoService(TandemError):
+    """There is no LLMService of that name, and no file says what it is to be."""
+
+
+class NewRevision(msgspec.Struct, frozen=True, kw_only=True):
+    """Pods of a role that would be made from another template than those that run."""
+
+    role: str
+    before: str | None
+    after: str
+    differences: list[Difference]
+
+
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """What one look came to."""
+
+    service: str
+    """Namespace and name."""
+    exists: bool
+    generation: int
+    spec: list[Difference]
+    """What the file changes of the resource; empty without one."""
+    before: LLMServiceStatus
+    after: LLMServiceStatus
+    changes: list[Change]
+    revisions: list[NewRevision]
+
+
+def rehearse(
+    stage: Stage,
+    settings: OperatorSettings,
+    namespace: str,
+    name: str,
+    changed: Manifest | None = None,
+) -> Rehearsal:
+    """Look once. Raises NoService, ClusterError (what the API server refuses, a missing right
+    among it) and InvalidParameter for a file that is about something else."""
+    there = stage.get(SERVICE, namespace, name)
+    resource = there if changed is None else _as_taken(stage, there, changed, namespace, name)
+    if resource is None:
+        raise NoService(f"no LLMService {name} in namespace {namespace}, and no file of one")
+    if "deletionTimestamp" in resource["metadata"]:
+        raise NoService(f"LLMService {name} in namespace {namespace} is being deleted")
+    store = Store()
+    store.put(SERVICE, resource)
+    selector = f"{LABEL_SERVICE}={name}"
+    for kind in CHILDREN:
+        for item in stage.items(kind, namespace, selector):
+            store.put(kind, {"kind": kind, **item})
+    status = reading.status_of(resource)
+    _reconciler(stage, store, settings, status)((namespace, name))
+    deployments = store.all("Deployment")
+    return Rehearsal(
+        service=f"{namespace}/{name}",
+        exists=there is not None,
+        generation=resource["metadata"]["generation"],
+        spec=[] if changed is None else _spec_differences(there, resource),
+        before=status,
+        after=stage.status or status,
+        changes=stage.changes,
+        revisions=_new_revisions(stage, deployments),
+    )
+
+
+def _as_taken(
+    stage: Stage, there: Manifest | None, changed: Manifest, namespace: str, name: str
+) -> Manifest:
+    """The file's resource in the place of the one that is there, as the API server would take
+    it."""
+    metadata = changed.get("metadata") or {}
+    if changed.get("kind") != SERVICE:
+        raise InvalidParameter("kind", changed.get("kind"), SERVICE)
+    if metadata.get("name") != name:
+        raise InvalidParameter("metadata.name", metadata.get("name"), name)
+    if metadata.get("namespace", namespace) != namespace:
+        raise InvalidParameter("metadata.namespace", metadata["namespace"], namespace)
+    wanted: Manifest = {
+        "apiVersion": API_VERSION,
+        "kind": SERVICE,
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": changed.get("spec"),
+    }
+    if there is None:
+        taken = _tried(stage, wanted)
+    else:
+        kept = {k: v for k, v in there["metadata"].items() if k != "managedFields"}
+        taken = stage.taken({**wanted, "metadata": kept})
+        taken["status"] = there.get("status") or {}
+    taken["metadata"].setdefault("resourceVersion", "0")
+    return {**taken, "kind": SERVICE}
+
+
+def _tried(stage: Stage, wanted: Manifest) -> Manifest:
+    made = stage.create(wanted, dry_run=True)
+    if made is None:
+        where = wanted["metadata"]
+        raise ClusterError(409, "AlreadyExists", f"{where['namespace']}/{where['name']} just came")
+    return made
+
+
+def _reconciler(
+    stage: Stage, store: Store, settings: OperatorSettings, status: LLMServiceStatus
+) -> Reconciler:
+    applier, metrics = Applier(stage), OperatorMetrics()
+    return Reconciler(
+        stage,
+        store,
+        settings,
+        ToldProbes(status),
+        applier,
+        Repairs(stage, applier, lambda _key: None, metrics),
+        ToldKeys(stage),
+        NoRefusals(),
+        NoReach(stage),
+    )
+
+
+def _spec_differences(there: Manifest | None, resource: Manifest) -> list[Difference]:
+    def bare(item: Manifest | None) -> Manifest:
+        return {"spec": {} if item is None else item.get("spec", {})}
+
+    return differences(bare(there), bare(resource))
+
+
+def _new_revisions(stage: Stage, deployments: list[Manifest]) -> list[NewRevision]:
+    """Deployments that would be made, each beside the largest of its role."""
+    found = []
+    for change in stage.changes:
+        if change.kind != "Deployment" or change.verb != "create":
+            continue
+        made = stage.made("Deployment", change.name)
+        role = _label(made, LABEL_ROLE)
+        others = [each for each in deployments if _label(each, LABEL_ROLE) == role]
+        old = max(others, key=lambda each: each["spec"].get("replicas", 0), default=None)
+        found.append(
+            NewRevision(
+                role=role,
+                before=None if old is None else _label(old, LABEL_REVISION),
+                after=_label(made, LABEL_REVISION),
+                differences=[] if old is None else differences(_pods(old), _pods(made)),
+            )
+        )
+    order = [str(role) for role in Role]
+    return sorted(found, key=lambda each: order.index(each.role))
+
+
+def _label(deployment: Manifest, label: str) -> str:
+    text: str = deployment["spec"]["template"]["metadata"]["labels"].get(label, "")
+    return text
+
+
+def _pods(deployment: Manifest) -> dict[str, Any]:
+    """What its pods are made from, without the revision's own name."""
+    template = deployment["spec"]["template"]
+    labels = {k: v for k, v in template["metadata"]["labels"].items() if k != LABEL_REVISION}
+    return {"metadata": {**template["metadata"], "labels": labels}, "spec": template["spec"]}

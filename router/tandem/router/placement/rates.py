@@ -1,0 +1,93 @@
+"""Times of a worker's steps as it measured them, and what follows for a prompt there. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
+from tandem.router.placement.snapshot import WorkerView
+
+UNKNOWN_CHUNK = 512
+"""Prompt tokens of a step that a worker is taken to make before it has said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Times of a worker's steps; another's stand in for those that it has not made yet."""
+
+    decode: StepTimes
+    prompt: StepTimes
+    context_s: float = 0.0
+    """Seconds for each token of a decode's context."""
+    steepness: float = 0.0
+    """By what share a prompt's token takes longer for each token before it."""
+
+    @classmethod
+    def of(cls, worker: WorkerView, others: tuple[WorkerView, ...]) -> Rates | None:
+        """None while nobody has computed a prompt."""
+        decode = next((each for each in (worker, *others) if each.decode_steps), worker)
+        prompt = next((each for each in (worker, *others) if each.prompt_steps), worker)
+        if not prompt.prompt_steps:
+            return None
+        known = decode.decode_steps, prompt.prompt_steps
+        return cls(*known, decode.context_s, prompt.steepness)
+
+    def decodes(self, crowd: Crowd) -> float:
+        """Seconds of a step of these decodes alone; 0 while unknown."""
+        return crowd_seconds(self.decode, self.context_s, crowd)
+
+    def step(self, crowd: Crowd, tokens: int, before: int = 0) -> float:
+        """Seconds of a step with so many prompt tokens, behind ``before`` others; one of a few
+        alone takes what one decode does."""
+        own = seconds_at(self.prompt, self._weight(tokens, before))
+        if crowd.streams:
+            return self.decodes(crowd) + own
+        return max(self.decodes(Crowd(1)) if tokens else 0.0, own)
+
+    def compute(self, tokens: int, chunk: int, crowd: Crowd, before: int = 0) -> float:
+        """Seconds until so many prompt tokens are computed, ``chunk`` of them in a step, behind
+        ``before`` that are cached."""
+        return sum(
+            count * self.step(crowd, size, at) for count, size, at in _cut(tokens, chunk, before)
+        )
+
+    def added(self, tokens: int, chunk: int, before: int = 0) -> float:
+        """Seconds by which steps of decodes are longer, together, while a prompt of so many tokens
+        is computed beside them."""
+        return sum(
+            count * seconds_at(self.prompt, self._weight(size, at))
+            for count, size, at in _cut(tokens, chunk, before)
+        )
+
+    def narrowed(self, chunk: int, before: int) -> int:
+        """A chunk behind ``before`` tokens that takes what one of ``chunk`` does at a prompt's
+        start."""
+        return max(1, int(chunk / (1 + self.steepness * before)))
+
+    def _weight(self, tokens: int, before: int) -> int:
+        """Tokens of a prompt's start that take what these do."""
+        return round(tokens * (1 + self.steepness * (before + tokens / 2)))
+
+
+def _cut(tokens: int, chunk: int, before: int) -> Iterator[tuple[int, int, int]]:
+    """A prompt in chunks: how many of which size, and behind how many tokens in the mean."""
+    full, rest = divmod(tokens, max(1, chunk))
+    if full:
+        yield full, chunk, before + (full - 1) * chunk // 2
+    if rest:
+        yield 1, rest, before + full * chunk
+
+
+def chunk_of(worker: WorkerView) -> int:
+    """Prompt tokens of its next step."""
+    return worker.chunk_tokens or UNKNOWN_CHUNK
+
+
+def mixed_chunk_of(worker: WorkerView, rates: Rates, before: int = 0) -> int:
+    """Prompt tokens, behind ``before`` others, of its next step beside decodes. A worker that
+    bounds the time of its steps cuts chunks shorter the more lies before them."""
+    chunk = worker.mixed_chunk_tokens or chunk_of(worker)
+    if not worker.bounds_steps:
+        return chunk
+    return rates.narrowed(chunk, before)

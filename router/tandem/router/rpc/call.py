@@ -1,0 +1,253 @@
+"""One call: what came with it, the messages that come and go, and its end.
+
+``http2`` makes one for each stream of a connection and tells it what arrives; whoever answers reads
+messages, writes some, and ends it with a status. Frames of data are made here, and sent past the
+state machine of ``h2``: once for every token, and its windows are all that they touch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import quote
+
+import grpc
+from h2.connection import H2Connection
+from h2.stream import H2Stream
+
+from tandem.router.rpc.errors import RpcError
+
+_FRAME = struct.Struct(">IBI")
+"""Length (3 bytes) and type, which is 0 for data; flags; stream."""
+_FRAMED_MESSAGE = struct.Struct(">IBIBI")
+"""The same, and what stands before a message: whether it is compressed, and its length."""
+_MESSAGE = struct.Struct(">BI")
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+@dataclass(slots=True)
+class Held:
+    """Bytes of requests that wait in memory, of all calls."""
+
+    most: int
+    num_bytes: int = 0
+
+
+class Link(Protocol):
+    """What a call needs of its connection."""
+
+    h2: H2Connection
+    is_paused: bool
+    """Whether the client takes less than it is sent."""
+
+    send: Callable[[bytes], None]
+    """Takes bytes for the client."""
+
+    def flush(self) -> None:
+        """What ``h2`` has to say."""
+
+
+class Call:
+    """A stream of one connection."""
+
+    def __init__(
+        self,
+        link: Link,
+        stream_id: int,
+        *,
+        path: str,
+        metadata: Mapping[str, str],
+        deadline: float | None,
+        max_message_bytes: int,
+        held: Held,
+    ) -> None:
+        """``deadline`` is a time of the loop."""
+        self.path = path
+        self.metadata = metadata
+        self.deadline = deadline
+        self.task: asyncio.Task[None] | None = None
+        self.is_open = True
+        """False once the client has its status, or is gone."""
+        self._held = held
+        self._unread = 0
+        self._link = link
+        self._id = stream_id
+        self.stream: H2Stream = link.h2.streams[stream_id]
+        self._max_message_bytes = max_message_bytes
+        self._partial = bytearray()
+        self._messages: deque[bytes] = deque()
+        self._failure: RpcError | None = None
+        self._ended = False
+        self._arrival = asyncio.Event()
+        self._begun = False
+        self._pending = b""
+        self._drained = asyncio.Event()
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the client's deadline."""
+        if self.deadline is None:
+            return None
+        return self.deadline - asyncio.get_running_loop().time()
+
+    async def receive(self) -> bytes | None:
+        """The client's next message; None when there is no other. Raises RpcError."""
+        while not self._messages:
+            if self._failure is not None:
+                raise self._failure
+            if self._ended:
+                return None
+            self._arrival.clear()
+            await self._arrival.wait()
+        message = self._messages.popleft()
+        self._hold(-len(message))
+        return message
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of messages came."""
+        if self._failure is not None or not self.is_open:
+            return
+        if self._held.num_bytes + len(data) > self._held.most:
+            self.fail(grpc.StatusCode.UNAVAILABLE, "too many requests are being read")
+            return
+        self._partial += data
+        self._hold(len(data))
+        while len(self._partial) >= _MESSAGE.size and self._failure is None:
+            compressed, size = _MESSAGE.unpack_from(self._partial)
+            if compressed:
+                self.fail(grpc.StatusCode.UNIMPLEMENTED, "messages are taken uncompressed alone")
+            elif self._unread > self._max_message_bytes + _MESSAGE.size or (
+                size > self._max_message_bytes
+            ):
+                most = self._max_message_bytes
+                self.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message has at most {most} bytes")
+            elif len(self._partial) < _MESSAGE.size + size:
+                return
+            else:
+                self._messages.append(bytes(self._partial[_MESSAGE.size : _MESSAGE.size + size]))
+                del self._partial[: _MESSAGE.size + size]
+                self._hold(-_MESSAGE.size)
+                self._arrival.set()
+
+    def end_of_requests(self) -> None:
+        """The client has said all."""
+        self._ended = True
+        if self._partial and self._failure is None:
+            self.fail(grpc.StatusCode.INVALID_ARGUMENT, "the last message was cut short")
+        self._arrival.set()
+
+    def fail(self, code: grpc.StatusCode, words: str) -> None:
+        """Nothing more is taken from the client; whoever reads next raises this."""
+        self._failure = RpcError(code, words)
+        self._partial.clear()
+        self._messages.clear()
+        self._hold(-self._unread)
+        self._arrival.set()
+
+    def write(self, message: bytes) -> bool:
+        """Send a message. False: wait for ``drained`` before the next."""
+        link, stream = self._link, self.stream
+        if not self.is_open:
+            return True
+        if not self._begun:
+            self._begin()
+        size = _MESSAGE.size + len(message)
+        h2 = link.h2
+        if (
+            size > h2.outbound_flow_control_window
+            or size > stream.outbound_flow_control_window
+            or size > h2.max_outbound_frame_size
+        ):
+            assert not self._pending, "one message waits at a time"
+            self._pending = _MESSAGE.pack(0, len(message)) + message
+            self._drained.clear()
+            self.pump()
+            return not self._pending and not link.is_paused
+        h2.outbound_flow_control_window -= size
+        stream.outbound_flow_control_window -= size
+        link.send(_FRAMED_MESSAGE.pack(size << 8, 0, self._id, 0, len(message)) + message)
+        return not link.is_paused
+
+    async def drained(self) -> None:
+        """Until the client has room for another message, or is gone."""
+        while self.is_open and (self._pending or self._link.is_paused):
+            self._drained.clear()
+            await self._drained.wait()
+
+    def pump(self) -> None:
+        """Send of what waits as much as the client's windows have room for."""
+        h2, stream = self._link.h2, self.stream
+        if not self._pending:
+            return
+        while self._pending and self.is_open:
+            windows = (h2.outbound_flow_control_window, stream.outbound_flow_control_window)
+            room = min(*windows, h2.max_outbound_frame_size)
+            if room <= 0:
+                return
+            part, self._pending = self._pending[:room], self._pending[room:]
+            h2.outbound_flow_control_window -= len(part)
+            stream.outbound_flow_control_window -= len(part)
+            self._link.send(_FRAME.pack(len(part) << 8, 0, self._id) + part)
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits for room looks again."""
+        self._drained.set()
+
+    def finish(
+        self,
+        code: grpc.StatusCode,
+        words: str = "",
+        metadata: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """The last that the client hears of it."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        h2 = self._link.h2
+        if self._pending:  # a message that is cut short cannot have a status behind it
+            self._pending = b""
+            h2.reset_stream(self._id, error_code=8)
+        else:
+            trailers = [("grpc-status", str(code.value[0])), *metadata]
+            if words:
+                trailers.insert(1, ("grpc-message", quote(words, safe=_PRINTABLE)))
+            head = [] if self._begun else _HEAD
+            h2.send_headers(self._id, [*head, *trailers], end_stream=True)
+            if not self._ended:
+                h2.reset_stream(self._id, error_code=0)
+        self._link.flush()
+        self.wake()
+
+    def lost(self) -> None:
+        """The client has given it up, or is gone."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._pending = b""
+        self.wake()
+        if self.task is not None:
+            self.task.cancel()
+
+    def over(self) -> None:
+        """Nobody answers it any more: what is left of its request goes."""
+        self._hold(-self._unread)
+
+    def _hold(self, num_bytes: int) -> None:
+        self._unread += num_bytes
+        self._held.num_bytes += num_bytes
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._link.h2.send_headers(self._id, _HEAD)
+        self._link.flush()
+
+
+_HEAD = [
+    (":status", "200"),
+    ("content-type", "application/grpc"),
+    ("grpc-accept-encoding", "identity"),
+]

@@ -1,0 +1,104 @@
+"""Real workers sleep and wake up over HTTP: their memory falls, their tokens stay."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from conftest import StackMaker
+from stack import Stack
+from tests.waiting import wait_for
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+PROMPT = "Once upon a time " * 20
+MIB = 1 << 20
+SLAB = 256 * MIB
+FLAGS = ["--kv-cache-memory-bytes", str(SLAB), "--max-model-len", "2048", "--kv-connector", "tcp"]
+ADMIN = {"Authorization": "Bearer boss"}
+
+
+def memory(stack: Stack) -> dict[str, int]:
+    """Resident bytes of each worker."""
+    found = {}
+    for name, child in stack.workers.items():
+        assert child.process is not None
+        text = Path(f"/proc/{child.process.pid}/status").read_text()
+        found[name] = int(text.partition("VmRSS:")[2].split()[0]) * 1024
+    return found
+
+
+def answer(stack: Stack, **more: Any) -> httpx.Response:
+    """Sixteen greedy tokens."""
+    body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, **more}
+    return httpx.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
+
+
+def admin(stack: Stack, path: str) -> httpx.Response:
+    """One word of the administrator."""
+    return httpx.post(stack.url + path, headers=ADMIN, timeout=120)
+
+
+def fill(stack: Stack) -> None:
+    """Touch most of a slab of 5,700 tokens: distinct prompts, whose KV stays cached."""
+    for start in range(3):
+        prompt = [(start * 31 + n) % 400 + 40 for n in range(1500)]
+        asked = answer(stack, prompt=prompt, max_tokens=2)
+        assert asked.status_code == 200, asked.text
+
+
+@pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_memory_falls_and_tokens_stay(start_stack: StackMaker, prefill: int) -> None:
+    """Level 1 gives the slab back, level 2 the weights, too; apart and in one."""
+    flags = ["--admin-api-key", "boss"]
+    with start_stack(prefill=prefill, worker_flags=FLAGS, router_flags=flags) as stack:
+        before = answer(stack).json()["choices"][0]["text"]
+        for level in (1, 2):
+            fill(stack)
+            awake = memory(stack)
+            slept = admin(stack, f"/sleep?level={level}")
+            assert slept.status_code == 200, slept.text
+            asleep = memory(stack)
+            fell = {name: (awake[name] - asleep[name]) // MIB for name in awake}
+            print(f"level {level}: MiB {fell}, says {slept.json()['freed_bytes'] // MIB}")
+            wanted = 100 if level == 1 else 400
+            # D computes nothing here where P does, so that its slab alone may be untouched.
+            assert max(fell.values()) > wanted, fell
+            if level == 2:
+                assert min(fell.values()) > 200, fell
+
+            refused = answer(stack)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
+            ready = httpx.get(f"{stack.url}/ready")
+            assert (ready.status_code, ready.json()["reason"].split(":")[0]) == (503, "asleep")
+            assert httpx.get(f"{stack.url}/health").status_code == 200
+
+            woken = admin(stack, "/wake_up")
+            assert woken.status_code == 200, woken.text
+            again = answer(stack)
+            assert again.json()["choices"][0]["text"] == before
+            cached = again.json()["usage"].get("prompt_tokens_details") or {}
+            assert not cached.get("cached_tokens"), "nothing of the KV before is left"
+
+
+def test_a_stream_comes_to_its_end_first(start_stack: StackMaker) -> None:
+    """Mode wait: what runs on both is finished whole, then they sleep; abort ends it by name."""
+    flags = ["--admin-api-key", "boss"]
+    with start_stack(worker_flags=FLAGS, router_flags=flags) as stack, ThreadPoolExecutor() as pool:
+        long = {"max_tokens": 60, "ignore_eos": True}
+        whole = answer(stack, **long).json()["choices"][0]["text"]
+        for mode in ("wait", "abort"):
+            running = pool.submit(answer, stack, **long)
+            wait_for(lambda: stack.total("router", "vllm:num_requests_running") == 1)
+            slept = admin(stack, f"/sleep?mode={mode}&timeout=60")
+            assert slept.status_code == 200, slept.text
+            got = running.result(60)
+            if mode == "wait":
+                assert got.json()["choices"][0]["text"] == whole
+            else:
+                assert (got.status_code, got.json()["error"]["code"]) == (503, "asleep")
+            assert admin(stack, "/wake_up").status_code == 200
+        assert answer(stack, **long).json()["choices"][0]["text"] == whole

@@ -1,0 +1,69 @@
+"""How prompts are cut: alone or not, their end, and how many begin in one step."""
+
+from typing import Any
+
+import pytest
+from tests.engine_plan.builders import Harness, request_of
+
+from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.scheduler.chunks import Chunks
+
+
+def cut(config: SchedulerConfig, num_tokens: int, *, alone: bool) -> list[int]:
+    """Sizes of all chunks of a prompt, blocks being of 16."""
+    chunks, start, found = Chunks(config, 16), 0, []
+    while start < num_tokens:
+        found.append(chunks.count(start, num_tokens - start, 1 << 20, alone=alone))
+        start += found[-1]
+    return found
+
+
+def config(**settings: Any) -> SchedulerConfig:
+    """Steps of 512 tokens, of a prompt 64."""
+    return SchedulerConfig(max_num_batched_tokens=512, long_prefill_token_threshold=64, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "alone", "sizes"),
+    [
+        ({}, True, [64, 64, 64, 8]),
+        ({"lone_prefill_token_threshold": 512}, True, [200]),
+        ({"lone_prefill_token_threshold": 512}, False, [64, 64, 64, 8]),
+        ({"lone_prefill_token_threshold": 160}, True, [160, 40]),
+        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 64}, True, [128, 72]),
+        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 96}, True, [96, 104]),
+        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 101}, True, [200]),
+    ],
+)
+def test_a_prompt_is_cut_for_those_who_wait_for_it(settings, alone, sizes):
+    """By the usual chunk beside others, by a larger one alone, and its end at a block's border."""
+    assert cut(config(**settings), 200, alone=alone) == sizes
+
+
+def planned(harness: Harness) -> list[tuple[int, int]]:
+    """Sequence and tokens of each prompt row of the next plan."""
+    plan = harness.core.scheduler.plan()
+    assert plan is not None
+    return [(row.seq, row.num_tokens) for row in plan.rows]
+
+
+def test_prompts_that_begin_together_hold_so_many_tokens():
+    """One after the other the first is done sooner; short ones still share a step."""
+    harness = Harness(max_num_batched_tokens=64, max_num_begun_tokens=24, num_blocks=64)
+    for number, length in enumerate((20, 20, 8, 8)):
+        harness.add(request_of(f"r{number}", prompt=length))
+    assert [tokens for _, tokens in planned(harness)] == [20, 4]
+
+
+def test_a_lone_prompt_takes_the_larger_chunk_until_another_waits():
+    """Nobody waits longer than for a step that had begun."""
+    harness = Harness(
+        max_num_batched_tokens=64,
+        long_prefill_token_threshold=8,
+        lone_prefill_token_threshold=32,
+        num_blocks=64,
+    )
+    harness.add(request_of("a", prompt=60))
+    assert [tokens for _, tokens in planned(harness)] == [32]
+    harness.add(request_of("b", prompt=20))
+    assert [tokens for _, tokens in planned(harness)] == [8, 8]

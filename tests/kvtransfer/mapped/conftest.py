@@ -1,0 +1,34 @@
+"""A producer and a consumer whose memory could be mapped, in a folder of their own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.kvtransfer.mapped.worker import Worker
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short name: that of a socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def producer(folder: Path) -> Iterator[Worker]:
+    """Whose blocks are sevens."""
+    made = Worker(folder, 7)
+    yield made
+    made.transport.stop()
+
+
+@pytest.fixture
+def consumer(folder: Path) -> Iterator[Worker]:
+    """Whose blocks are zeros."""
+    made = Worker(folder, 0)
+    made.transport.receive(made.slots, made.blocks)
+    yield made
+    made.transport.stop()

@@ -1,0 +1,83 @@
+"""Where mapping workers meet: sockets, the folder they lie in, cards, and names of transports."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, Worker
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
+from tandem.kvtransfer.transports.choose import make_transports
+from tandem.kvtransfer.transports.mapped.wire import (
+    MappedCard,
+    decode_card,
+    encode_card,
+    open_folder,
+)
+from tandem.protocol.ids import new_incarnation
+
+
+def test_a_worker_of_another_machine_has_no_socket_here(consumer: Worker) -> None:
+    """Said at once, when the link is made."""
+    card = encode_card(MappedCard("ab.sock", b"s" * 16, b"i" * 16))
+    with pytest.raises(TransportError, match=r"ab\.sock"):
+        consumer.transport.connect(new_incarnation(), "127.0.0.1", card)
+
+
+@pytest.mark.parametrize("name", ["../a.sock", "/a.sock", "a", "", "a.sock/", "x" * 65 + ".sock"])
+def test_a_card_names_a_socket_and_no_other_file(name: str) -> None:
+    """What a peer says is no path."""
+    with pytest.raises(TransportError, match="not a card"):
+        decode_card(encode_card(MappedCard(name, b"s" * 16, b"i" * 16)))
+
+
+def test_sockets_of_killed_workers_are_swept(producer: Worker, folder: Path) -> None:
+    """A socket at which nobody listens goes when the next worker begins; others stay."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+        dead.bind(str(folder / "dead.sock"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as live:
+        live.bind(str(folder / "live.sock"))
+        live.listen(1)
+        card = decode_card(producer.transport.serve(producer.slots, producer.blocks))
+        assert not (folder / "dead.sock").exists()
+        assert (folder / "live.sock").exists()
+    assert (folder / card.name).stat().st_mode & 0o077 == 0
+    producer.transport.stop()
+    assert not (folder / card.name).exists()
+
+
+def test_the_folder_is_ours_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default nobody else may enter it; one that anybody may is refused."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    own = open_folder(None)
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o755)
+    with pytest.raises(TransportError, match="--kv-node-folder"):
+        open_folder(None)
+    with pytest.raises(TransportError, match="kv_node_folder"):
+        open_folder(str(folder / "nothing"))
+    long = folder / ("x" * 80)
+    long.mkdir()
+    with pytest.raises(TransportError, match="too long"):
+        open_folder(str(long))
+
+
+def test_a_name_is_for_memory_that_it_reaches() -> None:
+    """cuda_p2p is of GPUs and shm of the host's memory; the other one is named."""
+    for name, on_gpu in (("cuda_p2p", False), ("shm", True)):
+        with pytest.raises(TransportError, match=r"try (shm|cuda_p2p)"):
+            make_transports(
+                KVTransferConfig(kv_connector=name), new_incarnation(), "producer", on_gpu=on_gpu
+            )
+
+
+def test_memory_of_the_engines_own_is_not_shared(producer: Worker) -> None:
+    """A slab that no other process can map is said so, and nothing is given."""
+    own = Blocks(torch.zeros(BLOCKS, BYTES, dtype=torch.uint8), SharedTags(BLOCKS))
+    with pytest.raises(TransportError, match="not shared"):
+        producer.transport.serve(producer.slots, own)

@@ -1,0 +1,102 @@
+"""A new link's rate is measured before it is used, and judged as settings say."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.mover.prober import RATE_READS
+from tandem.protocol.errors import InvalidParameter
+
+NEVER = 10**9
+"""MB/s that no link gives."""
+SLOW = "tandem:kv_link_slow_probes_total"
+CONNECTORS = pytest.mark.parametrize("connector", ["tcp", "shm"])
+
+
+def health_of(consumer: Consumer) -> tuple[bool, str]:
+    """Whether the one link is up, and why not; nothing before it was ever tried."""
+    known = consumer.service.peer_health()
+    return (known[0].up, known[0].reason) if known else (False, "")
+
+
+@CONNECTORS
+def test_a_link_that_gives_less_than_required_is_not_used(workers, connector):
+    """It says what it gives and what is asked; the pattern was right, so nothing is quarantined."""
+    config = make_config(
+        kv_connector=connector, kv_preflight="require", kv_min_megabytes_per_second=NEVER
+    )
+    producer, consumer = (
+        workers(Producer, make_config(kv_connector=connector)),
+        workers(Consumer, config),
+    )
+    consumer.service.set_peers({producer.service.control: producer.incarnation})
+    consumer.until(lambda: "MB/s" in health_of(consumer)[1])
+    up, reason = health_of(consumer)
+    assert not up
+    assert f"{NEVER} are asked" in reason
+    assert consumer.metric(SLOW) == 1
+    assert not consumer.service.peer_up(producer.incarnation)
+
+
+@CONNECTORS
+def test_a_slow_link_is_warned_of_and_used(workers, connector, caplog):
+    """By default; KV crosses it."""
+    config = make_config(kv_connector=connector, kv_min_megabytes_per_second=NEVER)
+    producer, consumer = (
+        workers(Producer, make_config(kv_connector=connector)),
+        workers(Consumer, config),
+    )
+    with caplog.at_level(logging.WARNING):
+        consumer.meet(producer)
+    assert f"MB/s, {NEVER} are asked" in caplog.text
+    assert consumer.metric(SLOW) == 1
+    key = make_key("over")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
+    consumer.load(key, [5, 6, 7])
+    consumer.wait_for(events.Loaded, key)
+
+
+@pytest.mark.parametrize(("mode", "least"), [("off", NEVER), ("require", 1), ("warn", None)])
+def test_other_links_are_used_without_a_word(workers, caplog, mode, least):
+    """Where nothing is judged, where enough comes, where nothing is asked."""
+    config = make_config(kv_preflight=mode, kv_min_megabytes_per_second=least)
+    producer, consumer = workers(Producer), workers(Consumer, config)
+    with caplog.at_level(logging.WARNING):
+        consumer.meet(producer)
+    assert "are asked" not in caplog.text
+    assert consumer.metric(SLOW) == 0
+
+
+def test_a_slow_link_gets_several_reads(workers, monkeypatch):
+    """The first may have found ends that slept: the best of them counts."""
+    reads = []
+    config = make_config(kv_min_megabytes_per_second=NEVER)
+    producer, consumer = workers(Producer), workers(Consumer, config)
+    prober = consumer.service._mover.prober
+    really = prober.read_ended
+
+    def counted(read, done, now):
+        reads.append(read)
+        return really(read, done, now)
+
+    monkeypatch.setattr(prober, "read_ended", counted)
+    consumer.meet(producer)
+    assert len(reads) == RATE_READS
+
+
+def test_what_is_required_must_be_said():
+    """A requirement of nothing is a mistake, and is named."""
+    for fields in (
+        {"kv_preflight": "require"},
+        {"kv_preflight": "always"},
+        {"kv_min_megabytes_per_second": 0},
+    ):
+        with pytest.raises(InvalidParameter) as caught:
+            KVTransferConfig(**fields)
+        assert caught.value.param in fields

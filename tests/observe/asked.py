@@ -1,0 +1,33 @@
+"""What `make observe` and `make observe-cluster` share: how services are, and what is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.observe import judge, picture, report
+from tests.observe.prometheus import Prometheus
+
+PEAK = ["--device-peak-flops", "1e11", "--device-peak-bytes-per-second", "2e10"]
+"""A CPU has no data sheet here: about what two cores of a server do."""
+ROUTERS = {
+    "observed": ["--min-handoff-tokens", "32"],
+    "elastic": ["--min-handoff-tokens", "32", "--placement", "elastic"],
+}
+"""Flags of the routers by service; with a placement by forecasts there are fewer hand-offs."""
+
+
+def everything(prometheus: Prometheus, pictures: Path | None) -> report.Seen:
+    """Every panel, rule and alert's series; and a picture of each board, where there is a folder
+    for it, which is made."""
+    seen = report.Seen(
+        judge.panels(prometheus),
+        judge.records(prometheus),
+        judge.alerts(prometheus),
+        prometheus.rules(),
+        series=prometheus.counted(),
+    )
+    if pictures is not None:
+        pictures.mkdir(parents=True, exist_ok=True)
+        for path in picture.take(prometheus, pictures):
+            print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
+    return seen

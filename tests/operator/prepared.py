@@ -1,0 +1,67 @@
+"""An API server with Tandem's CRDs, the operator's rights and the controllers that it counts on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.operator.control_plane import ControlPlane, control_plane, start_controllers
+from tests.operator.harness import OPERATOR_NAMESPACE
+
+_CONTROLLERS = (
+    "deployment-controller",
+    "replicaset-controller",
+    "garbage-collector-controller",
+    "job-controller",
+)
+_USER = "--user=operator"
+"""Whose token operators get here (``OPERATOR_TOKEN``)."""
+
+
+@contextmanager
+def prepared(home: Path) -> Iterator[ControlPlane]:
+    """While the block runs; its files lie below ``home``."""
+    with control_plane(home) as running:
+        running.kubectl("apply", "--server-side", "-k", "manifests/crds")
+        running.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+        start_controllers(running, _CONTROLLERS)
+        running.kubectl("create", "namespace", OPERATOR_NAMESPACE)
+        _grant(running)
+        yield running
+
+
+def _grant(plane: ControlPlane) -> None:
+    """The operator's own rights and what its writes are held to."""
+    let_lead(plane, OPERATOR_NAMESPACE)
+    policy = Path("manifests/operator/admission.yaml").read_text()
+    account = f"system:serviceaccount:{OPERATOR_NAMESPACE}:tandem-operator"
+    assert account in policy
+    plane.kubectl("apply", "-f", "-", stdin=policy.replace(account, "operator"))
+    name = "--clusterrole=tandem-operator"
+    plane.kubectl("create", "clusterrolebinding", "operator", name, _USER)
+
+
+def let_lead(plane: ControlPlane, namespace: str) -> None:
+    """A Lease of a namespace's own, and the operator's right to it."""
+    for each in ("rbac", "lease"):
+        plane.kubectl("-n", namespace, "apply", "-f", f"manifests/operator/{each}.yaml")
+    role = "--role=tandem-operator-lease"
+    plane.kubectl("-n", namespace, "create", "rolebinding", "operator", role, _USER)
+
+
+def make_namespace(plane: ControlPlane, name: str) -> None:
+    """One with the restricted profile enforced, and a claim of models."""
+    plane.kubectl("create", "namespace", name)
+    plane.kubectl("label", "namespace", name, "pod-security.kubernetes.io/enforce=restricted")
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "models"},
+        "spec": {
+            "accessModes": ["ReadOnlyMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    plane.kubectl("-n", name, "create", "-f", "-", stdin=json.dumps(claim))

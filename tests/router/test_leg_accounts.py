@@ -1,0 +1,67 @@
+"""What a router counts on its workers: who computes, who decodes, and how much waits."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.router.builders import Stack, make_request
+from tests.waiting import until
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.messages import LoadReport
+from tandem.router.dispatch.attempt import Attempt
+from tandem.router.placement.base import Placement
+
+P, D = WorkerRole.PREFILL, WorkerRole.DECODE
+
+
+async def test_a_handed_over_leg_ends_with_token_1_and_the_other_decodes(make_worker):
+    """A prefill worker is through with a prompt when its decode worker goes on with it."""
+    producer, consumer = make_worker(P), make_worker(D, step=0.3)
+    stack = Stack()
+    await stack.find(producer, consumer)
+    one, other = (stack.pool.workers[each.incarnation] for each in (producer, consumer))
+    task = asyncio.create_task(stack.run(make_request(40)))
+    await until(lambda: producer.submitted and consumer.submitted)
+    assert other.num_streams == 0
+    await until(lambda: other.num_streams == 1)
+    assert (one.num_legs, one.num_streams, other.num_legs) == (0, 0, 1)
+    await task
+    assert (other.num_legs, other.num_streams) == (0, 0)
+    await stack.close()
+
+
+async def test_what_waits_is_known_at_once_and_others_by_the_report(make_worker):
+    """A report is old: of it counts what this router had not sent when it came."""
+    producer, consumer = make_worker(P), make_worker(D)
+    stack = Stack()
+    await stack.find(producer, consumer)
+    worker = stack.pool.workers[producer.incarnation]
+    worker.load = LoadReport(
+        num_running=0, num_waiting=3, waiting_tokens=500, free_blocks=9, total_blocks=9
+    )
+    worker.reported = (300, 300)
+    worker.leg_tokens = worker.leg_compute_tokens = 100
+    (seen,) = [each for each in stack.fleet.snapshot(0.0).workers if each.role is P]
+    assert (seen.pending_tokens, seen.compute_tokens) == (300, 300)
+    worker.reported = (700, 700)
+    (seen,) = [each for each in stack.fleet.snapshot(0.0).workers if each.role is P]
+    assert (seen.pending_tokens, seen.compute_tokens) == (100, 100)
+    worker.leg_tokens = worker.leg_compute_tokens = 0
+    await stack.close()
+
+
+async def test_cached_tokens_wait_for_nobody(make_worker):
+    """A turn whose context is cached is no queue of a context."""
+    producer = make_worker(D, step=0.3)
+    stack = Stack()
+    await stack.find(producer)
+    worker = stack.pool.workers[producer.incarnation]
+    placement = Placement(worker.incarnation, None, "")
+    attempt = Attempt(0, placement, asyncio.get_running_loop())
+    request = make_request(40)
+    assert attempt.start([(worker, request)], {worker.incarnation: 32}) is None
+    assert (worker.leg_tokens, worker.leg_compute_tokens) == (8, 8)
+    attempt.end(request.key.request, finished=False)
+    assert worker.leg_tokens == 0
+    await stack.close()

@@ -1,0 +1,79 @@
+"""When /ready says that a request could be served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+from tests.waiting import wait_for
+
+from tandem.protocol.pooling import ModelPooling
+
+Make = Callable[..., FakeWorker]
+Serve = Callable[..., Served]
+
+
+def loop_add(served: Served, worker: FakeWorker) -> None:
+    """Add an address from outside the server's loop."""
+    pool = served.app.state.router.pool
+    loop = pool._ticker.get_loop()
+    loop.call_soon_threadsafe(pool.add, worker.endpoint)
+
+
+def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) -> None:
+    """503 with the reason until the configured fleet was there once; then while one can serve."""
+    d = decode(links_up=False)
+    served = serve(d, wait=False, ready_prefill=1)
+    wait_for(lambda: served.server.started)
+    wait_for(lambda: served.get("/debug/fleet")["workers"])
+
+    assert httpx.get(served.url + "/ready").status_code == 503
+    assert served.get("/ready")["reason"].startswith("0 of 1 prefill workers")
+    assert served.get("/health") == {"status": "ok"}
+    p = prefill()
+    loop_add(served, p)
+    fleet = served.get("/debug/fleet")
+    assert (fleet["transport"], fleet["keys"]) == (None, [])
+    d.links_up = True
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: served.get("/debug/fleet")["transport"] == "tcp")
+    p.stop()
+    wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
+    assert httpx.get(served.url + "/ready").status_code == 200
+    d.stop()
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "wanted"), [(ModelPooling(generates=False), 1), (ModelPooling(), 0)]
+)
+def test_prefill_workers_alone_are_a_fleet(
+    serve: Serve, prefill: Make, pooling: ModelPooling, wanted: int
+) -> None:
+    """Where the model draws no tokens, or nobody is to decode; of a model that draws some they are
+    none unless that is said."""
+    p = prefill(pooling=pooling)
+    served = serve(p, wait=False, ready_prefill=2, ready_decode=wanted)
+    wait_for(lambda: served.server.started)
+    wait_for(lambda: served.get("/debug/fleet")["workers"])
+    assert served.get("/ready")["reason"].startswith("1 of 2 prefill workers are up")
+    second = prefill(pooling=pooling)
+    loop_add(served, second)
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    second.stop()
+    wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
+    assert httpx.get(served.url + "/ready").status_code == 200
+    p.stop()
+    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+    assert "up" in served.get("/ready")["reason"]
+
+
+def test_prefill_workers_alone_are_not_ready_to_draw_tokens(serve: Serve, prefill: Make) -> None:
+    """A chat would find nobody who decodes."""
+    served = serve(prefill(pooling=ModelPooling()), wait=False)
+    wait_for(lambda: served.server.started)
+    wait_for(lambda: served.get("/debug/fleet")["workers"])
+    assert served.get("/ready")["reason"] == "0 of 1 decode workers are up"

@@ -1,0 +1,116 @@
+"""The simulation of a stack: it ends, repeats itself, and is near what two H100s did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from bench.sim.agents import Agents, agents
+from bench.sim.calibrate import MEASURED
+from bench.sim.figures import figures
+from bench.sim.loads import Load, alone, mixed, trace, uniform
+from bench.sim.router import Seen
+from bench.sim.stack import SHAPES, Stack
+from bench.sim.times import QWEN3_8B, Device, StepTimes
+
+KNOWN = json.loads(MEASURED.read_text())
+
+
+def run(shape: str, load: Load) -> list[Seen]:
+    """What the clients of a new stack saw."""
+    return load(Stack(SHAPES[shape]))
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_every_request_gets_its_tokens(shape: str):
+    """As many as it asked for, in the order of time, whatever the shape."""
+    seen = run(shape, mixed(8, 40, 3))
+    assert len(seen) == 40
+    for each in seen:
+        assert len(each.times) == len(each.tokens) > 0
+        assert each.sent < each.times[0]
+        assert each.times == sorted(each.times)
+
+
+def test_a_seed_gives_the_same_run():
+    """To the last bit; another seed gives another."""
+    first, again = (run("1P1D elastic", uniform(12, 30, 1)) for _ in range(2))
+    assert [each.times for each in first] == [each.times for each in again]
+    other = run("1P1D elastic", uniform(12, 30, 2))
+    assert [each.times for each in first] != [each.times for each in other]
+
+
+@pytest.mark.parametrize("tokens", [2048, 8192])
+def test_prompts_alone_take_what_was_measured(tokens: int):
+    """First tokens of one worker and of a pair within 10 %."""
+    measured = KNOWN["one by one"]["times"][str(tokens)]["median"]
+    for shape, name in (("two aggregated", "alone"), ("1P1D strict", "pair")):
+        ttft = figures(run(shape, alone(tokens, 4))).ttft_p50
+        assert ttft == pytest.approx(measured[f"ttft_{name}_ms"], rel=0.1)
+
+
+def test_a_pair_under_load_does_what_was_measured():
+    """First tokens and tokens at 18 a second within 15 %, for the same arrivals."""
+    measured = KNOWN["load, default settings"]["18/s"]
+    found = figures(run("1P1D conditional", uniform(18, 360, 1)))
+    assert found.ttft_p50 == pytest.approx(measured["ttft p50"], rel=0.15)
+    assert found.ttft_p90 == pytest.approx(measured["ttft p90"], rel=0.15)
+    assert found.tpot_p50 == pytest.approx(measured["tpot p50"], rel=0.15)
+
+
+def test_elastic_serves_more_than_a_strict_pair_where_its_prefill_worker_is_full():
+    """At 20 prompts a second, of which a prefill worker computes at most 21."""
+    strict, elastic = (
+        figures(run(shape, uniform(20, 300, 1))) for shape in ("1P1D strict", "1P1D elastic")
+    )
+    assert elastic.goodput > strict.goodput
+
+
+def test_a_trace_is_played_at_the_rate_that_is_asked_for(tmp_path: Path):
+    """Whatever its own was; lengths are the trace's."""
+    rows = [f"2023-11-16 18:15:{second:02d}.0000000,{100 + second},9" for second in range(20)]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    seen = run("two aggregated", trace(path, 10.0, 20, 0))
+    assert figures(seen).rate == pytest.approx(10, rel=0.15)
+    assert sorted(each.num_prompt for each in seen) == [100 + second for second in range(20)]
+
+
+def test_agents_come_back_to_what_is_cached():
+    """Turns begin with what the last one ended with, so that little of them is new."""
+    seen = run("1P1D strict", agents(Agents(4, seconds=20.0), 1))
+    assert len(seen) > 10
+    prompt = sum(each.num_prompt for each in seen)
+    assert sum(each.new_tokens for each in seen) < 0.35 * prompt
+
+
+def test_a_step_takes_longer_with_each_thing_it_holds():
+    """Rows, their contexts, prompt tokens and what these look at."""
+    times = StepTimes(QWEN3_8B, Device())
+    base = times.seconds(10, 10_000, 500, 100_000)
+    more = [(20, 10_000, 500, 100_000), (10, 50_000, 500, 100_000)]
+    more += [(10, 10_000, 900, 100_000), (10, 10_000, 500, 900_000)]
+    assert all(times.seconds(*each) > base for each in more)
+
+
+def test_figures_count_requests_within_both_bounds():
+    """One gap may be long, or a hundredth of them; nothing is summed up of nobody."""
+
+    def seen(first: float, gaps: list[float]) -> Seen:
+        times = [first]
+        for gap in gaps:
+            times.append(times[-1] + gap)
+        return Seen(0.0, 10, 10, times=times)
+
+    good, late = seen(0.2, [0.01] * 20), seen(0.4, [0.01] * 20)
+    once, twice = seen(0.2, [0.01] * 20 + [0.03]), seen(0.2, [0.01] * 20 + [0.03] * 2)
+    several = [good, late, once, twice]
+    for number, each in enumerate(several):
+        each.sent += number
+        each.times = [at + number for at in each.times]
+    found = figures(several)
+    assert found.goodput * 3.0 == pytest.approx(2)  # three seconds from first to last
+    assert (found.late_first, found.late_gaps) == (0.25, 0.25)
+    with pytest.raises(ValueError, match="no request"):
+        figures([])

@@ -1,0 +1,77 @@
+"""A pair of engines that slept hands over as before; memory that is mapped stays awake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers.pair import Half, Pair
+
+from tandem.protocol.commands import Command, CommandName, Reply
+
+
+def call(half: Half, name: CommandName, **args: Any) -> Reply:
+    """One command."""
+    return half.core.call(Command(id=1, name=name, args=args))
+
+
+@pytest.mark.parametrize("connector", ["tcp", "memory_blocks"])
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_pair_hands_over_after_its_sleep(connector: str, level: int) -> None:
+    """Both ends, in whichever order they wake up; the links stand all the time."""
+    pair = Pair(connector)
+    try:
+        pair.ask("a")
+        pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
+        for half in (pair.prefill, pair.decode):
+            assert call(half, CommandName.SLEEP, level=level).values["asleep"] == 1
+            assert half.core.stats()["cached_blocks"] == 0
+        for half in (pair.decode, pair.prefill):
+            assert call(half, CommandName.WAKE_UP).ok
+        moved = pair.producer.progress()
+        pair.ask("b")
+        pair.until(lambda: pair.decode.finished("b") and pair.prefill.free and pair.decode.free)
+        assert pair.decode.tokens("b") == pair.decode.tokens("a")
+        assert pair.producer.progress() > moved, "it was handed over, not computed again"
+    finally:
+        pair.close()
+
+
+def test_a_prompt_under_way_keeps_both_awake_until_it_is_through() -> None:
+    """Mode wait, from the first step on: tokens are those of a pair that never sleeps."""
+    pair = Pair("tcp")
+    try:
+        pair.ask("a")
+        halves = (pair.prefill, pair.decode)
+        for half in halves:
+            assert call(half, CommandName.SLEEP, mode="wait").values["asleep"] == 0
+        pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
+        for half in halves:
+            assert call(half, CommandName.SLEEP, mode="wait").values["asleep"] == 1
+            assert call(half, CommandName.WAKE_UP).ok
+        assert [pair.decode.tokens("a")] == pair.alone()
+    finally:
+        pair.close()
+
+
+def test_memory_that_peers_map_stays_awake(tmp_path: Path) -> None:
+    """A prefill worker says by what; the decode worker, whose memory nobody maps, may sleep."""
+    pair = Pair("shm", kv_node_folder=str(tmp_path))
+    try:
+        pair.ask("a")
+        pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
+        said = pair.producer.keeps_awake()
+        assert said is not None
+        assert "mapped, by shm: sleep needs tcp or nixl" in said
+        pair.prefill.core.sleep.keeps_awake = pair.producer.keeps_awake  # as a worker's shell does
+        reply = call(pair.prefill, CommandName.SLEEP)
+        assert (reply.ok, reply.message) == (False, said)
+        assert pair.consumer.keeps_awake() is None
+        assert call(pair.decode, CommandName.SLEEP).values["asleep"] == 1
+        assert call(pair.decode, CommandName.WAKE_UP).ok
+        pair.ask("b")
+        pair.until(lambda: pair.decode.finished("b") and pair.prefill.free and pair.decode.free)
+        assert pair.decode.tokens("b") == pair.decode.tokens("a")
+    finally:
+        pair.close()

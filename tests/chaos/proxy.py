@@ -18,7 +18,7 @@ from tests.chaos.schedule import LINK_KINDS, Kind
 ADVERTISED = "127.0.0.2"
 LISTENED = "127.0.0.1"
 SHARE = 0.1
-"""Of the units that pass while a fault lasts."""
+"""Of the units that pass while a fault lasts, behind the first, which is always hurt."""
 LONGEST_DELAY = 0.3
 MOST_BYTES = 64 << 10
 _GREETING = 64
@@ -39,6 +39,7 @@ class Proxy:
         self._draw = random.Random(seed)
         self._kind: Kind | None = None
         self._until = 0.0
+        self._owed = False
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -54,10 +55,11 @@ class Proxy:
         self._thread.join(10)
 
     def disturb(self, kind: Kind, seconds: float) -> None:
-        """From now on, for so long; from any thread."""
+        """From now on, for so long, beginning with the next unit; from any thread."""
 
         def begin() -> None:
             self._kind, self._until = kind, self._loop.time() + seconds
+            self._owed = True
 
         self._loop.call_soon_threadsafe(begin)
 
@@ -132,8 +134,11 @@ class Proxy:
 
     def _drawn(self) -> Kind | None:
         """What is done to the next unit."""
-        if self._kind is None or self._loop.time() > self._until or self._draw.random() > SHARE:
+        if self._kind is None or self._loop.time() > self._until:
             return None
+        if self._draw.random() > SHARE and not self._owed:
+            return None
+        self._owed = False
         self.hurt[self._kind] += 1
         return self._kind
 

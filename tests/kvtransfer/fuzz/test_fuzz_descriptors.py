@@ -34,9 +34,14 @@ SECONDS = 10.0
 PIECES = st.lists(st.binary(min_size=1, max_size=50), max_size=4)
 
 
-def descriptors() -> int:
-    """Open ones of this process."""
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> set[str]:
+    """Open ones of this process, by number and by what each is: what closes beside the test, as a
+    socket that is collected late, is no reason to wait, and what took its number is another."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the folder's own is closed again
+            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +107,7 @@ def test_who_greets_with_anything_else_is_given_nothing(
         os.close(each)
     assert len(given_fds) == 3
     assert SIZES.unpack(data)[0] == MAGIC
-    wait_for(lambda: descriptors() == before)
+    wait_for(lambda: descriptors() <= before, seen=lambda: descriptors() - before)
     assert giver.garbage == counted + bool(said)
     assert (giver.slab == 7).all()
 
@@ -195,4 +200,4 @@ def test_whatever_is_given_is_refused_or_read_within_its_bounds(
     for place in range(BLOCKS):
         assert place == 2 or not taker.slab[place].any()
     taker.slab.zero_()
-    assert descriptors() == before
+    assert descriptors() <= before

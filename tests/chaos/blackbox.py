@@ -82,7 +82,7 @@ class Pids:
         """Nothing is known here of how workers reach each other."""
         raise NotImplementedError(f"{kind} of {name} for {seconds:g} s")
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, ahead: float = 0.0) -> None:
         """Somebody else does."""
 
     def wait(self, name: str) -> None:

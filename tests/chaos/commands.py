@@ -28,6 +28,14 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="hurt frames and bytes between workers, too",
     )
+    line.add_argument(
+        "--bits", action="store_true", help="flip bits in the memory of prefill workers, too"
+    )
+    line.add_argument(
+        "--clocks",
+        action="store_true",
+        help="start killed workers with clocks that are days ahead, too (wants root)",
+    )
     line.add_argument("--folder", type=Path, help="for the model and the log; none is a new one")
     box = commands.add_parser("blackbox", help="hurt any OpenAI server whose pids are known")
     box.add_argument("--url", required=True)
@@ -100,7 +108,8 @@ def _line(args: argparse.Namespace) -> int:
     model = folder / "model"
     if not model.exists():
         make_model(model, prepare(DEFAULT_MODEL, progress=False).path)
-    kinds = PROCESS_KINDS + LINK_KINDS if args.links else PROCESS_KINDS
+    kinds = PROCESS_KINDS + (LINK_KINDS if args.links else ())
+    kinds += (Kind.FLIP,) * args.bits + (Kind.CLOCK,) * args.clocks
     schedule = _schedule(args, kinds=kinds)
     proxied = args.seed if args.links else None
     with raised(model, folder / "stack.log", args.connector, proxied=proxied) as line:

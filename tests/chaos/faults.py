@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from tests.chaos.schedule import LINK_KINDS, Fault, Kind
+from tests.chaos.schedule import LINK_KINDS, SECONDS_AHEAD, Fault, Kind
 
 
 class Processes(Protocol):
@@ -23,12 +23,14 @@ class Processes(Protocol):
         ...
 
     def disturb(self, name: str, kind: Kind, seconds: float) -> None:
-        """Hurt what passes on a link (``link-number``) for so long; returns at once."""
+        """Hurt what passes on a link (``link-number``), or flip bits in a worker's memory, for
+        so long; returns at once."""
         ...
 
-    def start(self, name: str) -> None:
-        """Start one that has ended. Called on the loop's own thread, and returns at once: a child
-        hears of the end of the thread that started it."""
+    def start(self, name: str, ahead: float = 0.0) -> None:
+        """Start one that has ended, its clock so many seconds ahead of the system's. Called on the
+        loop's own thread, and returns at once: a child hears of the end of the thread that started
+        it."""
         ...
 
     def wait(self, name: str) -> None:
@@ -71,16 +73,17 @@ class Hand:
 
     async def _break(self, fault: Fault, name: str) -> None:
         hurt = self._processes.signal
-        if fault.kind in LINK_KINDS:
+        if fault.kind in (*LINK_KINDS, Kind.FLIP):
             self._processes.disturb(name, fault.kind, fault.seconds)
             await asyncio.sleep(fault.seconds)
         elif fault.kind is Kind.STOP:
             await asyncio.to_thread(hurt, name, signal.SIGSTOP)
             await asyncio.sleep(fault.seconds)
             await asyncio.to_thread(hurt, name, signal.SIGCONT)
-        elif fault.kind in (Kind.KILL, Kind.RESTART):
-            number = signal.SIGKILL if fault.kind is Kind.KILL else signal.SIGTERM
+        elif fault.kind in (Kind.KILL, Kind.RESTART, Kind.CLOCK):
+            number = signal.SIGTERM if fault.kind is Kind.RESTART else signal.SIGKILL
             await asyncio.to_thread(hurt, name, number)
             await asyncio.sleep(fault.seconds)
-            self._processes.start(name)
+            ahead = fault.seconds * SECONDS_AHEAD if fault.kind is Kind.CLOCK else 0.0
+            self._processes.start(name, ahead)
             await asyncio.to_thread(self._processes.wait, name)

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from stack import Stack
+from tests.chaos.clocks import set_clock
 from tests.chaos.leaks import leaks_after, maps_of
+from tests.chaos.memory import Flipper
 from tests.chaos.proxy import ADVERTISED, Proxy
 from tests.chaos.schedule import Kind
 from tests.waiting import wait_for
@@ -25,11 +27,19 @@ SEEN_SECONDS = 5.0
 POLL_SECONDS = 0.05
 READY_SECONDS = 120.0
 DRAIN_SECONDS = 2.0
+NUM_BLOCKS = 300
 LEAK_SECONDS = 60.0
 """By then all is free: the last request's deadline, and what waits for it, lie behind."""
 FLAGS = {
     "worker_flags": [
-        *("--max-model-len", "1024", "--block-size", "16", "--num-gpu-blocks-override", "300"),
+        *(
+            "--max-model-len",
+            "1024",
+            "--block-size",
+            "16",
+            "--num-gpu-blocks-override",
+            f"{NUM_BLOCKS}",
+        ),
         *("--max-num-batched-tokens", "128", "--drain-seconds", f"{DRAIN_SECONDS:g}"),
     ],
     "router_flags": ["--request-timeout", "60"],
@@ -49,6 +59,9 @@ class Line:
         self.seen: dict[str, list[float]] = {"kill": [], "stop": []}
         """Seconds from the blow until the router knew, by what was done."""
         self.before: dict[str, int] = {}
+        self.flippers: list[Flipper] = []
+        self._ahead = 0.0
+        """Of the clock of whatever was started last."""
         self._blows: dict[str, float] = {}
         """When each worker that is down now was struck."""
         self._told: set[str] = set()
@@ -84,11 +97,20 @@ class Line:
             self._watch("stop", name, struck)
 
     def disturb(self, name: str, kind: Kind, seconds: float) -> None:
-        """All that passes to and from ``prefill-number``."""
+        """All that passes to and from ``prefill-number``, or what lies in its memory."""
+        if kind is Kind.FLIP:
+            process = self.stack.workers[name].process
+            assert process is not None
+            self.flippers.append(Flipper(process.pid, NUM_BLOCKS, seed=len(self.flippers)))
+            self.flippers[-1].flip_for(seconds)
+            return
         self.proxies[int(name.rpartition("-")[2])].disturb(kind, seconds)
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, ahead: float = 0.0) -> None:
         """Start one that has ended, on the same addresses."""
+        if ahead != self._ahead:
+            set_clock(ahead)
+            self._ahead = ahead
         child = self.stack.workers[name]
         self._blows.pop(name, None)
         child.join_output()
@@ -150,6 +172,8 @@ class Line:
         passed = sum(each.passed for each in self.proxies)
         if passed:
             words += [f"of {passed} units between P and D {dict(hurt)}"]
+        if self.flippers:
+            words += [f"{sum(each.flipped for each in self.flippers)} bits flipped"]
         return "; ".join(words) or "no blow that a router would see"
 
     def fleet(self) -> dict[str, Any]:

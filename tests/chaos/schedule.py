@@ -71,11 +71,20 @@ class Kind(StrEnum):
     REORDER = "reorder"
     CORRUPT = "corrupt"
     CUT = "cut"
+    FLIP = "flip"
+    CLOCK = "clock"
 
 
 PROCESS_KINDS = (Kind.KILL, Kind.STOP, Kind.RESTART)
 LINK_KINDS = (Kind.DELAY, Kind.DROP, Kind.REPEAT, Kind.REORDER, Kind.CORRUPT, Kind.CUT)
 """Of what passes between a prefill worker and all decode workers, for a while."""
+SECONDS_AHEAD = 100_000.0
+"""Of the clock of a worker that is started anew, for each second that the fault lasts."""
+_ROLES: dict[Kind, tuple[str, ...]] = {
+    **dict.fromkeys(LINK_KINDS, ("link",)),
+    Kind.FLIP: ("prefill",),
+}
+"""Of whom a kind is; of all others it is everybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +140,7 @@ def make_schedule(
         [
             (kind, role, worker)
             for kind in kinds
-            for role in (("link",) if kind in LINK_KINDS else roles)
+            for role in _ROLES.get(kind, roles)
             for worker in range(workers)
         ],
     )

@@ -207,7 +207,7 @@ def test_a_share_of_looks_leaves_traces(receiver: Receiver, traced: Callable[...
 def test_a_repair_is_a_trace_of_its_own(receiver: Receiver, traced: Callable[..., Tracer]) -> None:
     """Beside looks, with what it wrote right under it."""
     tracer = traced()
-    with tracer.repairing(KEY, [Why.CHILD]):
+    with tracer.beside("repair", KEY, [Why.CHILD]):
         called("POST", DEPLOYMENTS, 201)
     tracer.close()
     (root,), (made,) = receiver.named("repair"), receiver.named("create Deployment")
@@ -236,7 +236,7 @@ def test_without_an_endpoint_nothing_is_recorded() -> None:
     """The queue calls the looks themselves, and nothing of OpenTelemetry is imported."""
     tracer = Tracer(None)
     assert tracer.looks(quiet, because) is quiet
-    with tracer.repairing(KEY, [Why.CHILD]):
+    with tracer.beside("repair", KEY, [Why.CHILD]):
         called("POST", DEPLOYMENTS, 201)
     tracer.close()
     code = (

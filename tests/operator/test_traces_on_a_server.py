@@ -11,7 +11,9 @@ import pytest
 from otlp_receiver import Receiver
 from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import Harness, OperatorProcess
+from tests.operator.node import Node
 from tests.operator.proxy import Proxy
+from tests.operator.silent import Silent, routers_apart
 
 PHASES = ("observe", "plan", "apply", "accept", "ask", "tell")
 REASONS = "tandem.reconcile.reasons"
@@ -182,3 +184,17 @@ def test_a_repair_is_told(traced: Traced, lone: Harness):
     lone.wait(lambda: bool(traced.named("repair")), SECONDS)
     repair = traced.named("repair")[0]
     assert "create Service" in {each["name"] for each in traced.below(repair)}
+
+
+def test_a_router_that_is_taken_out_is_told(
+    traced: Traced, lone: Harness, node: Node, silent: Silent
+):
+    """Its readiness and the event about it are written beside looks, in a trace of their own."""
+    lone.create()
+    lone.ready()
+    with routers_apart(lone, node) as routers:
+        routers.kubelet_lives = False
+        lone.wait(lambda: bool(traced.named("take out")), SECONDS, "told")
+    taken = traced.named("take out")[0]
+    assert taken["attributes"][REASONS] == ["router silent or back"]
+    assert {each["name"] for each in traced.below(taken)} == {"patch Pod", "create Event"}

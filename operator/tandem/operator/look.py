@@ -8,13 +8,15 @@ by ``reconcile.traced``; nothing here knows of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 Key = tuple[str, str]
+Beside = Callable[[Key, Iterable[str]], AbstractContextManager[None]]
+"""A block of work for a service beside looks: whose it is, and why."""
 MAX_CALLS = 256
 """Calls of one look that are noted one by one; further ones are counted."""
 READS = frozenset({"GET"})
@@ -70,7 +72,7 @@ class ApiCall:
 
 @dataclass(slots=True, eq=False)
 class LookRecord:
-    """One look, or one repair beside looks."""
+    """One look, or one piece of work beside looks."""
 
     name: str
     key: Key
@@ -111,6 +113,11 @@ class LookRecord:
             self.phases[-1].end = self.ended
         if error is not None:
             self.failure, self.failure_type = str(error), type(error).__name__
+
+
+def unrecorded(_key: Key, _why: Iterable[str]) -> AbstractContextManager[None]:
+    """A block of which no record is kept."""
+    return nullcontext()
 
 
 _CURRENT: ContextVar[LookRecord | None] = ContextVar("look", default=None)

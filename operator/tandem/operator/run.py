@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tandem.link.spans import Spans
@@ -91,15 +92,18 @@ class Operator:
         self._metrics.leader.set(1)
         self._await_crds()
         because = self._queue.because
+        beside = self._tracer.beside
         probes = Probes(self._settings.canary_seconds, because(Why.CANARY))
         applier = Applier(self._cluster)
         repairs = Repairs(
-            self._cluster, applier, because(Why.CHILD), self._metrics, self._tracer.repairing
+            self._cluster, applier, because(Why.CHILD), self._metrics, partial(beside, "repair")
         )
         keywatch = KeyWatch(self._cluster, because(Why.KEYS))
         refusals = Refusals(because(Why.REFUSALS))
         silence = self._settings.router_silence_seconds
-        reach = Reach(self._cluster, because(Why.REACH), self._metrics, silence)
+        reach = Reach(
+            self._cluster, because(Why.REACH), self._metrics, silence, partial(beside, "take out")
+        )
         reconciler = Reconciler(
             self._cluster,
             self._store,

@@ -69,7 +69,9 @@ class SlotMemory:
 
     def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
         """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, and
-        return its digest; done when this returns."""
+        return its digest; done when this returns. The slot has no header meanwhile: whoever reads
+        it too late reads no part."""
+        self.write(slot, bytes(HEADER_BYTES))
         payload = self._payload(slot, len(block_ids), slab.shape[1])
         pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
         return digest(payload)

@@ -8,9 +8,8 @@ service is looked at afterwards all the same. Fed by ``watch`` and ``reconcile``
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 
 import msgspec
@@ -22,13 +21,12 @@ from tandem.operator.cluster.tamper import is_tampered
 from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.desired.compose import Objects
 from tandem.operator.desired.naming import Manifest
-from tandem.operator.look import Key, Why
+from tandem.operator.look import Beside, Key, Why, unrecorded
 from tandem.operator.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
 Wake = Callable[[Key], None]
-Repairing = Callable[[Key, Iterable[str]], AbstractContextManager[None]]
 _THREADS = 2
 
 
@@ -49,7 +47,7 @@ class Repairs:
         applier: Applier,
         wake: Wake,
         metrics: OperatorMetrics,
-        repairing: Repairing = lambda _key, _why: nullcontext(),
+        repairing: Beside = unrecorded,
     ) -> None:
         """Each repair is done within ``repairing``, which takes whose child it is and why."""
         self._cluster = cluster

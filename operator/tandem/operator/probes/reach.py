@@ -24,12 +24,12 @@ from tandem.operator.cluster.events import warning
 from tandem.operator.decide.observe import PodView
 from tandem.operator.decide.silence import TRIES, Silence
 from tandem.operator.desired.naming import Identity, Manifest
+from tandem.operator.look import Beside, Key, Why, unrecorded
 from tandem.operator.metrics import OperatorMetrics
 from tandem.protocol.names import ROUTER_PORT
 
 logger = logging.getLogger(__name__)
 
-Key = tuple[str, str]
 REASON = "AddressSilent"
 AT_ONCE = 512
 """Addresses that are asked at the same time."""
@@ -47,13 +47,16 @@ class Reach:
         wake: Callable[[Key], None],
         metrics: OperatorMetrics,
         patience: float,
+        taking_out: Beside = unrecorded,
         port: int = ROUTER_PORT,
     ) -> None:
-        """``patience``: seconds of silence until a router counts as gone; 0 asks nobody."""
+        """``patience``: seconds of silence until a router counts as gone; 0 asks nobody.
+        A pod is taken out within ``taking_out``, which takes whose it is and why."""
         self._cluster = cluster
         self._wake = wake
         self._metrics = metrics
         self._patience = patience
+        self._taking_out = taking_out
         self._port = port
         self._services: dict[Key, tuple[Identity, Silence]] = {}
         self._lock = threading.Lock()
@@ -103,10 +106,13 @@ class Reach:
                 gone = silence.gone(time.monotonic())
                 found += [(owner, silence, pod) for pod in gone]
         for owner, silence, pod in found:
-            if self._take_out(owner, pod):
+            key = (owner.namespace, owner.name)
+            with self._taking_out(key, [Why.REACH]):
+                taken = self._take_out(owner, pod)
+            if taken:
                 with self._lock:
                     silence.taken_out(pod, time.monotonic())
-            self._wake((owner.namespace, owner.name))
+            self._wake(key)
 
     def _take_out(self, owner: Identity, pod: PodView) -> bool:
         """Say that a pod is not ready, and why; whether the API server took it."""

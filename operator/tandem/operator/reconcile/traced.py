@@ -1,7 +1,8 @@
-"""Spans of looks and repairs: a trace of each that wrote or failed, made when it is over.
+"""Spans of looks and of what is done beside them: a trace of each that wrote or failed.
 
-A look that found nothing to do leaves none, whatever the ratio: these are most, and the metrics
-count them. Without an endpoint looks are called as they are, and nothing is recorded.
+It is made when the work is over. A look that found nothing to do leaves none, whatever the ratio:
+these are most, and the metrics count them. Without an endpoint looks are called as they are, and
+nothing is recorded.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class Tracer:
         return look
 
     @contextmanager
-    def repairing(self, key: Key, why: Iterable[str]) -> Iterator[None]:
-        """The block is a repair of a service's child, beside looks."""
+    def beside(self, name: str, key: Key, why: Iterable[str]) -> Iterator[None]:
+        """The block does something for a service beside looks, in a trace of that name."""
         if self._spans is None:
             yield
             return
-        with self._record("repair", key, why):
+        with self._record(name, key, why):
             yield
 
     @contextmanager

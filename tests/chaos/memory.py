@@ -1,0 +1,115 @@
+"""Bits that flip in a prefill worker's memory: in slots that wait to be read, and in the tags of
+blocks that a decode worker maps.
+
+The memory is found from outside, through /proc/PID: slots by their headers, which say their check
+sum themselves, at the start of a page; tags as the smallest memory that is shared under their name.
+Linux alone, as root or as the one who started the process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
+from tandem.kvtransfer.memory.header import HEADER_BYTES, read_header
+from tandem.protocol.errors import WireError
+
+MAGIC = b"TDMSLOT1"
+PAGE = 4096
+EVERY_SECONDS = 0.002
+"""A part lies in its slot for a few of these."""
+FIND_SECONDS = 0.5
+"""Between searches: slots are not where they will be until they are written."""
+_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw\S+ \S+ \S+ \d+ *(.*)")
+_SHARED = "/memfd:tandem-kv"
+MOST_BYTES = 1 << 30
+"""Larger mappings hold no slots of this line."""
+
+
+class Flipper:
+    """Flips bits of one process; the process may end at any time."""
+
+    def __init__(self, pid: int, num_blocks: int, seed: int) -> None:
+        self.flipped = 0
+        self._pid = pid
+        self._tags_bytes = num_blocks * (TAG_BYTES + TURN_BYTES)
+        self._num_blocks = num_blocks
+        self._draw = random.Random(seed)
+        self._slots: list[int] = []
+        self._tags: int | None = None
+        self._done: dict[int, bytes] = {}
+        """What stood in the header of a slot of which a bit was flipped, by address."""
+
+    def flip_for(self, seconds: float) -> None:
+        """In a thread of its own, which ends by itself."""
+        threading.Thread(target=self._run, args=(seconds,), daemon=True).start()
+
+    def _run(self, seconds: float) -> None:
+        end, found = time.monotonic() + seconds, 0.0
+        with suppress(OSError), open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
+            while (now := time.monotonic()) < end:
+                if now >= found:
+                    self.find(memory.fileno())
+                    found = time.monotonic() + FIND_SECONDS
+                self.flip(memory.fileno())
+                time.sleep(EVERY_SECONDS)
+
+    def find(self, memory: int) -> None:
+        """Look where slots and tags are."""
+        self._slots, self._tags = [], None
+        for start, stop, name in self._mappings():
+            size = stop - start
+            if name.startswith(_SHARED) and 0 <= size - self._tags_bytes < PAGE:
+                self._tags = start
+            elif size <= MOST_BYTES and not name.startswith("["):
+                with suppress(OSError):
+                    self._slots += _slots_in(os.pread(memory, size, start), start)
+
+    def flip(self, memory: int) -> None:
+        """One bit in each slot that was written since, and in the tag of one block."""
+        for at in self._slots:
+            head = os.pread(memory, HEADER_BYTES, at)
+            if self._done.get(at) == head or not head.startswith(MAGIC):
+                continue
+            try:
+                size = read_header(head).nbytes
+            except WireError:
+                continue
+            self._flip_at(memory, at + self._draw.randrange(size))
+            self._done[at] = os.pread(memory, HEADER_BYTES, at)
+        if self._tags is not None and self._draw.random() < EVERY_SECONDS * 20:
+            block, byte = self._draw.randrange(self._num_blocks), self._draw.randrange(TAG_BYTES)
+            tag = os.pread(memory, TAG_BYTES, self._tags + block * TAG_BYTES)
+            if any(tag):  # what is cleared is nobody's
+                self._flip_at(memory, self._tags + block * TAG_BYTES + byte)
+
+    def _flip_at(self, memory: int, at: int) -> None:
+        bit = 1 << self._draw.randrange(8)
+        os.pwrite(memory, bytes([os.pread(memory, 1, at)[0] ^ bit]), at)
+        self.flipped += 1
+
+    def _mappings(self) -> list[tuple[int, int, str]]:
+        found = []
+        for line in Path(f"/proc/{self._pid}/maps").read_text().splitlines():
+            if match := _LINE.fullmatch(line):
+                start, stop, name = match.groups()
+                found.append((int(start, 16), int(stop, 16), name))
+        return found
+
+
+def _slots_in(data: bytes, start: int) -> list[int]:
+    """Addresses of slots in the memory from ``start`` on."""
+    found, at = [], data.find(MAGIC)
+    while at >= 0:
+        if (start + at) % PAGE == 0:
+            with suppress(WireError):
+                read_header(data[at : at + HEADER_BYTES])
+                found.append(start + at)
+        at = data.find(MAGIC, at + 1)
+    return found

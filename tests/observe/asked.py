@@ -20,9 +20,9 @@ def everything(prometheus: Prometheus, pictures: Path | None) -> report.Seen:
     """Every panel, rule and alert's series; and a picture of each board, where there is a folder
     for it, which is made."""
     seen = report.Seen(
-        judge.panels(prometheus),
-        judge.records(prometheus),
-        judge.alerts(prometheus),
+        judge.settled(judge.panels, prometheus),
+        judge.settled(judge.records, prometheus),
+        judge.settled(judge.alerts, prometheus),
         prometheus.rules(),
         series=prometheus.counted(),
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -10,6 +12,8 @@ from scripts.dashboards import boards
 from scripts.reference import metrics
 from scripts.rules import chart, expressions
 from tests.observe.prometheus import Prometheus
+
+_TRIES, _REST_SECONDS = 3, 5.0
 
 
 class Answer(NamedTuple):
@@ -55,15 +59,29 @@ def records(prometheus: Prometheus) -> list[Answer]:
 
 def alerts(prometheus: Prometheus) -> list[Answer]:
     """An alert that rests has no answer: the series that it goes by are asked for instead."""
-    found = []
-    for name, rule in chart.alerts().items():
-        named = sorted({each.name for each in expressions.read(rule["expr"]).selectors})
-        values = [value for each in named for value in prometheus.ask(each)]
-        missing = tuple(each for each in named if not prometheus.ask(each))
-        finite = 0 if missing else sum(map(math.isfinite, values))
-        series = 0 if missing else len(values)
-        found.append(Answer(name, rule["expr"], series, finite, missing))
-    return found
+    return [_series_of(prometheus, name, rule["expr"]) for name, rule in chart.alerts().items()]
+
+
+def settled(ask: Callable[[Prometheus], list[Answer]], prometheus: Prometheus) -> list[Answer]:
+    """``ask``, again some scrapes later where there was no number: one scrape that fails leaves no
+    series until the next."""
+    for _ in range(_TRIES - 1):
+        answers = ask(prometheus)
+        if all(each.finite for each in answers):
+            return answers
+        time.sleep(_REST_SECONDS)
+    return ask(prometheus)
+
+
+def _series_of(prometheus: Prometheus, name: str, text: str) -> Answer:
+    """Of all series of an alert, where each of its names has some."""
+    by_name = {
+        each: prometheus.ask(each)
+        for each in sorted({each.name for each in expressions.read(text).selectors})
+    }
+    missing = tuple(each for each, values in by_name.items() if not values)
+    values = [] if missing else [value for found in by_name.values() for value in found]
+    return Answer(name, text, len(values), sum(map(math.isfinite, values)), missing)
 
 
 def _answer(prometheus: Prometheus, where: str, text: str, recorded: str = "") -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 
@@ -45,9 +46,12 @@ def assert_endured(
 
 
 def test_hurt_workers_cost_no_token(tiny: Path, tmp_path: Path):
-    """Kills, stops and restarts: nothing wrong, nothing that hangs, nothing left, nobody dead."""
+    """Kills, stops, restarts with the same clock and with another, bits that flip in a prefill
+    worker's slots: nothing wrong, nothing that hangs, nothing left, nobody dead."""
+    kinds = (*PROCESS_KINDS, Kind.FLIP, *((Kind.CLOCK,) if os.geteuid() == 0 else ()))
     with raised(tiny, tmp_path / "log", "tcp") as line:
-        assert_endured(line, seed=11, requests=300, every=50)
+        assert_endured(line, seed=21, requests=300, every=35, kinds=kinds)
+        assert sum(each.flipped for each in line.flippers) > 0
 
 
 def test_hurt_links_cost_no_token(tiny: Path, tmp_path: Path):

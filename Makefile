@@ -11,6 +11,10 @@ PYTEST := $(BIN)/python -m pytest
 BESIDE := -n 2 --dist loadgroup --durations=25
 ARGS ?=
 
+# Images of Python for containers often set it, and then each of the thousand processes that tests start
+# compiles torch's sources once more: half of what a worker's start costs.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help
 help:  ## Show the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -205,7 +205,7 @@ class Consumer(_Worker):
             fingerprint=more.pop("fingerprint", FINGERPRINT),
             incarnation=self.incarnation,
             registry=self.registry,
-            notify=self.woken.set,
+            notify=more.pop("notify", self.woken.set),
             **more,
         )
         self.service.start()

@@ -7,9 +7,14 @@ UV_VERSION := 0.13.8
 UV ?= $(or $(shell command -v uv),.tools/uv)
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Two processes; a file stays in one of them (tests/conftest.py). ARGS='-n 0' runs all in one.
-BESIDE := -n 2 --dist loadgroup --durations=25
+# Two processes; a file stays in one of them, and the longest begin (tests/conftest.py). ARGS='-n 0'
+# runs all in one.
+BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
 ARGS ?=
+
+# Images of Python for containers often set it, and then each of the thousand processes that tests start
+# compiles torch's sources once more: half of what a worker's start costs.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help:  ## Show the targets

@@ -7,8 +7,9 @@ import pytest
 
 from tandem.hub import DEFAULT_MODEL, prepare
 
-ALONE = {"operator": "API server", "e2e": "stacks of processes", "chaos": "as e2e"}
-"""Rooms of tests whose files share something of the machine: all run in one process."""
+ALONE = {"e2e": "stacks of processes", "operator": "API server", "chaos": "as e2e", "screens": "ui"}
+"""Rooms of tests whose files share something of the machine: all run in one process. They take the
+longest, in this order, and begin first: what is short fills up the end."""
 
 
 def pytest_configure() -> None:
@@ -19,11 +20,14 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With two processes a file's tests stay together, so that its fixtures are made once."""
     for item in items:
         room = item.path.parent.name
         item.add_marker(pytest.mark.xdist_group(ALONE.get(room, str(item.path))))
+    if hasattr(config, "workerinput"):  # one of several processes
+        first = list(ALONE)
+        items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
 
 
 @pytest.fixture(scope="session")

@@ -124,8 +124,13 @@ class _Worker:
             assert left > 0, f"nothing came; seen so far: {self.seen}"
             self.woken.wait(min(left, 0.05))
 
-    def wait_for(self, kind: type[Any], key: RequestKey | None = None, seconds: float = SECONDS):
-        """The first event of this kind (and key)."""
+    def wait_for(
+        self,
+        kind: type[Any] | tuple[type[Any], ...],
+        key: RequestKey | None = None,
+        seconds: float = SECONDS,
+    ):
+        """The first event of this kind, or of one of them (and key)."""
 
         def found() -> object:
             return next(
@@ -200,7 +205,7 @@ class Consumer(_Worker):
             fingerprint=more.pop("fingerprint", FINGERPRINT),
             incarnation=self.incarnation,
             registry=self.registry,
-            notify=self.woken.set,
+            notify=more.pop("notify", self.woken.set),
             **more,
         )
         self.service.start()

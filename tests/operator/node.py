@@ -69,7 +69,7 @@ class Node:
         ruled = next((status for rule in self.rules if (status := rule(pod)) is not None), None)
         wanted = ruled or self.ready(pod)
         now = pod.get("status", {})
-        if all(now.get(key) == value for key, value in wanted.items()):
+        if says(now, wanted):
             return
         path = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": wanted}
         body = {
@@ -97,6 +97,16 @@ class Node:
             "podIPs": [{"ip": address}],
             "conditions": conditions,
         }
+
+
+def says(now: Any, wanted: Any) -> bool:
+    """Whether all of ``wanted`` is in ``now``, to which the API server has added its defaults."""
+    if isinstance(wanted, dict):
+        found = now or {}
+        return all(says(found.get(key), value) for key, value in wanted.items())
+    if isinstance(wanted, list):
+        return len(now or ()) == len(wanted) and all(map(says, now or (), wanted))
+    return bool(now == wanted)
 
 
 def container_status(name: str, state: Pod, **more: Any) -> Pod:

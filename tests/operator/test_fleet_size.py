@@ -27,7 +27,7 @@ from tandem.operator.cluster.store import KINDS, SERVICE
 from tandem.operator.loop.resync import PAGE
 
 FEW, MANY = 8, 1000
-RESYNC = 3
+RESYNC = 1
 ROUNDS = 3
 _LEASE = "/leases/"
 

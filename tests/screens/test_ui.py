@@ -21,7 +21,7 @@ WHOLE = (
 needs_browser = pytest.mark.skipif(
     find_chromium() is None, reason=f"no browser is here: none of {', '.join(NAMES)}"
 )
-pytestmark = [needs_browser, pytest.mark.timeout(240), pytest.mark.xdist_group("ui")]
+pytestmark = [needs_browser, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from tandem.protocol.messages import (
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.worker.engine_proc import EngineCoreProc
-from tandem.worker.handoff import NoHandoff
+from tandem.worker.handoff import HandoffService, NoHandoff
 from tandem.worker.inbox import Inbox
 from tandem.worker.server_config import ServerConfig
 from tandem.worker.worker_probes import WorkerProbes
@@ -43,12 +43,20 @@ class PacedExecutor(SimExecutor):
 class Worker:
     """An EngineCoreProc in a thread."""
 
-    def __init__(self, core: EngineCore | None = None, **settings: object) -> None:
-        """``core`` in place of a simulated engine; ``settings`` of that."""
+    def __init__(
+        self,
+        core: EngineCore | None = None,
+        *,
+        handoff: HandoffService | None = None,
+        inbox: Inbox | None = None,
+        **settings: object,
+    ) -> None:
+        """``core`` in place of a simulated engine; ``settings`` of that. ``handoff`` has links, and
+        wakes the loop by ``inbox``."""
         registry = CollectorRegistry()
         server = ServerConfig(host="127.0.0.1", port=0, probe_port=0)
         self.probes = WorkerProbes(server, registry)
-        self.inbox = Inbox()
+        self.inbox = inbox or Inbox()
         metrics = EngineMetrics(registry, model_name="sim", max_model_len=4096)
         self.executor = PacedExecutor(64)
         config = config_of(num_gpu_blocks_override=64, **settings)
@@ -58,7 +66,7 @@ class Worker:
         self.loading = self.get("/ready")
         self.proc = EngineCoreProc(
             core=self.core,
-            handoff=NoHandoff(),
+            handoff=handoff or NoHandoff(),
             card=self.core.card(role=WorkerRole.DECODE, incarnation=new_incarnation()),
             server=server,
             probes=self.probes,

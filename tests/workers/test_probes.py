@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 import threading
 import urllib.request
 
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from tests.waiting import wait_for
 
+from tandem.worker import probes
 from tandem.worker.probes import ProbeServer, ProbeState
 
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)
@@ -39,3 +41,21 @@ def test_one_who_gives_up_leaves_no_trace(capfd: pytest.CaptureFixture[str]) -> 
     wait_for(lambda: threading.active_count() <= before)
     server.stop()
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the server looks every second")
+def test_a_worker_that_ends_does_not_wait_for_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is woken, however seldom it looks by itself."""
+    monkeypatch.setattr(probes, "POLL_SECONDS", 3600.0)
+    state = ProbeState(
+        health=lambda: None, ready=lambda: None, debug=dict, registry=CollectorRegistry()
+    )
+    server = ProbeServer("127.0.0.1", 0, state)
+    server.start()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=5) as answer:
+        assert answer.status == 200
+    ending = threading.Thread(target=server.stop, daemon=True)
+    ending.start()
+    wait_for(lambda: not ending.is_alive())
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))

@@ -98,6 +98,8 @@ class EngineCoreProc:
         """Requests here whose times are kept."""
         self._signals = 0
         self._peers = PeerSets()
+        self._linked: frozenset[Incarnation] = frozenset()
+        """Peers whose link was up when routers were told last."""
         self._io = IOThread(
             endpoint=f"tcp://{server.host}:{server.port}",
             card=card,
@@ -171,6 +173,15 @@ class EngineCoreProc:
             elif isinstance(item, RouterLost):
                 self._core.abort_router(item.router)
                 self._peers.forget(item.router)
+            else:
+                self._look_at_links()
+
+    def _look_at_links(self) -> None:
+        """A link that came up or went is news to routers at once: they place requests by it."""
+        linked = frozenset(each.peer for each in self._handoff.peer_health() if each.up)
+        if linked != self._linked:
+            self._linked = linked
+            self._io.beat_soon()
 
     def _handle(self, item: FromRouter) -> None:
         message, router = item.message, item.router

@@ -100,6 +100,11 @@ class IOThread(threading.Thread):
         signal handlers too; never blocks."""
         self._outbox.wake()
 
+    def beat_soon(self) -> None:
+        """Have routers hear now what the next beat would say. Any thread; never blocks."""
+        self._pulse.hasten()
+        self.ring()
+
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
         """Wait for the socket in this thread's place until the inbox has something, or for so long.
         For the step loop: what comes wakes it, and no other thread before it. Until ``awake_until``

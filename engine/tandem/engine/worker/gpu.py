@@ -23,7 +23,6 @@ from tandem.engine.worker.profile import (
 )
 from tandem.engine.worker.runner import ModelRunner
 from tandem.engine.worker.staging import StepShape
-from tandem.kernels.launch.ahead import building_ahead
 from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
 from tandem.protocol.errors import InvalidParameter
 
@@ -67,6 +66,8 @@ def memory_for_weights(config: EngineConfig, device: torch.device) -> Iterator[N
 def step_bytes(config: EngineConfig, runner: ModelRunner, device: torch.device) -> int:
     """Memory to keep for steps: activations, measured, and graphs. Raises InvalidParameter when
     the largest step finds no room."""
+    from tandem.kernels.launch.ahead import building_ahead  # triton: a CPU's start needs none
+
     try:
         with building_ahead(), shortened(runner):
             largest_steps(config, runner, device)
@@ -99,6 +100,8 @@ def slab_allocator(config: EngineConfig, device: torch.device) -> SlabAllocator 
 @torch.inference_mode()
 def capture(config: EngineConfig, runner: ModelRunner) -> None:
     """Capture the graphs of ``runner``'s steps; its slab has a spare block."""
+    from tandem.kernels.launch.ahead import building_ahead
+
     shapes = _shapes(config)
     runner.batch.sampling.bounds = bounds = _bounds(config, runner.stager.device)
     if shapes:

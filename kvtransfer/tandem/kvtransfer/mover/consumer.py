@@ -133,6 +133,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if len(self.parts.transports) > 1 and connector == next(iter(self.parts.transports)):
             self.falls.worked(peer, connector)
         self.book.mark(peer, up=True, transport=self._welcomes[peer].connector)
+        self.parts.notify()
         self.observe()
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
@@ -192,6 +193,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             transport.close(peer)
         self.pace.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
+        self.parts.notify()
         return actions
 
     # -- actions ------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ class EngineCoreProc:
                 self._io.attend(IDLE_SECONDS, self._idle.begin())
         if not self._inbox.empty:
             self._idle.end()
+        woken = False
         for item in self._inbox.take():
             if isinstance(item, FromRouter):
                 self._handle(item)
@@ -174,7 +175,9 @@ class EngineCoreProc:
                 self._core.abort_router(item.router)
                 self._peers.forget(item.router)
             else:
-                self._look_at_links()
+                woken = True
+        if woken:  # by the hand-off: once, however often it rang
+            self._look_at_links()
 
     def _look_at_links(self) -> None:
         """A link that came up or went is news to routers at once: they place requests by it."""

@@ -1,0 +1,45 @@
+"""Which tests may run beside which, where two processes run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FILES = ("tests/link/test_liveness.py", "tests/chaos/test_proxy.py", "tests/chaos/test_harness.py")
+RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
+
+
+def test_a_file_and_a_room_stay_in_one_process() -> None:
+    """Else each process raises its own stacks, and rooms that share something of the machine meet."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    words = [
+        "-n",
+        "2",
+        "--dist",
+        "loadscope",
+        "-v",
+        "-k",
+        "not any_server",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, *FILES],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout
+    ran: dict[str, set[str]] = defaultdict(set)
+    for process, file in RAN.findall(done.stdout):
+        ran[str(Path(file).parent)].add(process)
+    assert set(ran) == {"tests/link", "tests/chaos"}
+    assert all(len(processes) == 1 for processes in ran.values()), ran
+    assert ran["tests/link"] != ran["tests/chaos"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tandem.hub import DEFAULT_MODEL, prepare
 
@@ -21,7 +21,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class Rooms(LoadScopeScheduling):
+class Rooms(LoadScopeScheduling):  # type: ignore[misc]
     """A file's tests stay in one process, so that its fixtures are made once; so do rooms that are
     alone. By the path in a test's id: xdist's own groups write a name into it that pytest 9.2 does
     not read, and every test would be a group of its own."""

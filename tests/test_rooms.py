@@ -15,7 +15,7 @@ RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
 
 
 def test_a_file_and_a_room_stay_in_one_process() -> None:
-    """Else each process raises its own stacks, and rooms that share something of the machine meet."""
+    """Else each process raises its own stacks, and rooms that share something meet."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     words = [
         "-n",

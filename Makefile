@@ -9,7 +9,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Two processes; a file stays in one of them, and the longest begin (tests/conftest.py). ARGS='-n 0'
 # runs all in one.
-BESIDE := -n 2 --dist loadgroup --no-loadscope-reorder --durations=25
+BESIDE := -n 2 --dist loadscope --no-loadscope-reorder --durations=25
 ARGS ?=
 
 # Images of Python for containers often set it, and then each of the thousand processes that tests start

@@ -2,8 +2,10 @@
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tandem.hub import DEFAULT_MODEL, prepare
 
@@ -19,13 +21,25 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
+class Rooms(LoadScopeScheduling):  # type: ignore[misc]
+    """A file's tests stay in one process, so that its fixtures are made once; so do rooms that are
+    alone. By the path in a test's id: xdist's own groups write a name into it that pytest 9.2 does
+    not read, and every test would be a group of its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return ALONE.get(Path(file).parent.name, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
+    """With two processes: who runs what."""
+    return Rooms(config, log)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With two processes a file's tests stay together, so that its fixtures are made once."""
-    for item in items:
-        room = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(ALONE.get(room, str(item.path))))
-    if hasattr(config, "workerinput"):  # one of several processes
+    """Each of several processes is told the same: the longest first."""
+    if hasattr(config, "workerinput"):
         first = list(ALONE)
         items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from tandem.engine.worker.embedded import embeds_of
 from tandem.protocol.embeds import PromptEmbeds
 
 
@@ -21,6 +20,12 @@ def table_of(folder: Path) -> torch.Tensor:
         if "model.embed_tokens.weight" in tensors:
             return tensors["model.embed_tokens.weight"]
     raise AssertionError(f"{folder} holds no table of embeddings")
+
+
+def embeds_of(rows: torch.Tensor) -> PromptEmbeds:
+    """[positions, hidden] as a request carries it, in its own dtype."""
+    values = rows.contiguous().view(torch.uint8).numpy().tobytes()
+    return PromptEmbeds(str(rows.dtype).removeprefix("torch."), rows.shape[1], values)
 
 
 def embeds_for(

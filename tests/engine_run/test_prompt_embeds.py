@@ -1,17 +1,16 @@
-"""Prompts that come as embeddings, in an engine: tokens as of ids, with all that happens to them."""
+"""Prompts that come as embeddings, in an engine: tokens as of ids, whatever happens."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
-from tests.engine_run.embedded import embeds_for, table_of
+from tests.engine_run.embedded import embeds_for, embeds_of, table_of
 from tests.engine_run.encoder_models import encoder_of
 from tests.engine_run.tiny_models import MODELS, folder_of, judged
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.scheduler.roster import Roster
-from tandem.engine.worker.embedded import embeds_of
 from tandem.protocol.embeds import PLACEHOLDER
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
@@ -183,7 +182,7 @@ def test_a_repetition_penalty_looks_at_the_output_alone():
 
 
 def test_large_values_harm_nobody_else():
-    """The largest that are let through, beside and before an ordinary request in the same blocks."""
+    """The largest that are let through, beside an ordinary request, and before one in its blocks."""
     made = engine(num_gpu_blocks_override=14, enable_prefix_caching=False)
     wild = torch.full((60, 48), 32_000.0)
     wild[:, ::2] *= -1

@@ -6,7 +6,6 @@ dtype. Positions behind the prompt have ids, of tokens that were drawn or forced
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 import numpy as np
@@ -52,15 +51,3 @@ def vectors_of(embeds: PromptEmbeds, first: int, end: int) -> Tensor:
     numbers = np.frombuffer(embeds.rows(first, end), _NUMBERS[embeds.dtype])
     native = numbers.astype(numbers.dtype.newbyteorder("="), copy=True)
     return torch.from_numpy(native).view(_DTYPES[embeds.dtype]).view(-1, embeds.hidden_size)
-
-
-def embeds_of(tensor: Tensor) -> PromptEmbeds:
-    """A tensor [positions, hidden_size] as a request carries it; [1, positions, hidden_size] is
-    taken for that. Its dtype and shape are checked where a prompt is."""
-    rows = tensor.detach().cpu()
-    if rows.dim() == 3 and rows.shape[0] == 1:
-        rows = rows[0]
-    hidden = rows.shape[-1] if rows.dim() == 2 else 0
-    data = rows.contiguous().view(torch.uint8).numpy().tobytes() if rows.dim() == 2 else b""
-    assert sys.byteorder == "little", "torch has no other order here"
-    return PromptEmbeds(str(rows.dtype).removeprefix("torch."), hidden, data)

@@ -182,7 +182,7 @@ def test_a_repetition_penalty_looks_at_the_output_alone():
 
 
 def test_large_values_harm_nobody_else():
-    """The largest that are let through, beside an ordinary request, and before one in its blocks."""
+    """The largest that are let through, beside an ordinary request, and one in its blocks after."""
     made = engine(num_gpu_blocks_override=14, enable_prefix_caching=False)
     wild = torch.full((60, 48), 32_000.0)
     wild[:, ::2] *= -1

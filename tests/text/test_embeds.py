@@ -1,4 +1,4 @@
-"""Saved tensors, read as strangers send them: right ones as torch reads them, all others in words."""
+"""Saved tensors, read as strangers send them: right ones as torch reads them, others in words."""
 
 from __future__ import annotations
 

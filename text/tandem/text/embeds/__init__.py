@@ -1,8 +1,8 @@
 """Tensors as clients send them, read without torch and without running a word of them.
 
-What ``torch.save`` writes is a zip with a pickle in it, which vLLM's clients send; a safetensors file
-is the simpler form, for clients without torch. Of either, exactly one tensor is taken, and of a
-pickle nothing is executed: its opcodes are a list that is read, and those beyond it are refused.
+What ``torch.save`` writes is a zip with a pickle in it, which vLLM's clients send; a file of
+safetensors is the simpler form, for clients without torch. Of either, exactly one tensor is taken,
+and of a pickle nothing is executed: its opcodes are a list that is read, and others are refused.
 """
 
 from __future__ import annotations

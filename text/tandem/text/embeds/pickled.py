@@ -9,6 +9,7 @@ name or call is refused where it stands.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.text.embeds.problem import NotATensor
@@ -31,6 +32,8 @@ _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,3})?|mps(:[0-9]{1,3})?")
 _KEY = re.compile(r"[0-9]{1,9}")
 _MOST_STEPS = 256
 _MOST_MEMO = 64
+_MOST_TEXT = 128
+_MOST_LONG = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,61 +109,96 @@ class _Machine:
     def step(self) -> bool:
         """Do the next opcode; whether it was the last."""
         code = self._take(1)
-        match code:
-            case b".":
-                return True
-            case b"\x80":
-                if self._at != 1 or not 2 <= self._take(1)[0] <= 5:
-                    raise NotATensor("its pickle is of another protocol")
-            case b"\x95":
-                self._take(8)
-            case b"(":
-                self._stack.append(_MARK)
-            case b"c":
-                self._push(_Name(self._line(), self._line()))
-            case b"\x93":
-                name, module = self._pop(), self._pop()
-                if not (isinstance(name, str) and isinstance(module, str)):
-                    raise NotATensor("its pickle names something by no text")
-                self._push(_Name(module, name))
-            case b"q":
-                self._remember(self._take(1)[0])
-            case b"\x94":
-                self._remember(len(self._memo))
-            case b"h":
-                self._push(self._recall(self._take(1)[0]))
-            case b"X":
-                self._push(self._text(int.from_bytes(self._take(4), "little")))
-            case b"\x8c":
-                self._push(self._text(self._take(1)[0]))
-            case b"K":
-                self._push(self._take(1)[0])
-            case b"M":
-                self._push(int.from_bytes(self._take(2), "little"))
-            case b"J":
-                self._push(int.from_bytes(self._take(4), "little", signed=True))
-            case b"\x8a":
-                size = self._take(1)[0]
-                if size > 8:
-                    raise NotATensor("its pickle has a number that no tensor has")
-                self._push(int.from_bytes(self._take(size), "little", signed=True))
-            case b"\x88" | b"\x89":
-                self._push(code == b"\x88")
-            case b")":
-                self._push(())
-            case b"\x85" | b"\x86" | b"\x87":
-                count = code[0] - 0x84
-                self._push(tuple(reversed([self._pop() for _ in range(count)])))
-            case b"t":
-                self._push(self._since_mark())
-            case b"Q":
-                self._push(_storage_of(self._pop()))
-            case b"R":
-                arguments = self._pop()
-                self._push(_called(self._pop(), arguments))
-            case _:
-                raise NotATensor(f"its pickle has the opcode 0x{code.hex()}, which no tensor needs")
+        if code == b".":
+            return True
+        done = _OPCODES.get(code)
+        if done is None:
+            raise NotATensor(f"its pickle has the opcode 0x{code.hex()}, which no tensor needs")
+        done(self)
         return False
+
+    def protocol(self) -> None:
+        """Its number, which stands first."""
+        if self._at != 1 or not 2 <= self._take(1)[0] <= 5:
+            raise NotATensor("its pickle is of another protocol")
+
+    def skip(self, count: int) -> None:
+        """Pass over an argument that says nothing here."""
+        self._take(count)
+
+    def push(self, value: object) -> None:
+        """A constant, or what was made."""
+        self._stack.append(value)
+
+    def number(self, size: int, *, signed: bool = False) -> None:
+        """An integer of so many bytes."""
+        self.push(int.from_bytes(self._take(size), "little", signed=signed))
+
+    def long_number(self) -> None:
+        """An integer that says its own bytes."""
+        size = self._take(1)[0]
+        if size > _MOST_LONG:
+            raise NotATensor("its pickle has a number that no tensor has")
+        self.number(size, signed=True)
+
+    def text(self, size: int) -> None:
+        """A text behind its length of ``size`` bytes."""
+        length = int.from_bytes(self._take(size), "little")
+        if length > _MOST_TEXT:
+            raise NotATensor("its pickle has a text that no tensor has")
+        self.push(self._take(length).decode("ascii", "replace"))
+
+    def name(self) -> None:
+        """Module and name, a line each."""
+        module = self._line()
+        self.push(_Name(module, self._line()))
+
+    def stacked_name(self) -> None:
+        """Module and name from the stack."""
+        name, module = self._pop(), self._pop()
+        if not (isinstance(name, str) and isinstance(module, str)):
+            raise NotATensor("its pickle names something by no text")
+        self.push(_Name(module, name))
+
+    def remember(self, place: int | None = None) -> None:
+        """The top of the stack, under the next number or one that follows."""
+        if not self._stack or len(self._memo) >= _MOST_MEMO:
+            raise NotATensor("its pickle remembers more than a tensor's")
+        self._memo[len(self._memo) if place is None else place] = self._stack[-1]
+
+    def remember_there(self) -> None:
+        """Under a number that follows."""
+        self.remember(self._take(1)[0])
+
+    def recall(self) -> None:
+        """What was remembered."""
+        place = self._take(1)[0]
+        if place not in self._memo:
+            raise NotATensor("its pickle takes what it never had")
+        self.push(self._memo[place])
+
+    def tuple_of(self, count: int) -> None:
+        """Of the last so many."""
+        self.push(tuple(reversed([self._pop() for _ in range(count)])))
+
+    def tuple_since_mark(self) -> None:
+        """Of all behind the last mark."""
+        values: list[object] = []
+        while self._stack and self._stack[-1] is not _MARK:
+            values.append(self._stack.pop())
+        if not self._stack:
+            raise NotATensor("its pickle takes what it never had")
+        self._stack.pop()
+        self.push(tuple(reversed(values)))
+
+    def persistent(self) -> None:
+        """A storage by its id."""
+        self.push(_storage_of(self._pop()))
+
+    def call(self) -> None:
+        """What a call makes that is known; nothing is called."""
+        arguments = self._pop()
+        self.push(_called(self._pop(), arguments))
 
     def _take(self, count: int) -> bytes:
         part = self._data[self._at : self._at + count]
@@ -170,44 +208,45 @@ class _Machine:
         return part
 
     def _line(self) -> str:
-        end = self._data.find(b"\n", self._at, self._at + 128)
+        end = self._data.find(b"\n", self._at, self._at + _MOST_TEXT)
         if end < 0:
             raise NotATensor("its pickle has a name without an end")
         line = self._take(end - self._at).decode("ascii", "replace")
         self._at += 1
         return line
 
-    def _text(self, size: int) -> str:
-        if size > 128:
-            raise NotATensor("its pickle has a text that no tensor has")
-        return self._take(size).decode("ascii", "replace")
-
-    def _push(self, value: object) -> None:
-        self._stack.append(value)
-
     def _pop(self) -> object:
         if not self._stack or self._stack[-1] is _MARK:
             raise NotATensor("its pickle takes what it never had")
         return self._stack.pop()
 
-    def _since_mark(self) -> tuple[object, ...]:
-        values: list[object] = []
-        while self._stack and self._stack[-1] is not _MARK:
-            values.append(self._stack.pop())
-        if not self._stack:
-            raise NotATensor("its pickle takes what it never had")
-        self._stack.pop()
-        return tuple(reversed(values))
 
-    def _remember(self, place: int) -> None:
-        if not self._stack or len(self._memo) >= _MOST_MEMO:
-            raise NotATensor("its pickle remembers more than a tensor's")
-        self._memo[place] = self._stack[-1]
-
-    def _recall(self, place: int) -> object:
-        if place not in self._memo:
-            raise NotATensor("its pickle takes what it never had")
-        return self._memo[place]
+_OPCODES: dict[bytes, Callable[[_Machine], None]] = {
+    b"\x80": _Machine.protocol,
+    b"\x95": lambda machine: machine.skip(8),  # length of a frame
+    b"(": lambda machine: machine.push(_MARK),
+    b")": lambda machine: machine.push(()),
+    b"\x88": lambda machine: machine.push(True),
+    b"\x89": lambda machine: machine.push(False),
+    b"K": lambda machine: machine.number(1),
+    b"M": lambda machine: machine.number(2),
+    b"J": lambda machine: machine.number(4, signed=True),
+    b"\x8a": _Machine.long_number,
+    b"X": lambda machine: machine.text(4),
+    b"\x8c": lambda machine: machine.text(1),
+    b"c": _Machine.name,
+    b"\x93": _Machine.stacked_name,
+    b"q": _Machine.remember_there,
+    b"\x94": _Machine.remember,
+    b"h": _Machine.recall,
+    b"\x85": lambda machine: machine.tuple_of(1),
+    b"\x86": lambda machine: machine.tuple_of(2),
+    b"\x87": lambda machine: machine.tuple_of(3),
+    b"t": _Machine.tuple_since_mark,
+    b"Q": _Machine.persistent,
+    b"R": _Machine.call,
+}
+"""All that is understood."""
 
 
 def _storage_of(value: object) -> _Storage:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
 from tests.engine_run.embedded import embeds_for, embeds_of, table_of
 from tests.engine_run.encoder_models import encoder_of
-from tests.engine_run.tiny_models import MODELS, folder_of, judged
+from tests.engine_run.run_driver import Driver
+from tests.engine_run.test_padding import Uncaptured
+from tests.engine_run.tiny_models import MODELS, folder_of, judge_of, judged
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.scheduler.roster import Roster
+from tandem.engine.worker.inputs import StepStager
+from tandem.engine.worker.slab import Slab
+from tandem.engine.worker.staging import StepShape
 from tandem.protocol.embeds import PLACEHOLDER
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
@@ -24,8 +33,8 @@ PROMPTS = [[(11 * each + 7 * at) % 300 + 5 for at in range(70 + each)] for each 
 
 def engine(folder=FOLDER, **settings) -> CPUEngine:
     """One that takes embeddings."""
-    settings = {"num_gpu_blocks_override": 60, "dtype": "float32"} | settings
-    return CPUEngine(folder, enable_prompt_embeds=True, **settings)
+    fields: dict[str, Any] = {"num_gpu_blocks_override": 60, "dtype": "float32"} | settings
+    return CPUEngine(folder, enable_prompt_embeds=True, **fields)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
@@ -65,8 +74,6 @@ def test_mixed_batches_chunks_and_preemptions(monkeypatch, caching, overlap):
 
 def test_what_a_table_has_not_is_as_transformers_has_it():
     """Vectors of no token: sums of rows."""
-    from tests.engine_run.tiny_models import judge_of
-
     table = table_of(FOLDER)
     mixed = 0.5 * table[PROMPTS[0]] + 0.5 * table[PROMPTS[0][::-1]]
     made, model = engine(), judge_of("llama")
@@ -82,8 +89,6 @@ def test_what_a_table_has_not_is_as_transformers_has_it():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_other_dtypes_than_the_models(dtype):
     """Half a float is cast to what the stream has."""
-    from tests.engine_run.tiny_models import judge_of
-
     halves = table_of(FOLDER)[PROMPTS[0]].to(dtype)
     made = engine()
     key = made.add_embeds(embeds_of(halves), 1)
@@ -137,7 +142,9 @@ def test_a_resumed_request_goes_on(emitted):
     tokens: list[int] = []
     while made.core.has_work:
         for outputs in made.core.advance().outputs.values():
-            tokens += [token for each in outputs for token in each.token_ids]
+            for each in outputs:
+                assert isinstance(each, EngineCoreOutput)
+                tokens += each.token_ids
     assert tokens == said[emitted:]
     stats = made.core.scheduler.take_stats()
     assert stats.agreed_tokens == stats.replayed_tokens == emitted
@@ -167,8 +174,6 @@ def test_a_repetition_penalty_looks_at_the_output_alone():
     key = made.add_embeds(embeds_for(FOLDER, PROMPTS[0]), 12, penalized)
     tokens = made.run()[key.request]
     with_ids = made.generate([PROMPTS[0]], 12, penalized)[0]
-
-    from tests.engine_run.tiny_models import judge_of
 
     expected: list[int] = []
     with torch.inference_mode():
@@ -206,7 +211,7 @@ def refused(made: CPUEngine, **fields):
 def test_what_does_not_fit_is_refused_by_name():
     """Before anything is held, with field, value and what is allowed."""
     made, wide = engine(), torch.zeros(70, 50)
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "hidden size": {"embeds": embeds_of(wide)},
         "placeholders": {"prompt_token_ids": [PLACEHOLDER] * 9},
         "float32, float16": {"embeds": embeds_of(torch.zeros(70, 48, dtype=torch.float64))},
@@ -251,3 +256,42 @@ def test_bytes_that_live_here_are_bounded():
     made.run()
     assert refused(made) is None
     made.run()
+
+
+def test_steps_with_vectors_run_beside_graphs():
+    """A step that computes positions of a prompt of vectors is padded to no graph's shape; those
+    that decode behind it are."""
+    driver = Driver(FOLDER, num_blocks=120, max_num_seqs=8)
+    runner = driver.runner
+    runner.slab = Slab(driver.config.layout, 120, torch.device("cpu"), spare=1)
+    runner.stager = StepStager(
+        runner.batch, torch.device("cpu"), max_tokens=600, max_len=512, spare_block=120
+    )
+    graphs = Uncaptured(runner)
+    graphs.offer([StepShape(4, 0, 0), StepShape(0, 128, 8)])
+    runner.graphs = graphs
+    seqs = [driver.add(PROMPTS[0]), driver.add(PROMPTS[1], embeds=embeds_for(FOLDER, PROMPTS[1]))]
+    assert driver.generate(seqs, 6, budget=100) == [
+        judged("llama", prompt, 6)[0] for prompt in PROMPTS[:2]
+    ]
+    assert set(graphs.replayed) == {StepShape(4, 0, 0)}
+
+
+@pytest.mark.slow
+def test_vectors_reach_a_rank_in_a_child():
+    """As bytes of a plan, once for each time that a sequence is new there."""
+    executor = MultiprocExecutor()
+    try:
+        made = CPUEngine(
+            FOLDER,
+            executor=executor,
+            dtype="float32",
+            enable_prompt_embeds=True,
+            num_gpu_blocks_override=12,
+            max_num_batched_tokens=24,
+        )
+        keys = [made.add_embeds(embeds_for(FOLDER, prompt), 40) for prompt in PROMPTS]
+        tokens = made.run()
+        assert [tokens[key.request] for key in keys] == [judged("llama", p, 40)[0] for p in PROMPTS]
+    finally:
+        executor.stop()

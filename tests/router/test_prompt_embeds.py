@@ -262,7 +262,7 @@ def test_grpc(serve: Serve, decode: Make) -> None:
         assert request.prompt_embeds.values == bytes_of(ROWS)
         with pytest.raises(Exception, match="8 values each"):
             client.call("Generate", prompt_embeds=saved(ROWS[:, :3].clone()))
-        with pytest.raises(Exception, match="prompt_embeds: .* is not allowed; bytes of a saved"):
+        with pytest.raises(Exception, match=r"prompt_embeds: .* is not allowed; bytes of a saved"):
             client.call("Generate", prompt_embeds="")
     finally:
         client.close()

@@ -10,6 +10,7 @@ import struct
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST = 1 << 20
 
 
-def saved(tensor: object, **options: object) -> bytes:
+def saved(tensor: object, **options: Any) -> bytes:
     """What ``torch.save`` writes."""
     file = io.BytesIO()
     torch.save(tensor, file, **options)
@@ -100,7 +101,7 @@ def test_nothing_is_ever_executed(tmp_path: Path):
     assert touched.exists()
 
 
-def rezipped(pickled: bytes, storage: bytes = bytes(16), **options) -> bytes:
+def rezipped(pickled: bytes, storage: bytes = bytes(16), **options: Any) -> bytes:
     """A zip as torch's with another pickle in it."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", options.pop("method", zipfile.ZIP_STORED)) as made:
@@ -231,7 +232,8 @@ def test_base64():
 
 def as_torch_reads(data: bytes) -> torch.Tensor:
     """By its own restricted unpickler."""
-    return torch.load(io.BytesIO(data), weights_only=True)
+    tensor: torch.Tensor = torch.load(io.BytesIO(data), weights_only=True)
+    return tensor
 
 
 @settings(max_examples=400, deadline=None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 from tests.engine_run.embedded import embeds_for
@@ -31,7 +33,8 @@ def test_tokens_are_those_of_ids(pair: Pair) -> None:
     said = judged("llama", IDS, 10)[0]
     for name in "ab":
         pair.ask(name, embeds=EMBEDS)
-        pair.until(lambda: pair.decode.finished(name) and pair.prefill.free and pair.decode.free)
+        pair.until(partial(pair.decode.finished, name))
+        pair.until(lambda: pair.prefill.free and pair.decode.free)
         assert pair.prefill.tokens(name) == said[:1]
         assert pair.decode.tokens(name) == said
     cached = [each.num_cached_tokens for each in pair.prefill.outputs]
@@ -50,7 +53,7 @@ def test_a_resumed_request_is_handed_over(pair: Pair, known: int) -> None:
 
 def test_choices_share_one_hand_off(pair: Pair) -> None:
     """n first tokens of one prompt of vectors."""
-    settings = {"n": 3, "temperature": 0.9, "max_tokens": 6}
+    settings: dict[str, Any] = {"n": 3, "temperature": 0.9, "max_tokens": 6}
     pair.ask("a", embeds=EMBEDS, **settings)
     pair.until(lambda: all(pair.decode.finished("a", n) for n in range(3)) and pair.prefill.free)
     assert [pair.decode.tokens("a", n) for n in range(3)] == pair.alone(**settings)

@@ -28,7 +28,14 @@ from tandem.text.chat_template import ChatOptions
 from tandem.text.cutting import cut_within_ends
 from tandem.text.embeds.checks import check_embeds, kept_embeds
 from tandem.text.errors import ContextLengthExceeded
-from tandem.text.prompts import EmbedsPrompt, Prompt, PromptLike, TextPrompt, parse_prompt
+from tandem.text.prompts import (
+    EmbedsPrompt,
+    Prompt,
+    PromptLike,
+    TextPrompt,
+    TokensPrompt,
+    parse_prompt,
+)
 from tandem.text.stop_strings import check_stops
 from tandem.text.tokenizer import Tokenizer
 
@@ -224,7 +231,11 @@ class InputProcessor:
         return embeds
 
     def _ids(
-        self, prompt: Prompt, params: SamplingParams, options: InputOptions, param: str
+        self,
+        prompt: TextPrompt | TokensPrompt,
+        params: SamplingParams,
+        options: InputOptions,
+        param: str,
     ) -> list[int]:
         if isinstance(prompt, TextPrompt):
             if options.truncate_prompt_tokens is None:

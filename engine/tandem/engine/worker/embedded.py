@@ -7,6 +7,7 @@ dtype. Positions behind the prompt have ids, of tokens that were drawn or forced
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,11 @@ from tandem.engine.worker.rows import StepRows
 from tandem.protocol.embeds import PromptEmbeds
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-_NUMBERS = {"float32": np.dtype("<i4"), "float16": np.dtype("<i2"), "bfloat16": np.dtype("<i2")}
+_NUMBERS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<i4"),
+    "float16": np.dtype("<i2"),
+    "bfloat16": np.dtype("<i2"),
+}
 """Integers of the same width, as numpy knows no bfloat16."""
 
 
@@ -48,6 +53,7 @@ def embedded_tokens(
 
 def vectors_of(embeds: PromptEmbeds, first: int, end: int) -> Tensor:
     """[positions, hidden_size] of positions [first, end), in memory of its own."""
-    numbers = np.frombuffer(embeds.rows(first, end), _NUMBERS[embeds.dtype])
-    native = numbers.astype(numbers.dtype.newbyteorder("="), copy=True)
+    kind = _NUMBERS[embeds.dtype]
+    numbers = np.frombuffer(embeds.rows(first, end), kind)
+    native = numbers.astype(kind.newbyteorder("="), copy=True)
     return torch.from_numpy(native).view(_DTYPES[embeds.dtype]).view(-1, embeds.hidden_size)

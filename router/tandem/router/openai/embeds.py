@@ -1,4 +1,4 @@
-"""Prompts of embeddings in bodies: whether they are taken, how many bytes of them, and their reading.
+"""Prompts of embeddings in bodies: whether they are taken, how many bytes of them, their reading.
 
 Vectors are a thousand times what ids are, and stay here for as long as their request may have to be
 sent again, so that all of them together are bounded. What they hold is read beside the loop.
@@ -60,7 +60,8 @@ class EmbedsIntake:
     async def read(self, given: list[str], beside: Beside) -> list[EmbedsPrompt]:
         """The prompts; each text is let go of when it is read. Raises InvalidParameter that names
         the first that is none."""
-        several, prompts = len(given) > 1, []
+        several = len(given) > 1
+        prompts: list[EmbedsPrompt] = []
         given.reverse()
         while given:
             text = given.pop()

@@ -195,13 +195,11 @@ class FakeWorker:
     max_handoff_tokens: int | None = None
     max_logprobs: int = 20
     pooling: ModelPooling | None = field(default_factory=ModelPooling)
-    prompt_embeds: int | None = None
-    """Values of each vector of a prompt of embeddings; None takes none."""
+    prompt_embeds: int | None = None  # see fake_card
     beat_seconds: float = 0.05
     has_work: bool = False
     load: LoadReport = _IDLE
-    insomnia: str = ""
-    """Why it never sleeps."""
+    insomnia: str = ""  # why it never sleeps
 
     def __post_init__(self) -> None:
         self.incarnation = new_incarnation()

@@ -17,7 +17,7 @@ import pytest
 
 from tandem.cli import up
 from tandem.cli.__main__ import main
-from tandem.cli.child_flags import ChildFlagsError, check_worker
+from tandem.cli.child_flags import ChildFlagsError, check_router, check_worker
 from tandem.cli.children import Child
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
@@ -140,6 +140,21 @@ def test_flags_of_workers_reach_every_worker_and_those_of_a_role_it_alone():
     flags = told["prefill-0"].arguments[1:]
     _, engine = check_worker("prefill", flags, told["prefill-0"].environment)
     assert (engine["max_num_seqs"], engine["enable_prefix_caching"]) == (4, False)
+
+
+def test_what_the_router_needs_as_well_is_one_flag():
+    """`tandem serve --enable-prompt-embeds` is for both; the router's own flag wins."""
+    rest, roles = take_roles(["--enable-prompt-embeds", "--max-num-seqs", "8"], ROLES)
+    given = parse("up", "", [Section("Stack", UpConfig), *sections_for(ROLES)], rest)
+    overrides = Overrides(environment=environment_of(given, UpConfig), flags=roles)
+    children = plan(UpConfig(), "model", "name", range(1, 9), [], overrides)
+    told = {child.name: child for child in children}
+    told_router = {"TANDEM_ENABLE_PROMPT_EMBEDS": "true"}
+    assert told["router"].environment == told_router
+    assert told["decode-0"].environment == {**told_router, "TANDEM_MAX_NUM_SEQS": "8"}
+    flags = told["router"].arguments[1:]
+    assert check_router(flags, told_router).enable_prompt_embeds
+    assert not check_router([*flags, "--no-enable-prompt-embeds"], told_router).enable_prompt_embeds
 
 
 def test_every_flag_of_a_worker_is_a_flag_of_the_stack():

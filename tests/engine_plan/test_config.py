@@ -41,6 +41,8 @@ DEFAULTS = {
     "seed": 0,
     "load_format": "auto",
     "max_logprobs": 20,
+    "enable_prompt_embeds": False,
+    "max_held_embeds_bytes": 1 << 30,
     "logits_processors": (),
     "torch_profiler_dir": None,
     "revision": None,

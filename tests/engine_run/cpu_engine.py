@@ -11,6 +11,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.executor.base import Executor
 from tandem.engine.executor.uniproc import UniProcExecutor
+from tandem.protocol.embeds import PLACEHOLDER, PromptEmbeds
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import PooledOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
@@ -29,6 +30,8 @@ class CPUEngine:
         self.executor = executor if executor is not None else UniProcExecutor()
         self.core = EngineCore.launch(config, self.executor)
         self._numbers = itertools.count()
+        self.cached: dict[str, int] = {}
+        """Prompt tokens that came from the prefix cache, by request."""
         self.pooled: dict[str, PooledOutput] = {}
         """Vectors by request."""
 
@@ -38,6 +41,27 @@ class CPUEngine:
         asked = {f: getattr(params, f) for f in params.__struct_fields__}
         wanted = SamplingParams(**{**asked, "max_tokens": count, "ignore_eos": True})
         request = EngineCoreRequest(key=key, prompt_token_ids=list(prompt), params=wanted)
+        refusal = self.core.add(request)
+        assert refusal is None, refusal
+        return key
+
+    def add_embeds(
+        self,
+        embeds: PromptEmbeds,
+        count: int,
+        params: SamplingParams = GREEDY,
+        emitted: tuple[tuple[int, ...], ...] = (),
+    ) -> RequestKey:
+        """The same for a prompt of embeddings; ``emitted`` by an earlier attempt."""
+        key = RequestKey(ROUTER, f"r{next(self._numbers)}", 0)
+        asked = {f: getattr(params, f) for f in params.__struct_fields__}
+        request = EngineCoreRequest(
+            key=key,
+            prompt_token_ids=[PLACEHOLDER] * embeds.num_tokens,
+            prompt_embeds=embeds,
+            params=SamplingParams(**{**asked, "max_tokens": count, "ignore_eos": True}),
+            emitted=emitted,
+        )
         refusal = self.core.add(request)
         assert refusal is None, refusal
         return key
@@ -61,6 +85,8 @@ class CPUEngine:
                     if isinstance(each, PooledOutput):
                         self.pooled[each.request] = each
                         continue
+                    if each.num_cached_tokens is not None:
+                        self.cached[each.request] = each.num_cached_tokens
                     made.setdefault(each.request, []).extend(each.token_ids)
         return made
 

@@ -20,6 +20,7 @@ from tandem.engine.step import (
     StepRow,
     TokenMasks,
 )
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, seed=0)
@@ -51,6 +52,7 @@ class Line:
     known: bool = False
     allowed: Sequence[int] | None = None
     """Ids out of which a grammar has it drawn."""
+    embeds: PromptEmbeds | None = None
 
     @property
     def output(self) -> list[int]:
@@ -86,12 +88,13 @@ class Driver:
         *,
         num_prompt: int | None = None,
         choice: int = 0,
+        embeds: PromptEmbeds | None = None,
     ) -> SeqId:
         """A sequence that is to be computed; emitted tokens may follow the prompt."""
         seq = SeqId(self._next)
         self._next += 1
         length = len(tokens) if num_prompt is None else num_prompt
-        self.lines[seq] = Line(list(tokens), length, params, choice)
+        self.lines[seq] = Line(list(tokens), length, params, choice, embeds=embeds)
         return seq
 
     def step(
@@ -152,7 +155,14 @@ class Driver:
         line.known = True
         eos = self.config.facts.eos_token_ids
         return NewSequence(
-            seq, list(line.tokens), line.num_prompt, line.params, line.choice, eos, held
+            seq,
+            list(line.tokens),
+            line.num_prompt,
+            line.params,
+            line.choice,
+            eos,
+            held,
+            embeds=line.embeds,
         )
 
     def drop(self, seq: SeqId) -> Line:

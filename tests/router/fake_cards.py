@@ -21,6 +21,7 @@ def fake_card(
     max_logprobs: int = 20,
     control: str | None = None,
     pooling: ModelPooling | None = None,
+    prompt_embeds: int | None = None,
 ) -> ModelCard:
     """The card of a worker that has no model."""
     fingerprint = Fingerprint(revision=revision, dtype="float32", layout=KVLayout((_GROUP,)))
@@ -39,4 +40,5 @@ def fake_card(
         control=control,
         max_handoff_tokens=max_handoff_tokens,
         pooling=pooling,
+        prompt_embeds=prompt_embeds,
     )

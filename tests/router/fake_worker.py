@@ -195,11 +195,11 @@ class FakeWorker:
     max_handoff_tokens: int | None = None
     max_logprobs: int = 20
     pooling: ModelPooling | None = field(default_factory=ModelPooling)
+    prompt_embeds: int | None = None  # see fake_card
     beat_seconds: float = 0.05
     has_work: bool = False
     load: LoadReport = _IDLE
-    insomnia: str = ""
-    """Why it never sleeps."""
+    insomnia: str = ""  # why it never sleeps
 
     def __post_init__(self) -> None:
         self.incarnation = new_incarnation()
@@ -233,6 +233,7 @@ class FakeWorker:
             max_handoff_tokens=self.max_handoff_tokens,
             max_logprobs=self.max_logprobs,
             pooling=self.pooling,
+            prompt_embeds=self.prompt_embeds,
             control=f"10.0.0.1:{self.port}" if self.role is WorkerRole.PREFILL else None,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

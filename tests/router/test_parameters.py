@@ -5,6 +5,7 @@ The table in docs/http.md, the schemas and what others know must agree, and each
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save as safetensors
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.router.known_parameters import OF_CHATS, OF_COMPLETIONS
@@ -38,6 +41,9 @@ OPEN = {
     "spaces_between_special_tokens": False, "stop": ["x"],
 }  # fmt: skip
 """Sampling parameters that a worker gets under the same name."""
+
+SAVED = safetensors({"prompt": torch.zeros(3, 4)})
+"""A prompt of embeddings."""
 
 See = Callable[[SimpleNamespace], object]
 """True for the effect of a parameter: in ``request``, what a worker got, or ``answer``."""
@@ -205,6 +211,10 @@ CHATS: dict[str, tuple[Mapping[str, Any], See]] = {
 COMPLETIONS: dict[str, tuple[Mapping[str, Any], See]] = {
     **BOTH,
     "prompt": ({"prompt": [5, 6]}, lambda seen: list(seen.request.prompt_token_ids) == [5, 6]),
+    "prompt_embeds": (
+        {"prompt": "", "prompt_embeds": base64.b64encode(SAVED).decode()},
+        lambda seen: seen.request.prompt_embeds.num_tokens == 3,
+    ),
     "logprobs": ({"logprobs": 1}, lambda seen: seen.answer["choices"][0]["logprobs"]["tokens"]),
     "best_of": ({"best_of": 2, "n": 2}, lambda seen: len(seen.answer["choices"]) == 2),
     "echo": (
@@ -234,7 +244,12 @@ def text_of(seen: SimpleNamespace) -> str:
 @pytest.fixture
 def reader(serve: Serve, decode: Make) -> Served:
     """A server that allows what may be allowed, of a model whose template reads everything."""
-    served = serve(decode(), trust_request_chat_template=True, allow_request_priority=True)
+    served = serve(
+        decode(prompt_embeds=4),
+        trust_request_chat_template=True,
+        allow_request_priority=True,
+        enable_prompt_embeds=True,
+    )
     templates: Any = served.app.state.service.llm.tokenizer.chat_templates
     templates._sources["default"] = TEMPLATE
     return served

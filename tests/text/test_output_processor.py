@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import EngineCoreOutput, TokenLogprobs
@@ -311,3 +312,20 @@ def test_a_complete_answer_keeps_its_last_token(byte_level: Tokenizer, include: 
     assert text_of(whole) == "café"
     assert text_of(stopped) == text_of(free)
     assert (text_of(free) == "café") is include
+
+
+def test_behind_a_prompt_of_embeddings_words_keep_their_space(word_piece: Tokenizer) -> None:
+    """Its tokens are not known, placeholders say nothing: the text is as behind any word."""
+    ids = word_piece.encode("the dog", add_special_tokens=False)
+    texts = []
+    for embeds in (PromptEmbeds("float16", 1, bytes(6)), None):
+        request = EngineCoreRequest(
+            key=RequestKey(b"", "r", 0),
+            prompt_token_ids=[0, 0, 0] if embeds is not None else ids,
+            prompt_embeds=embeds,
+            params=SamplingParams(output_kind=OutputKind.DELTA),
+        )
+        state = OutputProcessor(word_piece).begin(ProcessedInput(request=request, prompt=None))
+        texts.append(text_of(feed_all(state, ids, finish=FinishReason.LENGTH)))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(" ")

@@ -21,6 +21,7 @@ from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.connector import PrefillConnector
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 from tandem.protocol.outputs import EngineCoreOutput, Failed, Refused
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
@@ -147,14 +148,17 @@ class Pair:
         prompt: Sequence[int] = PROMPT,
         emitted: Sequence[Sequence[int]] = (),
         budget_ms: int = 15_000,
+        embeds: PromptEmbeds | None = None,
         **params: object,
     ) -> RequestKey:
-        """Both legs of one request; ``emitted`` is what an earlier attempt said, by choice."""
+        """Both legs of one request; ``emitted`` is what an earlier attempt said, by choice.
+        ``embeds`` stand in place of ``prompt``."""
         key = RequestKey(ROUTER, name, 0)
         fields = {"temperature": 0.0, "seed": 1, "max_tokens": 10} | params
         request = {
             "key": key,
-            "prompt_token_ids": list(prompt),
+            "prompt_token_ids": list(prompt) if embeds is None else [0] * embeds.num_tokens,
+            "prompt_embeds": embeds,
             "params": SamplingParams(**fields),  # type: ignore[arg-type]
             "budget_ms": budget_ms,
             "emitted": tuple(map(tuple, emitted)),

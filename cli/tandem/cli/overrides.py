@@ -25,6 +25,8 @@ FILLED = frozenset({
     "kv_control_host", "kv_control_port", "kv_data_port",
 })  # fmt: skip
 """Settings that the stack gives each of its workers, or has under the same name itself."""
+FOR_ALL = frozenset({ENV_PREFIX + "ENABLE_PROMPT_EMBEDS"})
+"""Variables of workers' settings that the router has under the same name, and needs as well."""
 _TITLES = {"Server": "Workers"}
 _DOTTED = re.compile(r"--(?P<role>[a-z]+)\.(?P<rest>.+)", re.DOTALL)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tandem.cli.child_flags import words
 from tandem.cli.children import Child
 from tandem.cli.gpus import environment_of
-from tandem.cli.overrides import Overrides
+from tandem.cli.overrides import FOR_ALL, Overrides
 from tandem.cli.ports import LOOPBACK
 from tandem.cli.up_config import UpConfig
 
@@ -52,7 +52,10 @@ def plan(
     flags_of_router += ["--ready-decode", str(config.decode)]
     flags_of_router += words("router_flags", config.router_flags)
     flags_of_router += overrides.flags.get("router", ())
-    return [*children, router_child(model, config.host, config.port, workers, flags_of_router)]
+    router = router_child(model, config.host, config.port, workers, flags_of_router)
+    told = overrides.environment
+    router.environment = {name: told[name] for name in FOR_ALL & told.keys()}
+    return [*children, router]
 
 
 def _roles(config: UpConfig) -> Iterator[tuple[str, int, list[str]]]:

@@ -107,7 +107,7 @@ class Supervisor:
         for child in plan(config, config.model, "model", [1] * count, [], self.overrides):
             role, *flags = child.arguments
             if role == "router":
-                router = check_router(flags, environ)
+                router = check_router(flags, {**environ, **child.environment})
             else:
                 server, engine = check_worker(role, flags, {**environ, **child.environment})
                 drains.append(server.drain_seconds)

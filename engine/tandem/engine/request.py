@@ -259,7 +259,8 @@ class Request:
         only: the list may be the request's own."""
         hashes = self.block_hashes
         if len(hashes) < num_blocks:
-            extend_hashes(hashes, self.group.root, self.token_ids, self.group.block_size)
+            group, embeds = self.group, self.group.source.prompt_embeds
+            extend_hashes(hashes, group.root, self.token_ids, group.block_size, embeds)
         return hashes if len(hashes) <= num_blocks else hashes[:num_blocks]
 
     def as_new(self) -> NewSequence:
@@ -267,6 +268,9 @@ class Request:
         params = self.params
         if params.prompt_logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=None)  # told already
+        embeds = self.group.source.prompt_embeds
+        if self.num_computed >= self.num_prompt:
+            embeds = None  # nothing of the prompt is computed for this row any more
         return NewSequence(
             seq=self.seq,
             token_ids=self.token_ids.copy(),
@@ -276,4 +280,5 @@ class Request:
             eos_token_ids=self.group.source.eos_token_ids,
             block_ids=self.block_ids.copy(),
             pooling=self.group.source.pooling,
+            embeds=embeds,
         )

@@ -10,6 +10,7 @@ from typing import NewType
 
 import msgspec
 
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.kv import Fence
 from tandem.protocol.outputs import TokenLogprobs
 from tandem.protocol.pooling import PoolingParams
@@ -37,6 +38,8 @@ class NewSequence:
     """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
     pooling: PoolingParams | None = None
     """Set for a sequence whose prompt is pooled: it draws nothing."""
+    embeds: PromptEmbeds | None = None
+    """Of a prompt that came as embeddings, in place of its ids."""
 
 
 class BlockLoad(msgspec.Struct, frozen=True, gc=False):

@@ -387,4 +387,5 @@ def _render(
         finished=state.finished,
         num_cached_tokens=state.num_cached_tokens,
         num_generated_tokens=state.num_generated_tokens,
+        is_embeds=prepared.processed.request.prompt_embeds is not None,
     )

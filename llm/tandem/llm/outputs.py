@@ -138,6 +138,7 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None
     """Text of the prompt, chat template applied; None where only ids were given."""
     prompt_token_ids: Sequence[int]
+    """Of a prompt of embeddings a zero for each, as in vLLM."""
     prompt_logprobs: Sequence[PositionLogprobs | None] | None
     """One per prompt token, None for the first; None unless asked for."""
     outputs: Sequence[CompletionOutput]
@@ -147,3 +148,5 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were not computed for this request."""
     num_generated_tokens: int
     """Of all choices so far: ``completion_tokens`` of the usage."""
+    is_embeds: bool = False
+    """Whether the prompt was given as embeddings."""

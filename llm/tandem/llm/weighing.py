@@ -9,16 +9,18 @@ from typing import Any
 from tandem.llm.beside import IN_LOOP, weight
 from tandem.llm.sampling import Params
 from tandem.text.chat_template import ChatOptions
-from tandem.text.prompts import PromptLike, TextPrompt, TokensPrompt
+from tandem.text.prompts import EmbedsPrompt, PromptLike, TextPrompt, TokensPrompt
 
 BAD_WORD_COSTS = 30
 """Of a bad word, in characters: it is tokenized twice."""
 
 
 def prompt_weight(prompt: PromptLike) -> int:
-    """Of a prompt: its text, or a character for each id."""
+    """Of a prompt: its text, or a character for each id or byte."""
     if isinstance(prompt, TextPrompt):
         return len(prompt.text)
+    if isinstance(prompt, EmbedsPrompt):
+        return len(prompt.embeds.values)
     return len(prompt.token_ids) if isinstance(prompt, TokensPrompt) else weight(prompt)
 
 

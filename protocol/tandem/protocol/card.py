@@ -63,3 +63,6 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     None: no limit but ``max_model_len``."""
     pooling: ModelPooling | None = None
     """What the model gives beside tokens; None from a worker that does not know of it."""
+    prompt_embeds: int | None = None
+    """Values of each vector of a prompt that is given as embeddings; None where no such prompts are
+    taken."""

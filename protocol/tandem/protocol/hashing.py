@@ -3,7 +3,8 @@
 blake2b-128 over the parent's hash and the block's ids; the root covers everything else that
 changes KV (fingerprint, adapter, salt, block size). A fast non-cryptographic hash would let one
 tenant collide with another's prefix on purpose. The router hashes a prompt once and sends the
-hashes; workers extend the chain with what they generate. Partial blocks have no hash.
+hashes; workers extend the chain with what they generate. Partial blocks have no hash. A block with
+positions that are embeddings is hashed by these, as another kind of block: no ids give its hash.
 """
 
 import sys
@@ -13,6 +14,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.ids import BlockHash
 
 DIGEST_BYTES = 16
@@ -34,30 +36,42 @@ def root_hash(
     return BlockHash(blake2b(fields, digest_size=DIGEST_BYTES, person=b"tandem-root").digest())
 
 
-def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Hash of one full block of ids (each under 2**32) after ``parent``."""
-    return _after(parent, _as_bytes(token_ids))
-
-
 def extend_hashes(
-    hashes: list[BlockHash], root: BlockHash, token_ids: Sequence[int], block_size: int
+    hashes: list[BlockHash],
+    root: BlockHash,
+    token_ids: Sequence[int],
+    block_size: int,
+    embeds: PromptEmbeds | None = None,
 ) -> None:
-    """Append the hashes of all full blocks of ``token_ids`` that ``hashes`` lacks, in place."""
+    """Append the hashes of all full blocks of ``token_ids`` (each under 2**32) that ``hashes``
+    lacks, in place. ``embeds`` stand for the first of them, whose ids count for nothing."""
     first, end = len(hashes), len(token_ids) // block_size
     if first >= end:
         return
+    parent = hashes[-1] if hashes else root
+    if embeds is not None:
+        with_embeds = min(end, -(-embeds.num_tokens // block_size))
+        for index in range(first, with_embeds):
+            ids = token_ids[index * block_size : (index + 1) * block_size]
+            parent = _after_embeds(parent, embeds, index * block_size, ids)
+            hashes.append(parent)
+        first = max(first, with_embeds)
     data = _as_bytes(token_ids[first * block_size : end * block_size])
     size = _ID_BYTES * block_size
-    parent = hashes[-1] if hashes else root
     for start in range(0, len(data), size):
         parent = _after(parent, data[start : start + size])
         hashes.append(parent)
 
 
-def hash_blocks(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
-    """Hashes of the full blocks of ``token_ids``, first to last."""
+def hash_blocks(
+    root: BlockHash,
+    token_ids: Sequence[int],
+    block_size: int,
+    embeds: PromptEmbeds | None = None,
+) -> list[BlockHash]:
+    """Hashes of the full blocks of ``token_ids``, first to last; ``embeds`` as above."""
     hashes: list[BlockHash] = []
-    extend_hashes(hashes, root, token_ids, block_size)
+    extend_hashes(hashes, root, token_ids, block_size, embeds)
     return hashes
 
 
@@ -70,3 +84,17 @@ def _as_bytes(token_ids: Sequence[int]) -> bytes:
 
 def _after(parent: BlockHash, data: bytes) -> BlockHash:
     return BlockHash(blake2b(parent + data, digest_size=DIGEST_BYTES).digest())
+
+
+def _after_embeds(
+    parent: BlockHash, embeds: PromptEmbeds, start: int, token_ids: Sequence[int]
+) -> BlockHash:
+    """Of a block whose first position is ``start``: vectors, then the ids behind the prompt's end.
+    How many of each there are is said before them."""
+    held = min(len(token_ids), embeds.num_tokens - start)
+    digest = blake2b(digest_size=DIGEST_BYTES, person=b"tandem-embeds")
+    digest.update(parent)
+    digest.update(msgspec.msgpack.encode((embeds.dtype, embeds.hidden_size, held)))
+    digest.update(embeds.rows(start, start + held))
+    digest.update(_as_bytes(token_ids[held:]))
+    return BlockHash(digest.digest())

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import SamplingParams
@@ -31,6 +32,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
 
     key: RequestKey
     prompt_token_ids: list[int]
+    """Of a prompt of embeddings a placeholder for each."""
     params: SamplingParams
     """With a seed; stop strings and bad words are ids by now or left to text/."""
     eos_token_ids: tuple[int, ...] = ()
@@ -53,6 +55,9 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     """None: this worker does both halves."""
     pooling: PoolingParams | None = None
     """A vector of the prompt is wanted and no token; ``params`` are then ``NO_SAMPLING``."""
+    prompt_embeds: PromptEmbeds | None = None
+    """What stands in place of the prompt's ids, one vector for each. Both legs of a hand-off get
+    it: whoever goes on may have to compute the prompt again."""
     watch: Watch | None = None
     """Its times are kept and told with its end."""
 

@@ -51,6 +51,7 @@ from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.bounds import RequestBounds
+from tandem.router.openai.embeds import EmbedsIntake
 from tandem.router.openai.errors import ErrorAnswer, answer_of
 from tandem.router.openai.responses import create as responses
 from tandem.router.openai.responses import stored as stored_responses
@@ -249,6 +250,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         is_served=lambda: bool(router.pool.serving(WorkerRole.DECODE)),
         trust_request_chat_template=config.trust_request_chat_template,
         allow_request_priority=config.allow_request_priority,
+        embeds=EmbedsIntake.of(config),
         unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
     )
     _handle_errors(app, router.metrics.request_cancelled)

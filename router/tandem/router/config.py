@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from tandem.protocol.embeds import MOST_BYTES
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.exposure import PLAINTEXT_HELP, REMEDY, check_exposed
 from tandem.protocol.names import ROUTER_PORT
@@ -51,6 +52,8 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "timeline_mib": (1, None),
     "ready_prefill": (0, None),
     "ready_decode": (0, None),
+    "max_prompt_embeds_bytes": (1, MOST_BYTES),
+    "max_held_embeds_bytes": (1, None),
     "max_prompts": (1, 65_536),
     "max_parallel_prompts": (1, 65_536),
     "max_sequences": (1, 65_536),
@@ -93,6 +96,17 @@ class RouterConfig(TracingConfig):
     )
     reasoning_parser: str = setting(
         "auto", "Format in which the model marks its reasoning; auto and none as above."
+    )
+    enable_prompt_embeds: bool = setting(
+        False,
+        "Take completions whose prompts are given as embeddings (prompt_embeds); the workers need "
+        "the same flag.",
+    )
+    max_prompt_embeds_bytes: int = setting(
+        16 << 20, "Bytes of one prompt of embeddings, base64 undone; above it: 400."
+    )
+    max_held_embeds_bytes: int = setting(
+        512 << 20, "Of such prompts that wait or run, all together; above it: 503."
     )
     allow_request_priority: bool = setting(
         False, "Allow requests to set their priority in the queues that all share."

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from tandem.protocol.card import ModelCard
+from tandem.protocol.embeds import PLACEHOLDER, PromptEmbeds
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
@@ -25,8 +26,16 @@ from tandem.protocol.sampling import SEED_BITS, SamplingParams, ThinkingMarks, s
 from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions
 from tandem.text.cutting import cut_within_ends
+from tandem.text.embeds.checks import check_embeds, kept_embeds
 from tandem.text.errors import ContextLengthExceeded
-from tandem.text.prompts import Prompt, PromptLike, TextPrompt, parse_prompt
+from tandem.text.prompts import (
+    EmbedsPrompt,
+    Prompt,
+    PromptLike,
+    TextPrompt,
+    TokensPrompt,
+    parse_prompt,
+)
 from tandem.text.stop_strings import check_stops
 from tandem.text.tokenizer import Tokenizer
 
@@ -161,7 +170,16 @@ class InputProcessor:
         self._check_spaces(params)
         params = self._with_thinking(params, prompt, options)
         params = _behind_reasoning(params, prompt, options)
-        ids = self._ids(prompt, params, options, param)
+        embeds = None
+        if isinstance(prompt, EmbedsPrompt):
+            if pooling is not None:
+                allowed = "a text or token ids: nothing is pooled of embeddings"
+                raise InvalidParameter(param, prompt.embeds.shape_text, allowed)
+            param = prompt.param
+            embeds = self._embeds(prompt, params, options)
+            ids = [PLACEHOLDER] * embeds.num_tokens
+        else:
+            ids = self._ids(prompt, params, options, param)
         if pooling is None:
             ids = self._truncate(ids, params, options)
             params = self._fit(params, len(ids), param)
@@ -175,7 +193,8 @@ class InputProcessor:
             prompt_token_ids=ids,
             params=params,
             eos_token_ids=self._eos,
-            block_hashes=self._hashes(ids, options),
+            block_hashes=self._hashes(ids, options, embeds),
+            prompt_embeds=embeds,
             cache_salt=options.cache_salt,
             adapter=options.adapter,
             priority=options.priority,
@@ -197,8 +216,26 @@ class InputProcessor:
                 "spaces_between_special_tokens", False, "true: this model's tokenizer has spaces"
             )
 
+    def _embeds(
+        self, prompt: EmbedsPrompt, params: SamplingParams, options: InputOptions
+    ) -> PromptEmbeds:
+        """The vectors of a prompt, checked, and cut if that is asked for."""
+        given, param, special = prompt.embeds, prompt.param, options.add_special_tokens
+        size = self.card.prompt_embeds
+        check_embeds(given, params, param=param, hidden_size=size, add_special_tokens=special)
+        kept = self._kept(options, self._room(params))
+        from_left = options.truncation_side is TruncationSide.LEFT
+        embeds = kept_embeds(given, kept, from_left=from_left)
+        self._fit(params, embeds.num_tokens, param)
+        embeds.verify_values(param)
+        return embeds
+
     def _ids(
-        self, prompt: Prompt, params: SamplingParams, options: InputOptions, param: str
+        self,
+        prompt: TextPrompt | TokensPrompt,
+        params: SamplingParams,
+        options: InputOptions,
+        param: str,
     ) -> list[int]:
         if isinstance(prompt, TextPrompt):
             if options.truncate_prompt_tokens is None:
@@ -232,11 +269,14 @@ class InputProcessor:
             )
 
     def _truncate(self, ids: list[int], params: SamplingParams, options: InputOptions) -> list[int]:
-        room = self.card.max_model_len - (params.max_tokens or 1)
-        keep = self._kept(options, max(room, 1))
+        keep = self._kept(options, self._room(params))
         if keep is None:
             return ids
         return ids[-keep:] if options.truncation_side is TruncationSide.LEFT else ids[:keep]
+
+    def _room(self, params: SamplingParams) -> int:
+        """Tokens of a prompt that fit before what is to be generated."""
+        return max(self.card.max_model_len - (params.max_tokens or 1), 1)
 
     def _kept(self, options: InputOptions, room: int) -> int | None:
         """Tokens that a prompt is cut to; None cuts none."""
@@ -322,7 +362,9 @@ class InputProcessor:
         marks = ThinkingMarks(opens=tuple(opens), close=close[0], has_begun=not span.opens)
         return msgspec.structs.replace(params, thinking=marks)
 
-    def _hashes(self, ids: list[int], options: InputOptions) -> tuple[BlockHash, ...]:
+    def _hashes(
+        self, ids: list[int], options: InputOptions, embeds: PromptEmbeds | None
+    ) -> tuple[BlockHash, ...]:
         block_size = self.card.block_size
         root = root_hash(
             fingerprint=self._fingerprint,
@@ -330,7 +372,7 @@ class InputProcessor:
             adapter=options.adapter,
             salt=options.cache_salt,
         )
-        return tuple(hash_blocks(root, ids, block_size))
+        return tuple(hash_blocks(root, ids, block_size, embeds))
 
 
 def _value(prompt: Prompt) -> str | list[int]:

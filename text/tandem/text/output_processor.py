@@ -134,6 +134,12 @@ class RequestState:
         return [each.snapshot() for each in self.choices] if self._final_only else ended
 
 
+def context_of(tokenizer: Tokenizer, request: EngineCoreRequest) -> Sequence[int]:
+    """Tokens that the answer's text goes on after: the prompt's, or where it has none a letter."""
+    embedded = request.prompt_embeds is not None
+    return tokenizer.letter if embedded else request.prompt_token_ids
+
+
 class ChoiceState:
     """One choice: detokenizer, stop strings, counts, and (unless DELTA) all that came so far."""
 
@@ -164,7 +170,7 @@ class ChoiceState:
         self._detokenizer = (
             tokenizer.detokenizer(
                 skip_special_tokens=params.skip_special_tokens,
-                context=request.prompt_token_ids,
+                context=context_of(tokenizer, request),
                 seen=seen,
             )
             if params.detokenize

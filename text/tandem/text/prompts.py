@@ -1,11 +1,14 @@
-"""The forms in which a prompt may come: text, ids, or a batch of either."""
+"""The forms in which a prompt may come: text, ids, embeddings, or a batch of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.protocol.embeds import MOST_BYTES, PromptEmbeds
 from tandem.protocol.errors import InvalidParameter
+from tandem.text.embeds import read_embeds
+from tandem.text.embeds.tensors import is_tensor, of_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +26,28 @@ class TokensPrompt:
     text: str | None = None
 
 
-Prompt = TextPrompt | TokensPrompt
+@dataclass(frozen=True, slots=True)
+class EmbedsPrompt:
+    """Vectors in place of ids."""
 
-PromptLike = str | Sequence[int] | Mapping[str, object] | TextPrompt | TokensPrompt
-"""One prompt as callers write it; mappings have ``prompt`` or ``prompt_token_ids``."""
+    embeds: PromptEmbeds
+    param: str = "prompt_embeds"
+    """What the caller calls it."""
+    text: str | None = None
+
+
+Prompt = TextPrompt | TokensPrompt | EmbedsPrompt
+
+PromptLike = str | Sequence[int] | Mapping[str, object] | TextPrompt | TokensPrompt | EmbedsPrompt
+"""One prompt as callers write it; mappings have ``prompt``, ``prompt_token_ids`` or
+``prompt_embeds``: a tensor of torch or numpy, or the bytes of a saved one."""
 
 _ALLOWED = "a text, a list of token ids, or a list of texts or lists of token ids"
 
 
 def parse_prompt(value: object, *, param: str = "prompt") -> Prompt:
     """One prompt. Raises InvalidParameter that names ``param``."""
-    if isinstance(value, TextPrompt | TokensPrompt):
+    if isinstance(value, TextPrompt | TokensPrompt | EmbedsPrompt):
         return value
     if isinstance(value, str):
         return TextPrompt(value)
@@ -63,6 +77,18 @@ def _batch_of(value: object) -> Sequence[object] | None:
 
 def _parse_mapping(value: Mapping[object, object], param: str) -> Prompt:
     text, ids = value.get("prompt"), value.get("prompt_token_ids")
+    embeds, name = value.get("prompt_embeds"), f"{param}.prompt_embeds"
+    if embeds is not None:
+        if text or ids:
+            allowed = "an object with one of prompt, prompt_token_ids and prompt_embeds"
+            raise InvalidParameter(param, sorted(map(str, value)), allowed)
+        if isinstance(embeds, bytes):
+            embeds = read_embeds(embeds, name, max_bytes=MOST_BYTES)
+        if is_tensor(embeds):
+            embeds = of_tensor(embeds, name)
+        if not isinstance(embeds, PromptEmbeds):
+            raise InvalidParameter(name, type(embeds).__name__, "a tensor, or bytes of a saved one")
+        return EmbedsPrompt(embeds, name)
     if text is not None and not isinstance(text, str):
         raise InvalidParameter(f"{param}.prompt", text, "a text")
     if isinstance(ids, Sequence) and not isinstance(ids, str | bytes):

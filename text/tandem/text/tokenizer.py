@@ -85,6 +85,12 @@ class Tokenizer:
         return self._tables is not None
 
     @cached_property
+    def letter(self) -> tuple[int, ...]:
+        """Ids of a letter: what stands for a prompt whose tokens are not known, so that an answer's
+        first word keeps the space before it."""
+        return tuple(self.encode("a", add_special_tokens=False))
+
+    @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id; a model's padded vocabulary may be larger."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -81,6 +81,9 @@ class EngineConfig:
         _check_length(self.model, self.facts)
         if self.facts.encoder is not None:
             check_settings(self.cache, self.scheduler)
+            if self.model.enable_prompt_embeds:
+                allowed = "false: an encoder's prompts are texts or token ids"
+                raise InvalidParameter("enable_prompt_embeds", True, allowed)
             self._check_step()
 
     @classmethod
@@ -127,6 +130,11 @@ class EngineConfig:
     def enable_prefix_caching(self) -> bool:
         """Whether KV is kept for equal prefixes; an encoder has none."""
         return self.cache.enable_prefix_caching and self.facts.encoder is None
+
+    @property
+    def embeds_size(self) -> int | None:
+        """Values of each vector of a prompt that is given as embeddings; None: none is taken."""
+        return self.facts.hidden_size if self.model.enable_prompt_embeds else None
 
     @property
     def max_logprobs(self) -> int:

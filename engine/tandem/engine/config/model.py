@@ -6,6 +6,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS, DEFAULT_MAX_LOGPROBS
 from tandem.protocol.settings import (
     check_choices,
+    check_flag,
     check_integer,
     check_optional_integer,
     required,
@@ -46,6 +47,17 @@ class ModelConfig:
         "Best tokens per position that a request may ask for, at most; -1 is all of the "
         "vocabulary, which costs the router much for every token.",
     )
+    enable_prompt_embeds: bool = setting(
+        False,
+        "Take prompts that are given as embeddings (prompt_embeds) in place of text or token ids; "
+        "the router needs the same flag.",
+    )
+    max_held_embeds_bytes: int = setting(
+        1 << 30,
+        "Of prompts of embeddings that wait or run here, all together; one that comes beyond it is "
+        "refused, unless it is the only one.",
+        unit="bytes",
+    )
     logits_processors: tuple[str, ...] = setting(
         (),
         "Class of a logits processor, as module:Class; again for several. Those of installed "
@@ -63,4 +75,6 @@ class ModelConfig:
         check_choices(self)
         check_optional_integer("max_model_len", self.max_model_len, 1)
         check_integer("seed", self.seed, 0, 2**63 - 1)
+        check_flag("enable_prompt_embeds", self.enable_prompt_embeds)
+        check_integer("max_held_embeds_bytes", self.max_held_embeds_bytes, 1)
         check_integer("max_logprobs", self.max_logprobs, ALL_LOGPROBS)

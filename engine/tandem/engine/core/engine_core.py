@@ -314,6 +314,7 @@ class EngineCore:
             control=control,
             max_handoff_tokens=max_handoff_tokens,
             pooling=self.config.facts.pooling,
+            prompt_embeds=self.config.embeds_size,
         )
 
     def check_integrity(self) -> None:

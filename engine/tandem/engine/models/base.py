@@ -15,6 +15,21 @@ from tandem.engine.layers.rotary import Rotary
 from tandem.kernels.rotary_kv import Rotation, SlotMapping
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddedTokens:
+    """Tokens of a step that came as vectors: no table is asked for them."""
+
+    index: Tensor
+    """int64 [embedded]: which of the step's tokens."""
+    vectors: Sequence[Tensor]
+    """[.., hidden] each, of any float dtype; one after the other, parallel to ``index``."""
+
+    def put(self, stream: Tensor) -> None:
+        """Into the stream [tokens, hidden], in its dtype, in place."""
+        rows = torch.cat([each.to(stream.dtype) for each in self.vectors])
+        stream.index_copy_(0, self.index, rows)
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What the layers of one step share. Angles and metadata are made when the first layer asks:
@@ -31,6 +46,8 @@ class StepContext:
     """Per layer, its view of the slab: [num_blocks, 2, kv_heads, block_size, head_dim]."""
     token_types: Tensor | None = None
     """int64 [tokens]; None where all are 0, or the model has no types."""
+    embedded: EmbeddedTokens | None = None
+    """None where every token has an id. Of decoders alone."""
 
     @cached_property
     def rows(self) -> TokenRows:

@@ -121,6 +121,8 @@ class Decoder:
     def forward(self, token_ids: Tensor, step: StepContext, rows: Tensor | None) -> Tensor:
         """See CausalModel. The last layer writes all KV, then has the rows for the head alone."""
         stream = self.embedding(token_ids).to(self.stream_dtype)
+        if step.embedded is not None:
+            step.embedded.put(stream)
         *layers, last = self.layers
         for layer in layers:
             stream = layer(stream, step)

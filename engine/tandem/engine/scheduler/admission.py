@@ -5,7 +5,7 @@ Pure: nothing is queued or held here. Messages name both lengths where a length 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,6 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.logits_processors import ProcessorClasses
 from tandem.engine.request import Order, Request, RequestGroup
 from tandem.engine.step import SeqId
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
@@ -41,6 +42,10 @@ class Limits:
     """What may change logits when a request asks for it."""
     computes_whole: bool = False
     """Whether a prompt is computed in one step, whatever its length: an encoder's is."""
+    embeds_size: int | None = None
+    """Values of each vector of a prompt of embeddings; None takes none."""
+    max_held_embeds_bytes: int = 1 << 30
+    """Of all such prompts that live here."""
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int) -> Limits:
@@ -54,6 +59,8 @@ class Limits:
             facts.pooling,
             ProcessorClasses(config.model.logits_processors),
             computes_whole=facts.encoder is not None,
+            embeds_size=config.embeds_size,
+            max_held_embeds_bytes=config.model.max_held_embeds_bytes,
         )
 
 
@@ -64,10 +71,15 @@ def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
         limits.processors.check(request.params)
         _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
         _check_choices(request, limits.vocab_size)
+        if request.prompt_embeds is not None and limits.embeds_size is not None:
+            _check_embeds(request, request.prompt_embeds, limits.embeds_size)
         if request.pooling is not None:
             _check_pooling(request, request.pooling, limits)
     except InvalidParameter as error:
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
+    if request.prompt_embeds is not None and limits.embeds_size is None:
+        message = "prompts of embeddings are taken with --enable-prompt-embeds alone"
+        return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="prompt_embeds")
     if request.adapter is not None:
         message = f"adapter {request.adapter!r} is not loaded here"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="adapter")
@@ -81,6 +93,20 @@ def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
         message = "choices that go on from different tokens are not handed over"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="emitted")
     return _length_refusal(request, limits.max_model_len)
+
+
+def embeds_refusal(
+    came: PromptEmbeds | None, lives: Iterable[PromptEmbeds | None], most: int
+) -> Refusal | None:
+    """Why no room is left for a prompt of embeddings beside those that live here: vectors are a
+    thousand times what ids are. One that would be alone is taken, whatever its size."""
+    if came is None:
+        return None
+    held = sum(len(each.values) for each in lives if each is not None)
+    if not held or held + len(came.values) <= most:
+        return None
+    message = f"{held} bytes of prompt_embeds are here; {len(came.values)} more pass {most}"
+    return Refusal(code=RefusalCode.CAPACITY, message=message)
 
 
 def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal | None:
@@ -99,6 +125,21 @@ def _length_refusal(request: EngineCoreRequest, max_model_len: int) -> Refusal |
         f"at most {max_model_len} fit here"
     )
     return Refusal(code=RefusalCode.NEVER_FITS, message=message, param="prompt_token_ids")
+
+
+def _check_embeds(request: EngineCoreRequest, embeds: PromptEmbeds, hidden_size: int) -> None:
+    """Values were looked at by who took the request from a client."""
+    embeds.verify_shape("prompt_embeds", hidden_size)
+    if embeds.num_tokens != len(request.prompt_token_ids):
+        allowed = f"a vector for each of {len(request.prompt_token_ids)} placeholders"
+        raise InvalidParameter("prompt_embeds", embeds.shape_text, allowed)
+    if request.pooling is not None:
+        raise InvalidParameter("prompt_embeds", embeds.shape_text, "none beside pooling")
+    if request.params.prompt_logprobs is not None:
+        asked = request.params.prompt_logprobs
+        raise InvalidParameter(
+            "prompt_logprobs", asked, "none with prompt_embeds, which has no ids"
+        )
 
 
 def _check_tokens(param: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:

@@ -19,6 +19,7 @@ from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.admission import (
     Limits,
+    embeds_refusal,
     end_of,
     ended_before,
     refusal_of,
@@ -312,7 +313,9 @@ class Scheduler:
             roster.stats.refused_queue_reqs += 1
             message = f"{queued} requests wait already, at most {limit} may"
             return Refusal(code=RefusalCode.CAPACITY, message=message)
-        return self._token_refusal(len(source.prompt_token_ids))
+        lives = (each.source.prompt_embeds for each in roster.groups.values())
+        refusal = embeds_refusal(source.prompt_embeds, lives, self.limits.max_held_embeds_bytes)
+        return refusal or self._token_refusal(len(source.prompt_token_ids))
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:
         limit = self.config.max_num_queued_tokens

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.pooling import Poolers
+from tandem.protocol.embeds import PromptEmbeds
 
 
 class BlockTable:
@@ -78,6 +79,8 @@ class InputBatch:
     """The sequences whose prompts are pooled."""
     pairs: dict[SeqId, int] = field(default_factory=dict)
     """Of prompts of two texts whose tokens have types: where the second text begins."""
+    embeds: dict[int, PromptEmbeds] = field(default_factory=dict)
+    """By row, of prompts that came as embeddings: their ids are placeholders."""
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,11 +120,15 @@ class InputBatch:
         self.lengths[row] = len(new.token_ids)
         self.prompts[row] = new.num_prompt
         self.table.assign(row, new.block_ids)
+        # Rules know nothing of a prompt that has no ids; its output is all that they look at.
+        hidden = 0 if new.embeds is None else new.num_prompt
+        if new.embeds is not None:
+            self.embeds[row] = new.embeds
         self.sampling.add(
             row,
             new.params,
-            token_ids=new.token_ids,
-            num_prompt=new.num_prompt,
+            token_ids=new.token_ids[hidden:],
+            num_prompt=new.num_prompt - hidden,
             eos_token_ids=new.eos_token_ids,
         )
         return row
@@ -134,6 +141,7 @@ class InputBatch:
             self.scoring.discard(seq)
             self.poolers.drop(row, seq)
             self.pairs.pop(seq, None)
+            self.embeds.pop(row, None)
             self.sampling.remove(row)
             heapq.heappush(self._free, row)
 

@@ -16,10 +16,12 @@ import torch
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.sample import SamplingBatch, SamplingKind, score_prompt
+from tandem.engine.worker.embedded import embedded_tokens
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.runner import PROMPT_LOGPROB_ROWS, ModelRunner
+from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.layout import blocks_for
 from tandem.protocol.sampling import SamplingParams
 
@@ -115,8 +117,14 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
     decodes = len(lengths) if max(lengths) == 1 else 0
     rows = StepRows(index, 0 * counts, counts, decodes, int(counts.sum()))
     kept, runner.stager = runner.stager, stager
+    embedded = None
+    if config.model.enable_prompt_embeds:  # the widest that may come
+        size = config.facts.hidden_size
+        zeros = (PromptEmbeds("float32", size, bytes(4 * size * each)) for each in lengths)
+        held = dict(enumerate(zeros))
+        embedded = embedded_tokens(held, rows, device)
     try:
-        runner.hidden(stager.stage(rows, rows.ends, index, unpadded))
+        runner.hidden(stager.stage(rows, rows.ends, index, unpadded), embedded=embedded)
     finally:
         runner.stager = kept
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend
-from tandem.engine.models import CausalModel, StepContext
+from tandem.engine.models import CausalModel, EmbeddedTokens, StepContext
 from tandem.engine.sample import LogprobTensors, Sampler, SamplingKind, score_prompt
 from tandem.engine.sample.bounds import Bounds
 from tandem.engine.sample.edits import bounded_rows
@@ -27,6 +27,7 @@ from tandem.engine.step import SchedulerOutput, SeqId, StepRow, TokenMasks
 from tandem.engine.threads import StepThreads
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.drafts import DraftDraws, put_proposed, rules_ahead
+from tandem.engine.worker.embedded import embedded_tokens
 from tandem.engine.worker.graphs import StepGraphs
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepInputs, StepStager, unpadded
@@ -126,9 +127,14 @@ class ModelRunner:
             self.stager.staging.last_tokens.index_copy_(0, *kept)
         launched.awaits_masks = False
 
-    def hidden(self, inputs: StepInputs, token_types: Tensor | None = None) -> Tensor:
+    def hidden(
+        self,
+        inputs: StepInputs,
+        token_types: Tensor | None = None,
+        embedded: EmbeddedTokens | None = None,
+    ) -> Tensor:
         """Write the step's KV; hidden states [num_logits, hidden] after the last norm.
-        ``token_types``: int64 [tokens], None where all are 0."""
+        ``token_types``: int64 [tokens], None where all are 0; ``embedded``: tokens without ids."""
         step = StepContext(
             rotary=self.model.rotary,
             positions=inputs.positions,
@@ -137,6 +143,7 @@ class ModelRunner:
             sequences=inputs.sequences,
             kv=self.slab.layers,
             token_types=token_types,
+            embedded=embedded,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
@@ -204,14 +211,18 @@ class ModelRunner:
             indices = rows.ends[drawing]
         if indices is not None and more:
             indices = np.concatenate((indices, *more))
-        fit = unpadded if more or drafted is not None else self.graphs.fit
+        device, embedded = self.stager.device, None
+        if self.batch.embeds:
+            embedded = embedded_tokens(self.batch.embeds, rows, device)
+        plain = not more and drafted is None and embedded is None
+        fit = self.graphs.fit if plain else unpadded
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
         if inputs.padded:
             hidden = self.graphs.replay(inputs.shape)
         else:
             types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
-            on_step = None if types is None else index_on(types, self.stager.device)
-            hidden = self.hidden(inputs, on_step)
+            on_step = None if types is None else index_on(types, device)
+            hidden = self.hidden(inputs, on_step, embedded)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
     def choose(

@@ -274,6 +274,8 @@ class Dispatcher:
         job.count_blocks(self.hit_ceiling, hashes)
         facts = job.facts(self.fleet.hits(hashes))
         fleet = self.fleet.snapshot(now)
+        if job.request.prompt_embeds is not None:
+            fleet = fleet.taking_embeds()
         exclusions = job.ladder.exclusions
         if job.recording is not None:
             job.scene = Scene(facts, fleet)

@@ -211,6 +211,7 @@ class Fleet:
             revision=worker.note.revision,
             admitted=admitted,
             pools=card.pooling is not None,
+            takes_embeds=card.prompt_embeds is not None,
             suspect=self.health.suspect(worker.incarnation, now),
         )
 

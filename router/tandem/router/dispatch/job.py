@@ -10,7 +10,7 @@ import msgspec
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.context import Route
 from tandem.protocol.errors import FailCause
-from tandem.protocol.hashing import block_hash, hash_blocks, root_hash
+from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
@@ -101,7 +101,9 @@ class Job:
             )
             known = self._given(root, block_size)
             if known is None:
-                known = tuple(hash_blocks(root, self.request.prompt_token_ids, block_size))
+                request = self.request
+                prompt, embeds = request.prompt_token_ids, request.prompt_embeds
+                known = tuple(hash_blocks(root, prompt, block_size, embeds))
             self._hashes[fingerprint] = known
         return known
 
@@ -110,7 +112,12 @@ class Job:
         given, prompt = self.request.block_hashes, self.request.prompt_token_ids
         if not given or len(given) != len(prompt) // block_size:
             return None
-        return given if given[0] == block_hash(root, prompt[:block_size]) else None
+        embeds = self.request.prompt_embeds
+        return (
+            given
+            if [given[0]] == hash_blocks(root, prompt[:block_size], block_size, embeds)
+            else None
+        )
 
     def count_blocks(
         self, ceiling: HitCeiling, hashes: Mapping[str, tuple[BlockHash, ...]]

@@ -21,6 +21,23 @@ def _one_or_several(*kinds: dict[str, Any]) -> WithJsonSchema:
 
 Prompts = Annotated[Any, _one_or_several(_TEXT, _TOKENS)]
 """A text or token ids, or a list of them; what reads it checks it."""
+_EXAMPLE = (  # safetensors, [1, 2] float32: of a model whose hidden size is 2
+    "OAAAAAAAAAB7IngiOnsiZHR5cGUiOiJGMzIiLCJzaGFwZSI6WzEsMl0sImRhdGFfb2Zmc2V0"
+    "cyI6WzAsOF19fQAAAD8AAIC+"
+)
+_SAVED = {
+    "type": "string",
+    "minLength": 1,
+    "contentEncoding": "base64",
+    "description": "A tensor [positions, hidden_size] as torch.save or safetensors writes it.",
+    "examples": [_EXAMPLE],
+}
+Embeds = Annotated[
+    str | list[str],
+    WithJsonSchema({"anyOf": [_SAVED, {"type": "array", "items": _SAVED}]}),
+]
+"""A tensor [positions, hidden_size] as torch.save or safetensors writes it, in base64, or a list of
+them."""
 Texts = Annotated[Any, _one_or_several(_TEXT)]
 """A text or a list of texts; what reads it checks it."""
 _DOCUMENT = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}

@@ -70,13 +70,16 @@ class RequestBounds:
             value = fields.get(name)
             if isinstance(value, list | dict) and len(value) > most:
                 raise too_many(name, value, most)
-        self._check_prompts(fields.get("prompt"), fields.get("n"))
+        self._check_prompts(fields.get("prompt"), fields.get("prompt_embeds"), fields.get("n"))
 
-    def _check_prompts(self, prompt: object, n: object) -> None:
+    def _check_prompts(self, prompt: object, embeds: object, n: object) -> None:
         batch = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
         count = len(prompt) if batch and isinstance(prompt, list) else 1
+        name, value = "prompt", prompt
+        if isinstance(embeds, list) and embeds:
+            count, name, value = len(embeds) + (count if prompt else 0), "prompt_embeds", embeds
         if count > self.prompts:
-            raise too_many("prompt", prompt, self.prompts)
+            raise too_many(name, value, self.prompts)
         if isinstance(n, int) and count * n > self.sequences:
             allowed = f"prompts times n of at most {self.sequences}; it has {count} prompts"
             most = min(self.sequences, MAX_N)

@@ -67,7 +67,7 @@ class Choices:
             self._offsets[index] = AnswerOffsets(
                 self._tokenizer,
                 skip_special_tokens=self._body.skip_special_tokens is not False,
-                context=output.prompt_token_ids,
+                context=self._tokenizer.letter if output.is_embeds else output.prompt_token_ids,
                 start=len(self._echoed[prompt].text) if self._echoed else 0,
             )
         ids = choice.token_ids[: len(choice.logprobs or ())]

@@ -29,7 +29,7 @@ from tandem.router.openai.service import (
     service_of,
 )
 from tandem.router.openai.sse import EventStream, while_connected
-from tandem.text.prompts import parse_prompts
+from tandem.text.prompts import Prompt, parse_prompts
 
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 
@@ -48,10 +48,20 @@ async def create_completion(request: Request) -> Response:
         return await _whole(service, body, request, answer)
 
 
+async def prompts_of(service: Service, body: CompletionBody, embeds: list[str]) -> list[Prompt]:
+    """Prompts of embeddings first, then the others, where there are any. An empty ``prompt`` beside
+    embeddings is none: clients must send one."""
+    prompts: list[Prompt] = [*await service.embeds.read(embeds, service.llm.beside)]
+    if not prompts or body.prompt:
+        beside = service.llm.beside
+        prompts += await beside.run(weight(body.prompt), parse_prompts, body.prompt)
+    return prompts
+
+
 async def _prepare(
-    service: Service, body: CompletionBody, request: Request
+    service: Service, body: CompletionBody, request: Request, embeds: list[str]
 ) -> list[PreparedRequest]:
-    prompts = await service.llm.beside.run(weight(body.prompt), parse_prompts, body.prompt)
+    prompts = await prompts_of(service, body, embeds)
     kind = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     options = input_options(body, request)
     with blaming(body.client_names()):
@@ -73,10 +83,12 @@ async def _whole(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> Response:
     """One JSON object."""
-    prepared = await _prepare(service, body, request)
-    choices = await choices_of(service.llm, body, prepared)
-    async with aclosing(_outputs(service, body, request, prepared)) as outputs:
-        last = {prompt: output async for prompt, output in outputs}
+    embeds = body.take_embeds()
+    with service.embeds.holding(embeds):
+        prepared = await _prepare(service, body, request, embeds)
+        choices = await choices_of(service.llm, body, prepared)
+        async with aclosing(_outputs(service, body, request, prepared)) as outputs:
+            last = {prompt: output async for prompt, output in outputs}
     assert len(last) == len(prepared), "a stream that ends without an error has said something"
     rendered = [
         _choice(choices, prompt, choices.shown(choice), last[prompt], body)
@@ -112,8 +124,13 @@ def _choice(
         "stop_reason": choice.stop_reason,
         "token_ids": list(choice.token_ids) if body.return_token_ids else None,
         "prompt_logprobs": prompt_logprobs(scored),
-        "prompt_token_ids": list(output.prompt_token_ids) if body.return_token_ids else None,
+        "prompt_token_ids": _prompt_ids(output) if body.return_token_ids else None,
     }
+
+
+def _prompt_ids(output: RequestOutput) -> list[int] | None:
+    """None where the prompt has no ids."""
+    return None if output.is_embeds else list(output.prompt_token_ids)
 
 
 def _usage(last: Sequence[RequestOutput], body: CompletionBody) -> dict[str, Any]:
@@ -126,28 +143,30 @@ async def _events(
     service: Service, body: CompletionBody, request: Request, answer: Answer
 ) -> AsyncGenerator[bytes, None]:
     """Chunks, the usage if it is wanted, and the end."""
-    prepared = await _prepare(service, body, request)
-    choices = await choices_of(service.llm, body, prepared)
-    options = body.stream_options or StreamOptions()
-    running = bool(options.continuous_usage_stats)
-    writer = completion_writer(
-        stream_id=answer.id,
-        created=answer.created,
-        model=answer.model,
-        says_usage=bool(options.include_usage),
-    )
-    extra = body.echo or body.logprobs is not None or body.return_token_ids or running
-    last: dict[int, RequestOutput] = {}
-    async with aclosing(_outputs(service, body, request, prepared)) as outputs:
-        async for prompt, output in outputs:
-            last[prompt] = output
-            for choice in output.outputs:
-                if extra or choice.finish_reason is not None:
-                    said = _usage(list(last.values()), body) if running else None
-                    yield _chunk(writer, choices, prompt, choice, output, body, said)
-                else:
-                    # Also without text: a chunk a step is what clients take the time of.
-                    yield writer.text(choices.index(prompt, choice), choice.text)
+    embeds = body.take_embeds()
+    with service.embeds.holding(embeds):
+        prepared = await _prepare(service, body, request, embeds)
+        choices = await choices_of(service.llm, body, prepared)
+        options = body.stream_options or StreamOptions()
+        running = bool(options.continuous_usage_stats)
+        writer = completion_writer(
+            stream_id=answer.id,
+            created=answer.created,
+            model=answer.model,
+            says_usage=bool(options.include_usage),
+        )
+        extra = body.echo or body.logprobs is not None or body.return_token_ids or running
+        last: dict[int, RequestOutput] = {}
+        async with aclosing(_outputs(service, body, request, prepared)) as outputs:
+            async for prompt, output in outputs:
+                last[prompt] = output
+                for choice in output.outputs:
+                    if extra or choice.finish_reason is not None:
+                        said = _usage(list(last.values()), body) if running else None
+                        yield _chunk(writer, choices, prompt, choice, output, body, said)
+                    else:
+                        # Also without text: a chunk a step is what clients take the time of.
+                        yield writer.text(choices.index(prompt, choice), choice.text)
     if options.include_usage:
         yield writer.last_usage(_usage(list(last.values()), body))
     yield DONE
@@ -166,7 +185,7 @@ def _chunk(
     extras: dict[str, Any] = {}
     if body.return_token_ids:
         if choices.is_first(prompt, choice):
-            extras["prompt_token_ids"] = list(output.prompt_token_ids)
+            extras["prompt_token_ids"] = _prompt_ids(output)
         extras["token_ids"] = list(choice.token_ids)
     text, logprobs = choices.render(prompt, choice, output)
     return writer.full(

@@ -73,7 +73,6 @@ GENERATION: Mapping[str, Refused] = {
     "kv_transfer_params": Refused("the router alone decides where KV goes", ({},)),
     "ec_transfer_params": Refused(_TEXT, ({},)),
     "repetition_detection": Refused("repetition does not end an answer"),
-    "prompt_embeds": Refused("prompts are text or token ids", ([],)),
     "structural_tag": Refused("ask for structured_outputs.structural_tag"),
     "guided_json": Refused("ask for structured_outputs.json"),
     "guided_regex": Refused("ask for structured_outputs.regex"),
@@ -101,6 +100,7 @@ CHAT: Mapping[str, Refused] = {
     "verbosity": Refused("say it in a message", ("medium",)),
     "thinking": Refused("see reasoning_effort and chat_template_kwargs"),
     "best_of": Refused("ask for n", (1,)),
+    "prompt_embeds": Refused("chats are messages; /v1/completions takes it", ([],)),
 }
 
 COMPLETION: Mapping[str, Refused] = {

@@ -22,6 +22,7 @@ _REFUSED: Mapping[str, Refused] = {
     "chat_template_kwargs": Refused(_CHATS, ({},)),
     "add_generation_prompt": Refused(_CHATS, (False,)),
     "continue_final_message": Refused(_CHATS, (False,)),
+    "prompt_embeds": Refused(_CHATS, ([],)),
     "mm_processor_kwargs": Refused(_TEXT, ({},)),
     "media_io_kwargs": Refused(_TEXT, ({},)),
 }

@@ -16,7 +16,7 @@ from pydantic import Field, WithJsonSchema
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS, ExtraArg
 from tandem.router.openai import parameters
-from tandem.router.openai.body import Body, Prompts
+from tandem.router.openai.body import Body, Embeds, Prompts
 from tandem.router.openai.forced_calls import check_choice, is_forced, schema_of
 from tandem.router.openai.parameters import Refused
 from tandem.router.openai.structured import ResponseFormat, StructuredOutputs, wanted_of
@@ -235,7 +235,8 @@ class CompletionBody(GenerationBody):
         "temperature": 0,
     }
 
-    prompt: Prompts
+    prompt: Prompts | None = None
+    prompt_embeds: Embeds | None = None
     logprobs: int | None = None
     best_of: int | None = None
 
@@ -245,7 +246,18 @@ class CompletionBody(GenerationBody):
         """See ``GenerationBody.check``."""
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise InvalidParameter("best_of", self.best_of, "leave it out, or the same as n")
+        if not self.prompt_embeds and self.prompt is None:
+            allowed = "a text, token ids, or a list of either; or prompt_embeds in its place"
+            raise InvalidParameter("prompt", None, allowed)
+        if self.prompt_embeds and self.echo:
+            allowed = "false with prompt_embeds: a prompt of embeddings has no text"
+            raise InvalidParameter("echo", True, allowed)
         super().check(unknown, prefix)
+
+    def take_embeds(self) -> list[str]:
+        """Prompts of embeddings, which are let go of here: they are large."""
+        given, self.prompt_embeds = self.prompt_embeds, None
+        return [given] if isinstance(given, str) and given else list(given or ())
 
     @property
     def prompt_only(self) -> bool:

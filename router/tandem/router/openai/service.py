@@ -23,6 +23,7 @@ from tandem.protocol.recording import current, marked
 from tandem.router.metrics import RouterMetrics
 from tandem.router.openai.body import Body
 from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
+from tandem.router.openai.embeds import EmbedsIntake
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
 from tandem.router.openai.pooling_schemas import PooledBody
 from tandem.router.openai.schemas import GenerationBody
@@ -80,6 +81,8 @@ class Service:
     trust_request_chat_template: bool = False
     allow_request_priority: bool = False
     max_parallel_prompts: int = 64
+    embeds: EmbedsIntake = field(default_factory=EmbedsIntake)
+    """Whether and how prompts of embeddings are taken."""
     unknown_fields: UnknownFields = field(default_factory=UnknownFields)
 
     def counters(self, context: RequestContext) -> RouterMetrics:

@@ -105,6 +105,8 @@ class WorkerView:
     """Whether the worker's revision serves users."""
     pools: bool = True
     """Whether it gives vectors and scores."""
+    takes_embeds: bool = False
+    """Whether it takes prompts of embeddings."""
     suspect: bool = False
     """Failed by its own fault lately: last choice."""
 
@@ -155,6 +157,13 @@ class FleetSnapshot:
     links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """(prefill, decode) pairs that the decode worker calls up and that are not quarantined."""
     paces: Mapping[tuple[Incarnation, Incarnation], LinkPace] = field(default_factory=dict)
+
+    def taking_embeds(self) -> FleetSnapshot:
+        """Of these those that take prompts of embeddings."""
+        able = tuple(each for each in self.workers if each.takes_embeds)
+        known = {each.incarnation for each in able}
+        links = frozenset(pair for pair in self.links if known.issuperset(pair))
+        return FleetSnapshot(able, links, self.paces)
 
 
 @dataclass(frozen=True, slots=True)

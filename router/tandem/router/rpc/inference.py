@@ -15,6 +15,7 @@ from tandem.protocol.context import RequestContext
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import OutputKind
 from tandem.router.openai.chat_options import chat_options
+from tandem.router.openai.completions import prompts_of
 from tandem.router.openai.generate import begin, count_finished
 from tandem.router.openai.pooled import PooledCall
 from tandem.router.openai.pooling_schemas import PooledBody
@@ -26,7 +27,6 @@ from tandem.router.rpc.calls import Calls
 from tandem.router.rpc.reading import embedding_body, generation_body, score_body, tokenize_body
 from tandem.router.rpc.writing import StepWriter, pooled_usage
 from tandem.text.input_processor import InputOptions
-from tandem.text.prompts import parse_prompts
 
 
 class Inference:
@@ -46,8 +46,9 @@ class Inference:
             service.model_name(body.model)
             kind = OutputKind.DELTA if request.stream else OutputKind.FINAL_ONLY
             options = replace(options_of(body, service), budget_ms=_budget(context))
-            with blaming(body.client_names()):
-                prepared = await self._prepared(body, kind, options)
+            embeds = body.take_embeds() if isinstance(body, CompletionBody) else []
+            with blaming(body.client_names()), service.embeds.holding(embeds):
+                prepared = await self._prepared(body, kind, options, embeds)
                 writer, arrived = StepWriter(request_id), _arrived()
                 counters = service.counters(arrived)
                 async with aclosing(service.llm.stream(prepared, arrived)) as outputs:
@@ -56,11 +57,15 @@ class Inference:
                         yield writer.step(output)
 
     async def _prepared(
-        self, body: ChatBody | CompletionBody, kind: OutputKind, options: InputOptions
+        self,
+        body: ChatBody | CompletionBody,
+        kind: OutputKind,
+        options: InputOptions,
+        embeds: list[str],
     ) -> PreparedRequest:
         service, params = self._service, {**body.sampling(), "output_kind": kind}
         if isinstance(body, CompletionBody):
-            (prompt,) = parse_prompts(body.prompt)
+            (prompt,) = await prompts_of(service, body, embeds)
             return await service.llm.prepare(prompt, params, options=options)
         parsers = service.parsers
         options = replace(

@@ -17,7 +17,7 @@ from tandem.router.rpc import tandem_pb2 as pb
 
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 _AnyBody = TypeVar("_AnyBody", bound=Body)
-_INPUTS = "one of prompt, tokens and chat"
+_INPUTS = "one of prompt, tokens, prompt_embeds and chat"
 
 
 async def generation_body(
@@ -43,6 +43,10 @@ async def generation_body(
             fields["prompt"] = request.prompt
         case "tokens":
             fields["prompt"] = list(request.tokens.ids)
+        case "prompt_embeds":
+            if not request.prompt_embeds:
+                raise InvalidParameter("prompt_embeds", b"", "bytes of a saved tensor")
+            fields["prompt_embeds"] = request.prompt_embeds  # in base64 from here on
         case _:
             raise InvalidParameter("input", None, _INPUTS)
     if wanted is not None:

@@ -1,0 +1,59 @@
+"""Prompts that came as embeddings: what a step reads of them, in place of the table's rows.
+
+Vectors stay on the host as they came; a step brings those of its own tokens to the device, in their
+dtype. Positions behind the prompt have ids, of tokens that were drawn or forced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tandem.engine.models import EmbeddedTokens
+from tandem.engine.sample.transfer import index_on, on_device
+from tandem.engine.worker.rows import StepRows
+from tandem.protocol.embeds import PromptEmbeds
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_NUMBERS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype("<i4"),
+    "float16": np.dtype("<i2"),
+    "bfloat16": np.dtype("<i2"),
+}
+"""Integers of the same width, as numpy knows no bfloat16."""
+
+
+def embedded_tokens(
+    held: Mapping[int, PromptEmbeds], rows: StepRows, device: torch.device
+) -> EmbeddedTokens | None:
+    """Of an unpadded step's tokens those that are embeddings; None where none is.
+
+    Args:
+        held: by row of the batch.
+        rows: the step's.
+        device: where the vectors are wanted.
+    """
+    places, vectors = [], []
+    begins = (rows.ends + 1 - rows.counts).tolist()
+    columns = zip(rows.index.tolist(), rows.first.tolist(), rows.lens.tolist(), strict=True)
+    for at, (row, first, end) in zip(begins, columns, strict=True):
+        embeds = held.get(row)
+        if embeds is not None and first < embeds.num_tokens:
+            own = vectors_of(embeds, first, min(end, embeds.num_tokens))
+            vectors.append(on_device(own, device))
+            places.append(np.arange(at, at + len(own)))
+    if not places:
+        return None
+    return EmbeddedTokens(index_on(np.concatenate(places), device), vectors)
+
+
+def vectors_of(embeds: PromptEmbeds, first: int, end: int) -> Tensor:
+    """[positions, hidden_size] of positions [first, end), in memory of its own."""
+    kind = _NUMBERS[embeds.dtype]
+    numbers = np.frombuffer(embeds.rows(first, end), kind)
+    native = numbers.astype(kind.newbyteorder("="), copy=True)
+    return torch.from_numpy(native).view(_DTYPES[embeds.dtype]).view(-1, embeds.hidden_size)

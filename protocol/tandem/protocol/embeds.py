@@ -1,0 +1,96 @@
+"""A prompt that is given as embeddings in place of token ids, as bytes that any process may carry.
+
+No numbers are made of the bytes here: a router has neither torch nor numpy. Their exponents are
+looked at in whole slices, by arithmetic of long integers.
+"""
+
+import msgspec
+
+from tandem.protocol.errors import InvalidParameter
+
+PLACEHOLDER = 0
+"""Token id that stands for each embedding where a prompt is counted by its ids."""
+MOST_BYTES = 48 << 20
+"""Of one prompt's values: what a frame to a worker holds, with room for the rest of a request."""
+MAX_MAGNITUDE = 32_768
+"""Values are smaller than this, and so finite: embeddings of models are of a few hundred at most,
+and a float16 model has no room for many times as much."""
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of a value, by dtype."""
+_SLICE = 1 << 16
+_MANTISSA_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
+_EXPONENT_BITS = {"float32": 8, "float16": 5, "bfloat16": 8}
+
+
+class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
+    """One vector for each position of a prompt."""
+
+    dtype: str
+    """One of ``WIDTHS``."""
+    hidden_size: int
+    """Values of each vector."""
+    values: bytes
+    """[positions, hidden_size], rows one after the other, little-endian."""
+
+    def __repr__(self) -> str:
+        return f"PromptEmbeds({self.shape_text})"
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one vector."""
+        return self.hidden_size * WIDTHS[self.dtype]
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions of the prompt."""
+        return len(self.values) // self.row_bytes
+
+    @property
+    def shape_text(self) -> str:
+        """Shape and dtype, for messages."""
+        width = WIDTHS.get(self.dtype, 1) * max(self.hidden_size, 1)
+        return f"[{len(self.values) // width}, {self.hidden_size}] {self.dtype}"
+
+    def rows(self, first: int, end: int) -> memoryview:
+        """Bytes of positions [first, end), those that there are."""
+        size = self.row_bytes
+        return memoryview(self.values)[first * size : end * size]
+
+    def cut(self, first: int, end: int) -> "PromptEmbeds":
+        """Positions [first, end) alone."""
+        if first == 0 and end == self.num_tokens:
+            return self
+        return PromptEmbeds(self.dtype, self.hidden_size, bytes(self.rows(first, end)))
+
+    def verify_shape(self, param: str, hidden_size: int) -> None:
+        """Raise InvalidParameter naming ``param`` unless these are whole vectors of a model with
+        ``hidden_size`` values each, one at least, of a dtype that is known."""
+        if self.dtype not in WIDTHS:
+            raise InvalidParameter(param, self.dtype, f"a tensor of {', '.join(WIDTHS)}")
+        if self.hidden_size != hidden_size:
+            allowed = f"vectors of {hidden_size} values each, this model's hidden size"
+            raise InvalidParameter(param, self.shape_text, allowed)
+        if not self.values or len(self.values) % self.row_bytes:
+            raise InvalidParameter(param, self.shape_text, "one vector or more, each of them whole")
+
+    def verify_values(self, param: str) -> None:
+        """Raise InvalidParameter naming ``param`` for a value that is not finite, or too large.
+        Takes milliseconds for a megabyte, in pieces between which other threads go on."""
+        mantissa, width = _MANTISSA_BITS[self.dtype], WIDTHS[self.dtype]
+        bias = (1 << (_EXPONENT_BITS[self.dtype] - 1)) - 1
+        exponents = ((1 << _EXPONENT_BITS[self.dtype]) - 1) << mantissa
+        least = (bias + MAX_MAGNITUDE.bit_length() - 1) << mantissa
+        top = 1 << (8 * width - 1)
+        # A value whose exponent is too large carries into the sign's bit, which was masked out.
+        mask, carry, signs = (_repeated(each, width) for each in (exponents, top - least, top))
+        values = memoryview(self.values)
+        for start in range(0, len(values), _SLICE):
+            lanes = int.from_bytes(values[start : start + _SLICE], "little")
+            if ((lanes & mask) + carry) & signs & ~(-1 << 8 * min(_SLICE, len(values) - start)):
+                allowed = f"finite values of a magnitude under {MAX_MAGNITUDE}"
+                raise InvalidParameter(param, self.shape_text, allowed)
+
+
+def _repeated(lane: int, width: int) -> int:
+    """``lane`` in every value of a slice."""
+    return int.from_bytes(lane.to_bytes(width, "little") * (_SLICE // width), "little")

@@ -1,0 +1,74 @@
+"""Prompts of embeddings in bodies: whether they are taken, how many bytes of them, their reading.
+
+Vectors are a thousand times what ids are, and stay here for as long as their request may have to be
+sent again, so that all of them together are bounded. What they hold is read beside the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tandem.llm.beside import Beside
+from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode, RequestRefused
+from tandem.router.config import RouterConfig
+from tandem.text.embeds import decoded, read_embeds
+from tandem.text.embeds.checks import NO_EMBEDS
+from tandem.text.prompts import EmbedsPrompt
+
+NAME = "prompt_embeds"
+
+
+@dataclass(slots=True)
+class EmbedsIntake:
+    """One per app."""
+
+    enabled: bool = False
+    max_bytes: int = 16 << 20
+    """Of one prompt's values."""
+    max_held_bytes: int = 512 << 20
+    """Of all prompts that wait or run; one is taken whatever its size."""
+    held_bytes: int = 0
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> EmbedsIntake:
+        """As configured."""
+        return cls(
+            config.enable_prompt_embeds,
+            config.max_prompt_embeds_bytes,
+            config.max_held_embeds_bytes,
+        )
+
+    @contextmanager
+    def holding(self, given: Sequence[str]) -> Iterator[None]:
+        """Room for texts in base64 and for what is made of them, until the block ends. Raises
+        InvalidParameter where none are taken, RequestRefused (capacity) where there is no room."""
+        if given and not self.enabled:
+            raise InvalidParameter(NAME, given[0] if len(given) == 1 else list(given), NO_EMBEDS)
+        size = sum(map(len, given)) // 4 * 3
+        if size and self.held_bytes and self.held_bytes + size > self.max_held_bytes:
+            message = f"{self.held_bytes} bytes of {NAME} are held; with {size} more they are"
+            message = f"{message} over {self.max_held_bytes}"
+            raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message))
+        self.held_bytes += size
+        try:
+            yield
+        finally:
+            self.held_bytes -= size
+
+    async def read(self, given: list[str], beside: Beside) -> list[EmbedsPrompt]:
+        """The prompts; each text is let go of when it is read. Raises InvalidParameter that names
+        the first that is none."""
+        several = len(given) > 1
+        prompts: list[EmbedsPrompt] = []
+        given.reverse()
+        while given:
+            text = given.pop()
+            param = f"{NAME}[{len(prompts)}]" if several else NAME
+            prompts.append(await beside.run(len(text), self._prompt, text, param))
+        return prompts
+
+    def _prompt(self, text: str, param: str) -> EmbedsPrompt:
+        data = decoded(text, param, max_bytes=self.max_bytes)
+        return EmbedsPrompt(read_embeds(data, param, max_bytes=self.max_bytes), param)

@@ -1,0 +1,158 @@
+"""Prompts of embeddings through real stacks: the tokens that transformers gives for the ids."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import torch
+from client import Answer, body_of, complete, events, held_after
+from conftest import StackMaker
+from reference import rows
+from tests.engine_run.embedded import table_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+SOME = (0, 9, 18, 26, 33, 40, 46)
+LONG = 52
+"""A prompt of about 1,200 tokens, 2.8 MB in float32: seconds of prefill in chunks of 64."""
+ROUTER = ["--enable-prompt-embeds", "--request-timeout", "90"]
+TAKES = ["--enable-prompt-embeds"]
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "aggregated, chunks of 64, no caching": {
+        "prefill": 0,
+        "worker_flags": [*TAKES, "--max-num-batched-tokens", "64", "--no-enable-prefix-caching"],
+    },
+    "aggregated, preempted, in a child": {
+        "prefill": 0,
+        "worker_flags": [
+            *(*TAKES, "--num-gpu-blocks-override", "210", "--watermark", "0"),
+            *("--distributed-executor-backend", "mp"),
+        ],
+    },
+    "pair, chunks of 64": {"worker_flags": [*TAKES, "--max-num-batched-tokens", "64"]},
+    "pair, preempted": {
+        "worker_flags": [*TAKES, "--num-gpu-blocks-override", "210", "--watermark", "0"]
+    },
+}
+
+
+def embeds_of(model: Path, ids: Sequence[int]) -> str:
+    """The table's rows of ids, as a client sends them."""
+    file = io.BytesIO()
+    torch.save(table_of(model)[list(ids)].clone(), file)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def hold_to_reference(index: int, answer: Answer) -> None:
+    """No error, and right to the last token."""
+    assert answer.error is None, answer.error
+    assert rows()[index].verdict(answer.tokens) in ("equal", "excused")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_tokens_equal_transformers(
+    layout: str, start_stack: StackMaker, smollm2: Path
+) -> None:
+    """All at once, beside the same prompts as ids; again with prefix hits, where there are any."""
+    with start_stack(**LAYOUTS[layout], router_flags=ROUTER) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
+
+            async def ask(index: int, *, embedded: bool) -> None:
+                ids = rows()[index].prompt
+                more = {"prompt_embeds": embeds_of(smollm2, ids)} if embedded else {}
+                hold_to_reference(index, await complete(client, "" if embedded else ids, **more))
+
+            for kinds in ((True, False), (True,)):
+                await asyncio.gather(*(ask(i, embedded=e) for e in kinds for i in SOME))
+        hits = sum(stack.total(name, "vllm:prefix_cache_hits_total") for name in stack.workers)
+        assert (hits > 0) is ("no caching" not in layout)
+        if "pair" in layout:
+            assert stack.total("decode-0", "tandem:kv_handoff_bytes_total") > 0
+        assert held_after(stack, 20.0) == {}
+
+
+@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+async def test_a_killed_worker_costs_no_token(
+    moment: str, worker: str, start_stack: StackMaker, smollm2: Path
+) -> None:
+    """SIGKILL of P or D: vectors go again to who is left, with what was emitted behind them."""
+    flags = [*TAKES, "--max-num-batched-tokens", "64"]
+    prompt = {"prompt_embeds": embeds_of(smollm2, rows()[LONG].prompt)}
+    answer = Answer()
+    with start_stack(decode=2, worker_flags=flags, router_flags=ROUTER) as stack:
+        async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
+
+            async def collect() -> None:
+                async for _ in events(client, "", answer, **prompt):
+                    pass
+
+            task = asyncio.create_task(collect())
+            if moment == "prefill":
+                busy = "vllm:num_requests_running"
+                await asyncio.to_thread(
+                    stack.until, lambda: stack.total("prefill-0", busy) > 0, 30, "nothing runs"
+                )
+                assert not answer.tokens, "the prompt is too short for this test"
+            else:
+                enough = lambda: len(answer.tokens) >= 5  # noqa: E731
+                await asyncio.to_thread(stack.until, enough, 60, "no tokens")
+                assert not task.done()
+            await asyncio.to_thread(stack.signal, worker, signal.SIGKILL)
+            await task
+    hold_to_reference(LONG, answer)
+
+
+async def test_what_is_asked_beside_it(
+    start_stack: StackMaker, smollm2: Path, tmp_path: Path
+) -> None:
+    """By the openai package: choices, scores, structured output, min_tokens; and a batch of
+    lines."""
+    given = embeds_of(smollm2, rows()[9].prompt)
+    with start_stack(worker_flags=TAKES, router_flags=ROUTER) as stack:
+        with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+
+            def ask(prompt: Any, **more: Any) -> Any:
+                extra = {**more.pop("extra_body", {})}
+                if prompt == "":
+                    extra["prompt_embeds"] = given
+                fields = {"max_tokens": 12, "seed": 3, "extra_body": extra, **more}
+                return client.completions.create(model="smol", prompt=prompt, **fields)
+
+            ids = rows()[9].prompt
+            for more in (
+                {"temperature": 0.8, "n": 3, "logprobs": 2},
+                {"extra_body": {"structured_outputs": {"regex": "[a-z]{3,9}!"}}},
+                {"extra_body": {"min_tokens": 12}, "temperature": 1.5},
+                {"frequency_penalty": 1.0, "presence_penalty": 0.5, "temperature": 0},
+            ):
+                ours, theirs = ask("", **more), ask(ids, **more)
+                for mine, other in zip(ours.choices, theirs.choices, strict=True):
+                    assert mine.text == other.text
+                    assert (mine.logprobs is None) is (other.logprobs is None)
+                    if mine.logprobs is not None:
+                        assert mine.logprobs.tokens == other.logprobs.tokens
+                        assert mine.logprobs.text_offset == other.logprobs.text_offset
+                assert ours.usage.prompt_tokens == theirs.usage.prompt_tokens == len(ids)
+        body = {**body_of(""), "prompt_embeds": given}
+        line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+        source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_text(json.dumps(line) + "\n")
+        command = [sys.executable, "-m", "tandem.cli", "run-batch", "--url", stack.url]
+        command += ["-i", str(source), "-o", str(target)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        (choice,) = json.loads(target.read_text())["response"]["body"]["choices"]
+        hold_to_reference(9, Answer(200, choice["token_ids"]))

@@ -1,0 +1,35 @@
+"""Prompts of embeddings for tests: the rows that a model's own table has for ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from tandem.protocol.embeds import PromptEmbeds
+
+
+@cache
+def table_of(folder: Path) -> torch.Tensor:
+    """[vocabulary, hidden], as the checkpoint has it."""
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors = load_file(path)
+        if "model.embed_tokens.weight" in tensors:
+            return tensors["model.embed_tokens.weight"]
+    raise AssertionError(f"{folder} holds no table of embeddings")
+
+
+def embeds_of(rows: torch.Tensor) -> PromptEmbeds:
+    """[positions, hidden] as a request carries it, in its own dtype."""
+    values = rows.contiguous().view(torch.uint8).numpy().tobytes()
+    return PromptEmbeds(str(rows.dtype).removeprefix("torch."), rows.shape[1], values)
+
+
+def embeds_for(
+    folder: Path, ids: Sequence[int], dtype: torch.dtype = torch.float32
+) -> PromptEmbeds:
+    """What the model's table says of ``ids``."""
+    return embeds_of(table_of(folder)[list(ids)].to(dtype))

@@ -42,6 +42,7 @@ DEFAULTS = {
     "load_format": "auto",
     "max_logprobs": 20,
     "logits_processors": (),
+    "structured_outputs_backend": "auto",
     "torch_profiler_dir": None,
     "revision": None,
     "block_size": 16,

@@ -28,10 +28,11 @@ def tokenizer(smollm2: Path) -> Tokenizer:
     return Tokenizer.load(smollm2)
 
 
-@pytest.fixture(scope="module")
-def pair(smollm2: Path) -> Iterator[Pair]:
-    """A linked pair of engines with the embedded model."""
-    made = Pair(engine={"folder": smollm2, "max_model_len": 256})
+@pytest.fixture(scope="module", params=["guidance", "outlines"])
+def pair(smollm2: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """A linked pair of engines with the embedded model, with each backend."""
+    settings = {"max_model_len": 256, "structured_outputs_backend": request.param}
+    made = Pair(engine={"folder": smollm2, **settings})
     yield made
     made.close()
 

@@ -38,11 +38,11 @@ MAX_NESTED = 64
 _ANYTHING: dict[str, Any] = {
     "anyOf": [
         *({"type": each} for each in ("string", "number", "boolean", "null")),
-        {"type": "object", "depth": 0},
-        {"type": "array", "depth": 0},
+        {"type": "object", "depth": 1},
+        {"type": "array", "depth": 1},
     ]
 }
-"""Any value: objects and lists hold such as hold none."""
+"""Any value, three objects or lists in one another at most."""
 _WHOLE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
 """Keywords of which one stands with none beside it but those that say nothing."""
 
@@ -72,7 +72,7 @@ class _Reader:
         self._left -= 1
         self._nested += 1
         if self._left < 0 or self._nested > MAX_NESTED:
-            words = f"at most {MAX_SCHEMAS:,} schemas and {MAX_NESTED} in one another"
+            words = f"a schema that is at most {MAX_SCHEMAS:,} schemas and {MAX_NESTED} in one another"
             raise GrammarError(f"{words}, references written out")
         try:
             return self._of(schema, at)
@@ -112,7 +112,7 @@ class _Reader:
         if key == "$ref":
             return self._reference(value, place)
         if not isinstance(value, list) or not value:
-            raise GrammarError(f"a list of schemas at {place}")
+            raise GrammarError(f"a schema that has a list of schemas at {place}")
         if key == "allOf" and len(value) > 1:
             raise refusal("allOf of several", at)
         if key == "oneOf" and not are_disjoint(value, self._resolved):
@@ -128,7 +128,7 @@ class _Reader:
         """A schema of one type, None for any."""
         kind = said["type"]
         if kind is not None and kind not in TYPES:
-            raise GrammarError(f"a type of {', '.join(TYPES)} at {at or '/'}, not {kind!r}")
+            raise GrammarError(f"a schema that has a type of {', '.join(TYPES)} at {at or '/'}, not {kind!r}")
         for key in said:
             of_it = kind is not None and is_about(key, kind)
             if key != "type" and (key not in FOLLOWED if of_it else key not in ABOUT):
@@ -141,9 +141,9 @@ class _Reader:
         properties = said.get("properties", {})
         required = said.get("required", [])
         if not isinstance(properties, dict):
-            raise GrammarError(f"an object for properties at {at or '/'}")
+            raise GrammarError(f"a schema that has an object for properties at {at or '/'}")
         if not isinstance(required, list) or not all(isinstance(each, str) for each in required):
-            raise GrammarError(f"a list of names for required at {at or '/'}")
+            raise GrammarError(f"a schema that has a list of names for required at {at or '/'}")
         others = said.get("additionalProperties", True)
         schemas = {
             name: (each, f"{at}/properties/{escaped(name)}") for name, each in properties.items()
@@ -179,7 +179,7 @@ class _Reader:
         least, most = count(said, "minItems", at) or 0, count(said, "maxItems", at)
         first, rest = said.get("prefixItems", []), said.get("items", True)
         if not isinstance(first, list) or isinstance(rest, list):
-            raise GrammarError(f"a list for prefixItems and a schema for items at {at or '/'}")
+            raise GrammarError(f"a schema that has a list for prefixItems and a schema for items at {at or '/'}")
         if most is not None and most < least:
             raise unmatched(at)
         if first and most != 0:
@@ -195,7 +195,7 @@ class _Reader:
 
     def _reference(self, reference: Any, at: str) -> Any:
         if reference in self._references:
-            raise GrammarError(f"a schema without recursion: $ref at {at.rpartition('/')[0] or '/'}")
+            raise refusal("$ref to what it is in", at.rpartition("/")[0])
         found = self._found(reference, at)
         self._references.append(reference)
         try:
@@ -206,7 +206,8 @@ class _Reader:
     def _found(self, reference: Any, at: str) -> Any:
         """The schema that a reference names."""
         if not isinstance(reference, str) or not (reference == "#" or reference[:2] == "#/"):
-            raise GrammarError(f"a reference within the schema (#/...) at {at}, not {reference!r}")
+            words = f"a schema that refers to its own parts (#/...) at {at}, not to {reference!r:.200}"
+            raise GrammarError(words)
         found = self._root
         for part in unquote(reference).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
@@ -215,7 +216,8 @@ class _Reader:
             elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
                 found = found[int(name)]
             else:
-                raise GrammarError(f"a reference to what is there at {at}, not {reference!r}")
+                words = f"a schema that refers to what is there at {at}, not to {reference!r:.200}"
+                raise GrammarError(words)
             if isinstance(found, dict) and "$id" in found:
                 raise refusal("$id", unquote(reference)[1:])
         return found

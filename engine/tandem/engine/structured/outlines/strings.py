@@ -58,8 +58,8 @@ def string_of(said: Mapping[str, Any], at: str) -> Any:
 
 def _matching(pattern: Any, at: str) -> Any:
     if not isinstance(pattern, str):
-        raise GrammarError(f"a text for pattern at {at or '/'}")
+        raise GrammarError(f"a schema that has a text for pattern at {at or '/'}")
     try:
         return {"type": "string", "pattern": read_search(pattern).text}
     except GrammarError as error:
-        raise GrammarError(f"a schema whose pattern at {at or '/'} is {error}") from None
+        raise GrammarError(f"a schema that is followed: its pattern at {at or '/'} is to be {error}") from None

@@ -27,11 +27,11 @@ def value_of(said: Mapping[str, Any], at: str) -> Any:
             )
     values = said[key] if key == "enum" else [said[key]]
     if not isinstance(values, list):
-        raise GrammarError(f"a list for enum at {at or '/'}")
+        raise GrammarError(f"a schema that has a list for enum at {at or '/'}")
     types = said.get("type", list(TYPES))
     kinds = types if isinstance(types, list) else [types]
     if any(kind not in TYPES for kind in kinds):
-        raise GrammarError(f"a type of {', '.join(TYPES)} at {at or '/'}")
+        raise GrammarError(f"a schema that has types of {', '.join(TYPES)} at {at or '/'}")
     made = [_written(each, f"{at}/{key}") for each in values if set(kinds_of(each)) & set(kinds)]
     if not made:
         raise unmatched(at)
@@ -61,7 +61,7 @@ def _written(value: Any, at: str) -> Any:
     match value:
         case str():
             if any("\ud800" <= sign <= "\udfff" for sign in value):
-                raise GrammarError(f"text without lone surrogates at {at}")
+                raise GrammarError(f"a schema that has no lone surrogates at {at}")
             return value
         case None | bool():
             return value
@@ -73,9 +73,10 @@ def _written(value: Any, at: str) -> Any:
             digits = repr(value).lstrip("-")
             if len(digits) <= _MOST_DIGITS and digits.replace(".", "").isdigit():
                 return value
-            raise refusal(f"the number {value!r}", at)
+            raise refusal(f"{at.rpartition('/')[2]} of {value!r}", at.rpartition("/")[0])
         case int():
-            raise refusal(f"the number {value!r:.40}", at)
+            words = f"{at.rpartition('/')[2]} of so large an integer"
+            raise refusal(words, at.rpartition("/")[0])
         case list():
             return [_written(each, at) for each in value]
         case _:

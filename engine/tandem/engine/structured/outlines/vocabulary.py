@@ -1,8 +1,9 @@
 """The tokens of a model as a trie of bytes in arrays, so that one walk of it says which of them an
 automaton allows.
 
-A walk takes the trie's levels one after the other, all nodes of a level at once, and only those
-below nodes that live: its time is bounded by the size of the trie, whatever the automaton is.
+A walk takes the trie's levels one after the other, all nodes of a level at once, or, once most are
+dead, those below nodes that live: its time is bounded by the size of the trie, whatever the
+automaton is.
 """
 
 from __future__ import annotations
@@ -29,30 +30,43 @@ class Vocabulary:
         self.size = size
         self._bytes: list[npt.NDArray[np.uint8]] = []
         """Of each level's nodes, the byte that leads there."""
+        self._parents: list[Ints] = []
+        """Of each level's nodes, the node above."""
         self._children: list[Ints] = []
         """[nodes of the level above + 1]: where the children of each begin in the level."""
         self._starts: list[Ints] = []
         """[nodes of the level + 1]: where the tokens that end at each begin in ``_ids``."""
         self._ids: list[Ints] = []
+        """Of the tokens that end at each level, by their nodes."""
+        self._owners: list[Ints] = []
+        """The node that each of them ends at."""
         self._build()
 
     def mask(self, tables: Tables, state: int) -> bytes:
         """Which tokens may come at ``state``: 4-byte words of 32 tokens each, the lowest bit the
         lowest id."""
         allowed = np.zeros(32 * -(-self.size // 32), np.bool_)
-        nodes, states = np.zeros(1, np.int64), np.array([state])
-        after, columns = tables.after, tables.columns
-        for level, byte in enumerate(self._bytes):
+        cells, width, columns = tables.after.ravel(), tables.after.shape[1], tables.columns
+        states = np.array([state], np.int32)
+        level, depth = 0, len(self._bytes)
+        while level < depth and 4 * np.count_nonzero(states) >= len(states):
+            # Most nodes live: all of the level, dead ones with them.
+            place = (states * width)[self._parents[level]] + columns[self._bytes[level]]
+            states = cells[place]
+            allowed[self._ids[level]] = states[self._owners[level]] != 0
+            level += 1
+        (nodes,) = states.nonzero()
+        states = states[nodes]
+        while level < depth and len(nodes):
             begins = self._children[level]
             below, owner = _ranges(begins[nodes], begins[nodes + 1])
-            states = after[states[owner], columns[byte[below]]]
+            states = cells[states[owner] * width + columns[self._bytes[level][below]]]
             (lives,) = states.nonzero()
-            if not len(lives):
-                break
             nodes, states = below[lives], states[lives]
             begins = self._starts[level]
             ends, _ = _ranges(begins[nodes], begins[nodes + 1])
             allowed[self._ids[level][ends]] = True
+            level += 1
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _build(self) -> None:
@@ -71,12 +85,14 @@ class Vocabulary:
             pairs = parents * 256 + joined[begins + depth]
             nodes, parents = np.unique(pairs, return_inverse=True)
             self._bytes.append((nodes % 256).astype(np.uint8))
+            self._parents.append(nodes // 256)
             self._children.append(np.searchsorted(nodes // 256, np.arange(above + 1)))
             above, depth = len(nodes), depth + 1
             ending = lengths == depth
             order = np.argsort(parents[ending], kind="stable")
             self._ids.append(ids[ending][order])
             ordered = parents[ending][order]
+            self._owners.append(ordered)
             self._starts.append(np.searchsorted(ordered, np.arange(above + 1)))
             rest = ~ending
             ids, lengths = ids[rest], lengths[rest]

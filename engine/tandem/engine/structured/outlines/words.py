@@ -65,7 +65,7 @@ def count(said: Mapping[str, Any], keyword: str, at: str) -> int | None:
     if value is None and keyword not in said:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-        raise GrammarError(f"an integer for {keyword} at {at or '/'}")
+        raise GrammarError(f"a schema that has an integer for {keyword} at {at or '/'}")
     if value < 0:
-        raise GrammarError(f"an integer of at least 0 for {keyword} at {at or '/'}")
+        raise GrammarError(f"a schema that has an integer of at least 0 for {keyword} at {at or '/'}")
     return int(value)

@@ -25,8 +25,8 @@ SUITE = Path(__file__).parents[1] / "reference/json_schema_suite/tests/draft2020
 FOLLOWED = {"guidance": 257, "outlines": 154}
 """Of 461 schemas; more is better, fewer is a loss."""
 LET_THROUGH = {"guidance": 0.8, "outlines": 0.5}
-"""Of the valid instances of schemas that are followed, at least. Outlines takes a schema without a type
-for one of the type that its first keyword is about."""
+"""Of the valid instances of schemas that are followed, at least. Outlines takes a schema without a
+type for one of the type that its first keyword is about."""
 DRAWS = 12
 WIDER = {"ECMA 262 \\S matches everything but whitespace"}
 """The backend's expressions and Python's do not take U+FEFF for white space."""
@@ -119,7 +119,9 @@ def test_nothing_invalid_is_let_through(grammars: Grammars, backend: str, tokeni
                 valid, let = valid + 1, let + taken
             elif case.description not in WIDER:
                 assert not taken, (case.file, case.description, test["description"], text)
-    assert let >= LET_THROUGH[backend] * valid, f"{let} of {valid}: narrower than the schemas by too much"
+    assert let >= LET_THROUGH[backend] * valid, (
+        f"{let} of {valid}: narrower than the schemas by too much"
+    )
 
 
 def accepts(grammar: Grammar, token_ids: list[int]) -> bool:

@@ -171,9 +171,7 @@ def test_a_grammar_in_larks_syntax(guidance: Compiler, drawer: Drawer, tokenizer
         ({"grammar": "start: nothing"}, "unknown name"),
     ],
 )
-def test_what_is_not_followed_is_named(
-    guidance: Compiler, fields: dict[str, Any], words: str
-):
+def test_what_is_not_followed_is_named(guidance: Compiler, fields: dict[str, Any], words: str):
     """In a line, with the place in the schema where a keyword is not known."""
     with pytest.raises(GrammarError, match=re.escape(words)) as caught:
         compiled(guidance, **fields)

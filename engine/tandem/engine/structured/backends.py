@@ -31,7 +31,8 @@ def make_compiler(backend: str, folder: Path, vocab_size: int) -> Compiler:
 
 def _outlines(folder: Path, vocab_size: int) -> Compiler:
     try:
-        import outlines_core  # noqa: F401  the process that uses it says nothing of why it is not
+        import outlines_core  # noqa: F401  the process that uses it does not say why it cannot
+
         from tandem.engine.structured.outlines import OutlinesCompiler
     except ImportError as error:
         raise NoCompiler(f"{error}; install tandem[outlines]") from error

@@ -1,4 +1,4 @@
-"""Compiles in a process of its own: ``python -m tandem.engine.structured.outlines.child DESCRIPTOR``.
+"""Compiles in a process of its own: ``python -m`` this module, with a descriptor and limits.
 
 Started by ``CompileProcess`` with an open channel, and ends with it. What outlines-core takes is
 bounded by the kernel: memory from the start, processor time anew for each job. It answers with a
@@ -16,7 +16,7 @@ import msgspec
 from outlines_core import Index, Vocabulary
 from outlines_core.json_schema import build_regex_from_schema
 
-from tandem.engine.executor.channel import Channel, ChannelClosed, inherited
+from tandem.engine.executor.channel import ChannelClosed, inherited
 from tandem.engine.structured.outlines import tables
 from tandem.engine.structured.outlines.characters import NEVER
 from tandem.engine.structured.outlines.jobs import MAX_EXPRESSION_BYTES, Job, Limits
@@ -49,12 +49,14 @@ def main() -> None:
 
 
 def _compiled(job: Job, vocabulary: Vocabulary) -> tables.Tables:
-    """The table of a job. Raises ValueError."""
+    """The table of a job. Raises ValueError, and TableError in words of its own."""
     text = job.expression
     if job.schema is not None:
         text = build_regex_from_schema(job.schema, job.whitespace)
     if len(text) > MAX_EXPRESSION_BYTES:
-        raise ValueError(f"what makes an expression of at most {MAX_EXPRESSION_BYTES:,} bytes")
+        raise tables.TableError(
+            f"what makes an expression of at most {MAX_EXPRESSION_BYTES:,} bytes"
+        )
     # A match is whole only if it is found at the end alone: else the first alternative that
     # matches hides longer ones.
     # And outlines-core takes none that may begin with an assertion, which the end of the text is.
@@ -75,7 +77,11 @@ def _words(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "what compiles within less memory"
     words = " ".join(str(error).split())
-    return "what some text matches" if "vocabulary provided is incompatible" in words else words
+    if isinstance(error, tables.TableError):
+        return words
+    if "vocabulary provided is incompatible" in words:
+        return "what some text matches"
+    return f"what outlines-core compiles: {words[:300]}"
 
 
 if __name__ == "__main__":

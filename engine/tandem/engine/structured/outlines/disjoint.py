@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
-
-import json
 
 from tandem.engine.structured.outlines.values import kinds_of
 
@@ -21,7 +20,9 @@ def are_disjoint(schemas: Sequence[Any], resolved: Callable[[Any], Any]) -> bool
     references. False where it is not seen."""
     if len(schemas) > MOST:
         return len(schemas) == 1
-    return all(_are_two(*map(resolved, two), resolved) for two in combinations(schemas, 2))
+    return all(
+        _are_two(one, other, resolved) for one, other in combinations(map(resolved, schemas), 2)
+    )
 
 
 def _are_two(one: Any, other: Any, resolved: Callable[[Any], Any]) -> bool:

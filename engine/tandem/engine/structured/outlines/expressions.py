@@ -179,7 +179,10 @@ class _Reader:
             return self._set_of(True, *shorthand(sign, allows=True))
         if sign in "pP":
             return self._set_of(True, [], [self._property(sign)])
-        return character(self._escaped(sign), in_json=self._in_json)
+        sign = self._escaped(sign)
+        if sign == NEVER:
+            raise self._error("NUL")
+        return character(sign, in_json=self._in_json)
 
     def _escaped(self, sign: str) -> str:
         """The character that an escape stands for, its sign read."""
@@ -200,7 +203,7 @@ class _Reader:
         return sign
 
     def _of_code(self, code: int) -> str:
-        if not 0 < code <= _MOST or 0xD800 <= code <= 0xDFFF:
+        if code > _MOST or 0xD800 <= code <= 0xDFFF:
             raise self._error(f"the character {code:x}, which no text has")
         return chr(code)
 

@@ -72,7 +72,9 @@ class _Reader:
         self._left -= 1
         self._nested += 1
         if self._left < 0 or self._nested > MAX_NESTED:
-            words = f"a schema that is at most {MAX_SCHEMAS:,} schemas and {MAX_NESTED} in one another"
+            words = (
+                f"a schema that is at most {MAX_SCHEMAS:,} schemas and {MAX_NESTED} in one another"
+            )
             raise GrammarError(f"{words}, references written out")
         try:
             return self._of(schema, at)
@@ -128,14 +130,17 @@ class _Reader:
         """A schema of one type, None for any."""
         kind = said["type"]
         if kind is not None and kind not in TYPES:
-            raise GrammarError(f"a schema that has a type of {', '.join(TYPES)} at {at or '/'}, not {kind!r}")
+            raise GrammarError(
+                f"a schema that has a type of {', '.join(TYPES)} at {at or '/'}, not {kind!r}"
+            )
         for key in said:
             of_it = kind is not None and is_about(key, kind)
             if key != "type" and (key not in FOLLOWED if of_it else key not in ABOUT):
                 raise refusal(key, at)
         if kind is None:
             return _ANYTHING
-        return self._makers.get(kind, lambda each, _: {"type": each["type"]})(said, at)
+        make = self._makers.get(kind)
+        return {"type": kind} if make is None else make(said, at)
 
     def _object(self, said: Mapping[str, Any], at: str) -> Any:
         properties = said.get("properties", {})
@@ -179,7 +184,9 @@ class _Reader:
         least, most = count(said, "minItems", at) or 0, count(said, "maxItems", at)
         first, rest = said.get("prefixItems", []), said.get("items", True)
         if not isinstance(first, list) or isinstance(rest, list):
-            raise GrammarError(f"a schema that has a list for prefixItems and a schema for items at {at or '/'}")
+            raise GrammarError(
+                f"a schema that has a list for prefixItems and a schema for items at {at or '/'}"
+            )
         if most is not None and most < least:
             raise unmatched(at)
         if first and most != 0:
@@ -206,7 +213,9 @@ class _Reader:
     def _found(self, reference: Any, at: str) -> Any:
         """The schema that a reference names."""
         if not isinstance(reference, str) or not (reference == "#" or reference[:2] == "#/"):
-            words = f"a schema that refers to its own parts (#/...) at {at}, not to {reference!r:.200}"
+            words = (
+                f"a schema that refers to its own parts (#/...) at {at}, not to {reference!r:.200}"
+            )
             raise GrammarError(words)
         found = self._root
         for part in unquote(reference).split("/")[1:]:
@@ -229,4 +238,3 @@ class _Reader:
                 break
             schema = self._found(schema["$ref"], "$ref")
         return schema
-

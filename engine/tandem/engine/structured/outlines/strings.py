@@ -23,14 +23,15 @@ _NAME = rf"(?:{_LABEL}\.){{1,4}}[a-z]{{2,12}}"
 FORMATS: Mapping[str, str] = {
     "date": _DATE,
     "date-time": rf"{_DATE}T{_TIME}(?:\.[0-9]{{1,9}})?{_OFFSET}",
-    "email": rf"[a-z0-9]+(?:[._+-][a-z0-9]+){{0,8}}@{_NAME}",
+    "email": rf"[a-z0-9]{{1,20}}(?:[._+-][a-z0-9]{{1,20}}){{0,3}}@{_NAME}",
     "hostname": _NAME,
     "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
     "time": rf"{_TIME}(?:\.[0-9]{{1,9}})?{_OFFSET}",
     "uri": rf"https?://{_NAME}(?:/[A-Za-z0-9._~-]*)*",
     "uuid": "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}",
 }
-"""Formats, and an expression all of whose texts are of it; outlines-core's own let others through."""
+"""Formats, and an expression all of whose texts are of each; outlines-core's own let others
+through."""
 
 
 def string_of(said: Mapping[str, Any], at: str) -> Any:
@@ -62,4 +63,6 @@ def _matching(pattern: Any, at: str) -> Any:
     try:
         return {"type": "string", "pattern": read_search(pattern).text}
     except GrammarError as error:
-        raise GrammarError(f"a schema that is followed: its pattern at {at or '/'} is to be {error}") from None
+        raise GrammarError(
+            f"a schema that is followed: its pattern at {at or '/'} is to be {error}"
+        ) from None

@@ -111,6 +111,6 @@ def made_of(
     accepting[[numbers[each] for each in final if each in numbers]] = 1
     start = int(whole[numbers[initial], first])
     if start == 0:
-        raise TableError("an expression that some text matches")
+        raise TableError("what some text matches")
     after = np.ascontiguousarray(whole[:, chosen])
     return Tables(columns, accepting, after, start)

@@ -40,7 +40,9 @@ ABOUT: Mapping[str, str] = {
 
 def refusal(keyword: str, at: str) -> GrammarError:
     """Of a keyword that is not followed where it stands."""
-    return GrammarError(f"a schema without {keyword} at {at or '/'}, which outlines does not follow")
+    return GrammarError(
+        f"a schema without {keyword} at {at or '/'}, which outlines does not follow"
+    )
 
 
 def unmatched(at: str) -> GrammarError:
@@ -67,5 +69,7 @@ def count(said: Mapping[str, Any], keyword: str, at: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
         raise GrammarError(f"a schema that has an integer for {keyword} at {at or '/'}")
     if value < 0:
-        raise GrammarError(f"a schema that has an integer of at least 0 for {keyword} at {at or '/'}")
+        raise GrammarError(
+            f"a schema that has an integer of at least 0 for {keyword} at {at or '/'}"
+        )
     return int(value)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tandem.engine.config import structured_outputs
 from tandem.engine.config import (
     CacheConfig,
     EngineConfig,
@@ -99,6 +100,14 @@ def config_of(tmp_path: Path, **flat) -> EngineConfig:
 def test_defaults_are_pinned():
     """A default changes only together with this table."""
     assert {each.name: each.default for each in engine_settings()} == DEFAULTS
+
+
+def test_outlines_is_refused_where_its_package_is_not(tmp_path, monkeypatch):
+    """Before anything starts, and in words that say what to install; the others need it not."""
+    monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
+    with pytest.raises(InvalidParameter, match=r"install tandem\[outlines\]"):
+        config_of(tmp_path, structured_outputs_backend="outlines")
+    assert config_of(tmp_path, structured_outputs_backend="auto")
 
 
 def test_every_setting_has_a_place():
@@ -239,6 +248,7 @@ def test_device_is_detected(monkeypatch):
         ("idle_poll_ms", -1),
         ("idle_poll_ms", 1001),
         ("idle_poll_ms", 2.5),
+        ("structured_outputs_backend", "xgrammar"),
         ("device", "tpu"),
         ("no_such_setting", 1),
     ],

@@ -58,14 +58,14 @@ def test_token_1_of_p_and_the_rest_of_d_match(pair: Pair, tokenizer: Tokenizer) 
 
 def test_an_answer_of_one_token_ends_with_p(pair: Pair, tokenizer: Tokenizer) -> None:
     """No KV is brought for it, and both say that it stopped."""
-    wanted = StructuredOutputsParams(choice=[" Yes"])
+    wanted = StructuredOutputsParams(choice=["!"])
     pair.ask("one", tokenizer.encode("Well?"), structured_outputs=wanted)
     pair.until(lambda: ends(pair, "one"))
 
     for half in (pair.prefill, pair.decode):
         (output,) = [each for each in half.outputs if each.request == "one"]
         assert output.finish == "stop"
-    assert tokenizer.decode(pair.decode.tokens("one")) == " Yes"
+    assert tokenizer.decode(pair.decode.tokens("one")) == "!"
 
 
 def test_a_second_attempt_goes_on_within_the_grammar(pair: Pair, tokenizer: Tokenizer) -> None:

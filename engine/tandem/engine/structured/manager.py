@@ -34,6 +34,7 @@ COMPILE_SECONDS = 10.0
 MAX_GRAMMARS = 32
 """Compiled grammars that are kept while nobody uses them."""
 _CLOSED = "the engine is closed"
+_NO_ANSWER = "what has an answer: no text of a token or more matches"
 
 
 @dataclass(slots=True)
@@ -215,7 +216,9 @@ class StructuredOutputManager:
         if not grammar.is_terminated:
             mask = make_mask(grammar, self._vocab_size, ends)
             if not forced and not any(make_mask(grammar, self._vocab_size, ())):
-                raise GrammarError("what has an answer: no text of a token or more matches")
+                raise GrammarError(_NO_ANSWER)
+        elif not forced:
+            raise GrammarError(_NO_ANSWER)
         return Constraint(
             grammar,
             mask,

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tandem.engine.config import structured_outputs
 from tandem.engine.config import (
     CacheConfig,
     EngineConfig,
@@ -15,6 +14,7 @@ from tandem.engine.config import (
     engine_settings,
     facts_of,
     read_facts,
+    structured_outputs,
 )
 from tandem.engine.config.engine import resolve_device
 from tandem.protocol.errors import InvalidParameter

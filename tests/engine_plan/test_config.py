@@ -107,7 +107,8 @@ def test_outlines_is_refused_where_its_package_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
     with pytest.raises(InvalidParameter, match=r"install tandem\[outlines\]"):
         config_of(tmp_path, structured_outputs_backend="outlines")
-    assert config_of(tmp_path, structured_outputs_backend="auto")
+    auto = config_of(tmp_path, structured_outputs_backend="auto")
+    assert auto.structured_outputs.structured_outputs_backend == "auto"
 
 
 def test_every_setting_has_a_place():

@@ -124,6 +124,16 @@ def test_a_closed_process_takes_nothing(process: CompileProcess):
         process.compile(SHORT, SECONDS)
 
 
+def test_a_process_ends_with_the_engine(process: CompileProcess):
+    """When nobody holds the other end of its channel any more."""
+    process.compile(SHORT, SECONDS)
+    child, channel = process._process, process._channel
+    assert child is not None
+    assert channel is not None
+    channel.close()
+    assert child.wait(SECONDS) == 0
+
+
 def test_texts_behind_slow_ones_compile_meanwhile():
     """Two slow ones are in the other process; a third is told so, and quick ones are through."""
     lanes = Lanes(quick_seconds=0.5, slow_seconds=SECONDS)

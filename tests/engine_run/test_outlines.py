@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine_run.grammar_draws import VOCAB, Drawer, compiled
 
-from tandem.engine.structured.backends import AutoCompiler
+from tandem.engine.structured.backends import AutoCompiler, make_compiler
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.grammar import GrammarError, NoCompiler
 from tandem.engine.structured.llguidance import LLGuidanceCompiler, read_tokenizer
 from tandem.engine.structured.outlines import OutlinesCompiler
 from tandem.engine.structured.outlines.strings import FORMATS
@@ -332,3 +333,18 @@ def test_auto_asks_outlines_for_what_guidance_refuses(smollm2: Path, tokenizer: 
         assert compiled(auto, grammar='start: "a"').is_accepting is False
     finally:
         auto.close()
+
+
+def test_auto_is_guidance_where_outlines_is_not_installed(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What guidance refuses is refused in its words, and so it is behind the end."""
+    monkeypatch.setitem(sys.modules, "outlines_core", None)
+    auto = AutoCompiler(LLGuidanceCompiler(smollm2, VOCAB), smollm2, VOCAB)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="oneOf"):
+            compiled(auto, json=json.dumps(FOLLOWED["tagged"]))
+    assert auto._has_outlines is False
+    with pytest.raises(NoCompiler, match=r"install tandem\[outlines\]"):
+        make_compiler("outlines", smollm2, VOCAB)
+    auto.close()

@@ -18,7 +18,7 @@ PATH = "/opt/tandem-mounted"
 LIGHT = ("--extra", "hub", "--extra", "router", "--extra", "tracing", "--group", "model")
 """What the thin image holds; the router's extra brings all small packages of the worker."""
 ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH}
-WHOLE = ("--extra", "hub", "--extra", "worker")
+WHOLE = ("--extra", "hub", "--extra", "worker", "--extra", "outlines")
 PYTHON = "3.11"
 """Python of the made base."""
 FILL_SECONDS = 1800.0

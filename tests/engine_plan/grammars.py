@@ -83,6 +83,7 @@ class HandCompiler:
         self.late = False
         """An answer's end is seen by its mask alone."""
         self.compiled: list[str] = []
+        self.closed = False
         self.may.set()
         self.masks.set()
 
@@ -95,6 +96,10 @@ class HandCompiler:
             raise GrammarError("what begins with a digit")
         answers = [tuple(map(int, each.split())) for each in text.split("|")]
         return Paths(answers, self)
+
+    def close(self) -> None:
+        """See Compiler."""
+        self.closed = True
 
     def hold(self, held: bool) -> None:
         """Have all threads stand still, or go on."""

@@ -14,6 +14,7 @@ from tandem.engine.config import (
     engine_settings,
     facts_of,
     read_facts,
+    structured_outputs,
 )
 from tandem.engine.config.engine import resolve_device
 from tandem.protocol.errors import InvalidParameter
@@ -44,6 +45,7 @@ DEFAULTS = {
     "enable_prompt_embeds": False,
     "max_held_embeds_bytes": 1 << 30,
     "logits_processors": (),
+    "structured_outputs_backend": "auto",
     "torch_profiler_dir": None,
     "revision": None,
     "block_size": 16,
@@ -100,6 +102,15 @@ def config_of(tmp_path: Path, **flat) -> EngineConfig:
 def test_defaults_are_pinned():
     """A default changes only together with this table."""
     assert {each.name: each.default for each in engine_settings()} == DEFAULTS
+
+
+def test_outlines_is_refused_where_its_package_is_not(tmp_path, monkeypatch):
+    """Before anything starts, and in words that say what to install; the others need it not."""
+    monkeypatch.setattr(structured_outputs, "find_spec", lambda name: None)
+    with pytest.raises(InvalidParameter, match=r"install tandem\[outlines\]"):
+        config_of(tmp_path, structured_outputs_backend="outlines")
+    auto = config_of(tmp_path, structured_outputs_backend="auto")
+    assert auto.structured_outputs.structured_outputs_backend == "auto"
 
 
 def test_every_setting_has_a_place():
@@ -240,6 +251,7 @@ def test_device_is_detected(monkeypatch):
         ("idle_poll_ms", -1),
         ("idle_poll_ms", 1001),
         ("idle_poll_ms", 2.5),
+        ("structured_outputs_backend", "xgrammar"),
         ("device", "tpu"),
         ("no_such_setting", 1),
     ],

@@ -183,3 +183,14 @@ def test_a_refused_handoff_lets_go_of_its_gate(compiler: HandCompiler):
     assert gate._begun == {}
     assert not engine.core.has_work
     compiler.may.set()
+
+
+def test_a_closed_gate_closes_its_compiler(compiler: HandCompiler):
+    """What a compiler has beside the process goes with the engine; nothing is compiled then."""
+    gate = compiler.gate()
+    engine = Harness(gate=lambda: gate)
+    engine.add(request_of("a", params=constrained("1 2")))
+    run(engine)
+    gate.close()
+    gate.close()
+    assert compiler.closed

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.llguidance import LLGuidanceCompiler, LLGuidanceGrammar
+from tandem.engine.structured.grammar import Compiler, Grammar
+from tandem.engine.structured.llguidance import LLGuidanceCompiler
+from tandem.engine.structured.outlines import OutlinesCompiler
 from tandem.llm import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152
+BACKENDS: dict[str, Callable[[Path, int], Compiler]] = {
+    "guidance": LLGuidanceCompiler,
+    "outlines": OutlinesCompiler,
+}
 MOST_TOKENS = 400
 PATIENCE = 24
 """Tokens after which what closes is preferred: else most texts would never end."""
 
 
-def compiled(compiler: LLGuidanceCompiler, **fields: Any) -> LLGuidanceGrammar:
+def compiled(compiler: Compiler, **fields: Any) -> Grammar:
     """The grammar of a ``structured_outputs`` that is verified."""
     wanted = StructuredOutputsParams(**fields)
     wanted.verify()
@@ -41,7 +49,7 @@ class Drawer:
             [bool(text) and not text.strip('"}],0123456789') for text in texts]
         )
 
-    def drawn(self, grammar: LLGuidanceGrammar, seed: int) -> str | None:
+    def drawn(self, grammar: Grammar, seed: int) -> str | None:
         """An answer of random allowed tokens, half of them short; None if it did not end in
         time."""
         rng, ids = np.random.default_rng(seed), list[int]()

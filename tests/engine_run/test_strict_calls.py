@@ -13,8 +13,8 @@ import pytest
 from tests.engine_run.grammar_draws import VOCAB, compiled
 
 from tandem.engine.structured.constraint import make_mask
-from tandem.engine.structured.grammar import GrammarError
-from tandem.engine.structured.llguidance import LLGuidanceCompiler, LLGuidanceGrammar
+from tandem.engine.structured.grammar import Grammar, GrammarError
+from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.schemas import ChatBody
 from tandem.router.openai.strict_calls import check_strict, strict_form
@@ -75,9 +75,7 @@ def chat(**fields: Any) -> ChatBody:
     return ChatBody.model_validate({"messages": [words], "tools": TOOLS} | fields)
 
 
-def draw(
-    grammar: LLGuidanceGrammar, tokenizer: Tokenizer, closers: list[list[int]], seed: int
-) -> str | None:
+def draw(grammar: Grammar, tokenizer: Tokenizer, closers: list[list[int]], seed: int) -> str | None:
     """A text of random allowed tokens, into which what closes something is thrown now and then;
     None if it did not end in time."""
     rng, ids = random.Random(seed), list[int]()

@@ -263,7 +263,8 @@ def test_changed_bytes_give_words_or_the_tensor(data):
 @settings(max_examples=600, deadline=None)
 @given(data=st.data())
 def test_changed_pickles_give_words_or_what_torch_reads(data):
-    """Under a right checksum: where a tensor is read, torch reads the same one."""
+    """Under a right checksum: where a tensor is read, torch reads the same one, unless its own
+    careful reader lacks an opcode of the protocols behind 2."""
     pickled = bytearray(pickle_of())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(pickled) - 1))
@@ -275,7 +276,11 @@ def test_changed_pickles_give_words_or_what_torch_reads(data):
         found = read(file)
     except InvalidParameter:
         return
-    theirs = as_torch_reads(file)
+    try:
+        theirs = as_torch_reads(file)
+    except pickle.UnpicklingError as error:
+        assert "Unsupported operand" in str(error)
+        return
     assert found.values == bytes_of(theirs.detach())
     assert [found.num_tokens, found.hidden_size] == list(theirs.shape[-2:])
 

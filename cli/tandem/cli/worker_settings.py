@@ -14,6 +14,7 @@ from tandem.worker.server_config import ServerConfig
 
 _TITLES = {"model": "Model", "cache": "KV cache", "parallel": "Parallelism"}
 _TITLES |= {"scheduler": "Scheduler", "gpu": "GPU", "profiler": "Profiles"}
+_TITLES |= {"structured_outputs": "Structured output"}
 
 
 def worker_sections() -> list[Section]:

@@ -27,6 +27,7 @@ from tandem.engine.config.scheduler import (
     GROWING_BOUND,
     SchedulerConfig,
 )
+from tandem.engine.config.structured_outputs import StructuredOutputsConfig
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVGroup, KVLayout
@@ -39,6 +40,7 @@ SECTIONS: dict[str, type] = {
     "parallel": ParallelConfig,
     "scheduler": SchedulerConfig,
     "gpu": GPUConfig,
+    "structured_outputs": StructuredOutputsConfig,
     "profiler": ProfilerConfig,
 }
 """Field of EngineConfig to the class of its settings."""
@@ -69,6 +71,7 @@ class EngineConfig:
     parallel: ParallelConfig
     scheduler: SchedulerConfig
     gpu: GPUConfig
+    structured_outputs: StructuredOutputsConfig = field(default_factory=StructuredOutputsConfig)
     profiler: ProfilerConfig = field(default_factory=ProfilerConfig)
     device: str = setting(
         "auto",
@@ -104,6 +107,7 @@ class EngineConfig:
             parallel=ParallelConfig(**parts["parallel"]),
             scheduler=SchedulerConfig(**parts["scheduler"]),
             gpu=GPUConfig(**parts["gpu"]),
+            structured_outputs=StructuredOutputsConfig(**parts["structured_outputs"]),
             profiler=ProfilerConfig(**parts["profiler"]),
             device=device,
         )

@@ -47,12 +47,13 @@ class Channel:
             else:
                 frame = frame[sent:]
 
-    def receive(self, *, seconds: float | None) -> bytes:
-        """The next frame. Raises ChannelClosed, and TimeoutError, after which the channel is of no
-        use if a part of a frame had come; None waits as long as the other end lives."""
+    def receive(self, *, seconds: float | None, most: int = MOST_BYTES) -> bytes:
+        """The next frame, of ``most`` bytes. Raises ChannelClosed, for a longer one, too, and
+        TimeoutError, after which the channel is of no use if a part of a frame had come; None waits
+        as long as the other end lives."""
         deadline = None if seconds is None else time.monotonic() + seconds
         size = _LENGTH.unpack(self._take(_LENGTH.size, deadline))[0]
-        if size > MOST_BYTES:
+        if size > most:
             raise ChannelClosed(f"a frame of {size} bytes is none of this channel's")
         return self._take(size, deadline)
 

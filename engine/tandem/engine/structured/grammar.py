@@ -63,3 +63,7 @@ class Compiler(Protocol):
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """The grammar of an empty answer. Raises GrammarError in words for whoever wrote it."""
         ...
+
+    def close(self) -> None:
+        """End what it has beside this process, whatever is being compiled. May be called twice."""
+        ...

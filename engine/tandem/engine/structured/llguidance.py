@@ -86,19 +86,9 @@ class LLGuidanceCompiler:
     def __init__(self, folder: Path, vocab_size: int) -> None:
         """Reads the tokenizer: half a second for a vocabulary of 50,000. Raises NoCompiler where
         it cannot be used."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise NoCompiler(f"{folder.name} has no tokenizer.json")
-        try:
-            tokenizer = llguidance.LLTokenizer(str(path))
-            if tokenizer.vocab_size < vocab_size:
-                tokenizer = llguidance.LLTokenizer(str(path), n_vocab=vocab_size)
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise  # anything else is the library's, which panics at what it cannot hold
-            raise NoCompiler(f"tokenizer.json: {error}") from error
+        tokenizer = read_tokenizer(folder, vocab_size)
         self._tokenizer = tokenizer
-        self._special_ids = _special_ids(path)
+        self._special_ids = _special_ids(folder / "tokenizer.json")
         self._limits = llguidance.LLParserLimits(
             max_lexer_states=LEXER_STATES, verbose_errors=False
         )
@@ -114,6 +104,25 @@ class LLGuidanceCompiler:
             )
         size = 4 * -(-self._tokenizer.vocab_size // 32)
         return LLGuidanceGrammar(matcher, self._tokenizer.eos_tokens, size)
+
+    def close(self) -> None:
+        """See Compiler."""
+
+
+def read_tokenizer(folder: Path, vocab_size: int) -> llguidance.LLTokenizer:
+    """The tokenizer of a prepared folder. Raises NoCompiler where it cannot be used."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise NoCompiler(f"{folder.name} has no tokenizer.json")
+    try:
+        tokenizer = llguidance.LLTokenizer(str(path))
+        if tokenizer.vocab_size < vocab_size:
+            tokenizer = llguidance.LLTokenizer(str(path), n_vocab=vocab_size)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise  # anything else is the library's, which panics at what it cannot hold
+        raise NoCompiler(f"tokenizer.json: {error}") from error
+    return tokenizer
 
 
 def _special_ids(path: Path) -> dict[str, int]:

@@ -19,6 +19,7 @@ from threading import Lock
 from tandem.engine.config import EngineConfig
 from tandem.engine.request import Request
 from tandem.engine.step import SeqId
+from tandem.engine.structured.backends import COMPILING_THREADS, make_compiler
 from tandem.engine.structured.constraint import Constraint, make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
 from tandem.engine.structured.mask_threads import MaskThreads
@@ -32,9 +33,8 @@ COMPILE_SECONDS = 10.0
 """A request whose grammar is not compiled by then is refused."""
 MAX_GRAMMARS = 32
 """Compiled grammars that are kept while nobody uses them."""
-COMPILING_THREADS = 2
-
 _CLOSED = "the engine is closed"
+_NO_ANSWER = "what has an answer: no text of a token or more matches"
 
 
 @dataclass(slots=True)
@@ -56,16 +56,20 @@ class StructuredOutputManager:
         make_compiler: Callable[[], Compiler],
         *,
         vocab_size: int,
+        threads: int = 2,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         """``make_compiler`` is called once, in a thread, at the first use; GrammarError says why
-        there is none. ``wake``: the step loop is to look again; called by any thread."""
+        there is none. ``threads`` compile. ``wake``: the step loop is to look again; called by any
+        thread."""
         self._make_compiler = make_compiler
         self._vocab_size = vocab_size
+        self._num_threads = threads
         self._wake = wake
         self._compiler: Compiler | None = None
         self._reading = Lock()
         """Held while the compiler is made."""
+        self._closed = False
         self._begun: dict[SeqId, _Begun] = {}
         self._kept: list[tuple[StructuredOutputsParams, Grammar]] = []
         """Grammars that nobody uses, the one used last at the end."""
@@ -139,11 +143,15 @@ class StructuredOutputManager:
         self._masking.close()
         if self._compiling is not None:
             self._compiling.shutdown(wait=False, cancel_futures=True)
+        with self._reading:
+            self._closed = True
+            if self._compiler is not None:
+                self._compiler.close()
 
     def _grammar_of(self, wanted: StructuredOutputsParams) -> Future[Grammar]:
         """A grammar that nobody uses, begun now where none is kept."""
         if self._compiling is None:
-            self._compiling = ThreadPoolExecutor(COMPILING_THREADS, "grammar")
+            self._compiling = ThreadPoolExecutor(self._num_threads, "grammar")
         for at, (kept, grammar) in enumerate(self._kept):
             if kept == wanted:
                 del self._kept[at]
@@ -155,6 +163,8 @@ class StructuredOutputManager:
     def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """In a thread."""
         with self._reading:
+            if self._closed:
+                raise GrammarError(_CLOSED)
             if self._compiler is None:
                 self._compiler = self._make_compiler()
         return self._compiler.compile(wanted)
@@ -206,7 +216,9 @@ class StructuredOutputManager:
         if not grammar.is_terminated:
             mask = make_mask(grammar, self._vocab_size, ends)
             if not forced and not any(make_mask(grammar, self._vocab_size, ())):
-                raise GrammarError("what has an answer: no text of a token or more matches")
+                raise GrammarError(_NO_ANSWER)
+        elif not forced:
+            raise GrammarError(_NO_ANSWER)
         return Constraint(
             grammar,
             mask,
@@ -221,15 +233,13 @@ class StructuredOutputManager:
 def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> StructuredOutputManager:
     """The gate of one engine; nothing is read before a request asks for structured output."""
     folder, vocab_size = Path(config.model.model), config.facts.vocab_size
-
-    def make_compiler() -> Compiler:
-        try:
-            from tandem.engine.structured.llguidance import LLGuidanceCompiler
-        except ImportError as error:
-            raise NoCompiler(str(error)) from error
-        return LLGuidanceCompiler(folder, vocab_size)
-
-    return StructuredOutputManager(make_compiler, vocab_size=vocab_size, wake=wake)
+    backend = config.structured_outputs.structured_outputs_backend
+    return StructuredOutputManager(
+        partial(make_compiler, backend, folder, vocab_size),
+        vocab_size=vocab_size,
+        threads=COMPILING_THREADS[backend],
+        wake=wake,
+    )
 
 
 def wanted_of(source: EngineCoreRequest) -> StructuredOutputsParams:

@@ -22,11 +22,12 @@ def place_of(keyword: str, schema: Any) -> str | None:
             return place or "/"
         for name, inner in each.items():
             if name in NAMED and isinstance(inner, dict):
-                places += [(f"{place}/{name}/{_escaped(key)}", s) for key, s in inner.items()]
+                places += [(f"{place}/{name}/{escaped(key)}", s) for key, s in inner.items()]
             elif name not in VALUES:
-                places.append((f"{place}/{_escaped(name)}", inner))
+                places.append((f"{place}/{escaped(name)}", inner))
     return None
 
 
-def _escaped(key: str) -> str:
+def escaped(key: str) -> str:
+    """A name as a part of a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")

@@ -1,0 +1,208 @@
+"""Texts that would take for ever, or all memory: an error of theirs, and of nobody else."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.engine_run.grammar_draws import VOCAB, compiled
+
+from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.outlines import OutlinesCompiler
+from tandem.engine.structured.outlines.compile_process import (
+    CompileProcess,
+    LostError,
+    OvertimeError,
+)
+from tandem.engine.structured.outlines.jobs import Job
+from tandem.engine.structured.outlines.lanes import MAX_SLOW, BusyError, Lanes
+from tandem.engine.structured.outlines.tables import MAX_STATES
+
+HUGE = "(?:a|b)*a(?:a|b){28}"
+"""2^28 states."""
+SHORT = Job(expression="yes|no")
+SECONDS = 30.0
+
+
+@pytest.fixture
+def process() -> Iterator[CompileProcess]:
+    """One that may take what it needs."""
+    made = CompileProcess()
+    yield made
+    made.close()
+
+
+def test_a_text_that_takes_too_long_is_ended_and_the_next_compiles(process: CompileProcess):
+    """The process is another one then."""
+    assert process.compile(SHORT, SECONDS).after.shape[0] > 2
+    first = process.pid
+    with pytest.raises(OvertimeError, match=r"compiles within 0\.3 s"):
+        process.compile(Job(expression=HUGE), 0.3)
+    assert process.compile(SHORT, SECONDS).after.shape[0] > 2
+    assert process.pid != first
+    assert first is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+def test_a_text_that_takes_too_much_memory_is_told_so():
+    """By the kernel's limit, and the next compiles."""
+    process = CompileProcess(memory_bytes=400 << 20)
+    try:
+        with pytest.raises(GrammarError, match=r"within 400 MiB of memory|within less memory"):
+            process.compile(Job(expression=HUGE), SECONDS)
+        assert process.compile(SHORT, SECONDS).after.shape[0] > 2
+    finally:
+        process.close()
+
+
+def test_a_process_that_is_killed_costs_its_text_alone(process: CompileProcess):
+    """Whoever kills it: the text in hand is told to ask again, and one that waited compiles."""
+    process.compile(SHORT, SECONDS)
+    pid = process.pid
+    assert pid is not None
+    with ThreadPoolExecutor(2) as threads:
+        lost = threads.submit(process.compile, Job(expression=HUGE), SECONDS)
+        while not _is_busy(pid):
+            time.sleep(0.01)
+        behind = threads.submit(process.compile, SHORT, SECONDS)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(LostError, match="asked again: the compile process ended by signal 9"):
+            lost.result(SECONDS)
+        assert behind.result(SECONDS).after.shape[0] > 2
+
+
+def _is_busy(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
+
+
+def test_processor_time_and_memory_are_limited_by_the_kernel(process: CompileProcess):
+    """Time anew for each text; a job beyond it is one that took too long."""
+    process.compile(SHORT, 3.0)
+    limits = Path(f"/proc/{process.pid}/limits").read_text()
+    assert re.search(r"Max cpu time +[3-5] +unlimited", limits), limits
+    assert re.search(rf"Max address space +{2 << 30} +{2 << 30}", limits), limits
+
+
+def test_a_process_that_ends_by_its_processor_time_took_too_long(process: CompileProcess):
+    """As the kernel ends it."""
+    process.compile(SHORT, SECONDS)
+    pid = process.pid
+    assert pid is not None
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(process.compile, Job(expression=HUGE), SECONDS)
+        while not _is_busy(pid):
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGXCPU)
+        with pytest.raises(OvertimeError):
+            ended.result(SECONDS)
+
+
+def test_a_table_beyond_the_bound_is_refused(process: CompileProcess):
+    """It compiles in time, and is not sent."""
+    with pytest.raises(GrammarError, match=f"at most {MAX_STATES:,} states"):
+        process.compile(Job(expression="(?:a|b)*a(?:a|b){16}"), SECONDS)
+
+
+def test_a_closed_process_takes_nothing(process: CompileProcess):
+    """And it is gone, whatever it was doing."""
+    process.compile(SHORT, SECONDS)
+    pid = process.pid
+    assert pid is not None
+    process.close()
+    process.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with pytest.raises(GrammarError, match="closed"):
+        process.compile(SHORT, SECONDS)
+
+
+def test_a_process_ends_with_the_engine(process: CompileProcess):
+    """When nobody holds the other end of its channel any more."""
+    process.compile(SHORT, SECONDS)
+    child, channel = process._process, process._channel
+    assert child is not None
+    assert channel is not None
+    channel.close()
+    assert child.wait(SECONDS) == 0
+
+
+def test_texts_behind_slow_ones_compile_meanwhile():
+    """Two slow ones are in the other process; a third is told so, and quick ones are through."""
+    lanes = Lanes(quick_seconds=0.5, slow_seconds=SECONDS)
+    slow = [Job(expression=f"{HUGE}{sign}") for sign in "xyz"]
+    try:
+        lanes.compile(SHORT)
+        with ThreadPoolExecutor(MAX_SLOW) as threads:
+            waiting = [threads.submit(lanes.compile, job) for job in slow[:MAX_SLOW]]
+            while lanes._places._value:
+                time.sleep(0.01)
+            assert lanes.compile(Job(expression="a{3}")).after.shape[0] > 2
+            with pytest.raises(BusyError, match=f"while {MAX_SLOW} others take longer"):
+                lanes.compile(slow[-1])
+            assert not any(each.done() for each in waiting)
+            lanes.close()
+            for each in waiting:
+                with pytest.raises(GrammarError):
+                    each.result(SECONDS)
+    finally:
+        lanes.close()
+
+
+class Counted(Lanes):
+    """Lanes that count what they are given."""
+
+    def __init__(self) -> None:
+        super().__init__(quick_seconds=0.3, slow_seconds=0.3)
+        self.jobs: list[Job] = []
+
+    def compile(self, job: Job) -> object:  # type: ignore[override]
+        """See Lanes."""
+        self.jobs.append(job)
+        return super().compile(job)
+
+
+def test_equal_texts_compile_once_and_too_slow_ones_are_remembered(smollm2: Path):
+    """Four threads with one text, one that takes too long, twice, and one that is refused."""
+    lanes = Counted()
+    compiler = OutlinesCompiler(smollm2, VOCAB, lanes)
+    together = threading.Barrier(4)
+
+    def ask(_: int) -> bool:
+        together.wait(SECONDS)
+        return compiled(compiler, regex="[ab]{7}").is_terminated
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(ask, range(4))) == [False] * 4
+        assert len(lanes.jobs) == 1
+        for regex, count in ((HUGE, 2), (r"\p{Nothing}", 3)):
+            for _ in range(2):
+                with pytest.raises(GrammarError):
+                    compiled(compiler, regex=regex)
+            assert len(lanes.jobs) == count
+    finally:
+        compiler.close()
+
+
+def test_a_text_that_was_lost_is_tried_again(smollm2: Path):
+    """It was not its fault."""
+    lanes = Lanes(quick_seconds=SECONDS)
+    compiler = OutlinesCompiler(smollm2, VOCAB, lanes)
+    try:
+        compiled(compiler, regex="a")
+        pid = lanes.quick.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(LostError):
+            compiled(compiler, regex="[cd]{9}")
+        compiled(compiler, regex="[cd]{9}")
+    finally:
+        compiler.close()

@@ -14,7 +14,7 @@ from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, KEY, TAG
 
 from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.memory.blocks import CLEARED
-from tandem.kvtransfer.transports.agent import asking
+from tandem.kvtransfer.transports.agent import asking, wire
 from tandem.kvtransfer.transports.agent import transport as agent_transport
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region
 from tandem.protocol.ids import Incarnation, new_incarnation
@@ -199,7 +199,7 @@ def test_a_producer_that_registers_late_is_waited_for(
     consumer.transport.connect(peer, "", card)
     ticket = consumer.transport.read(peer, [block(0, 0)])
     until(lambda: moved(consumer) and running.agent.counts["refused: unknown"] > 1)
-    consumer.transport._secrets[peer] = agent_transport.decode_card(producer.serve()).secret
+    consumer.transport._secrets[peer] = wire.decode_card(producer.serve()).secret
     assert ended(consumer.transport, ticket) is Progress.DONE
     monkeypatch.setattr(agent_transport, "UNKNOWN_SECONDS", 0.2)
     producer.transport.stop()
@@ -291,8 +291,8 @@ def test_a_consumer_that_asks_for_much_waits_for_its_own(
 def agent_card(consumer: AgentWorker, peer: Incarnation, folder: Path) -> bytes:
     """The card that the consumer was given."""
     secret = consumer.transport._secrets[peer]
-    place = agent_transport.place_of(folder)
-    return agent_transport.encode(agent_transport.AgentCard(place, peer, secret))
+    place = wire.place_of(folder)
+    return wire.encode(wire.AgentCard(place, peer, secret))
 
 
 def test_the_agent_is_named_once_and_its_socket_swept(folder: Path) -> None:

@@ -28,7 +28,7 @@ from tests.waiting import wait_for
 from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.nodeagent import server
 from tandem.kvtransfer.transports.agent import wire
-from tandem.kvtransfer.transports.agent.transport import encode
+from tandem.kvtransfer.transports.agent.wire import encode
 from tandem.kvtransfer.transports.base import Progress
 
 SECONDS = 10.0

@@ -63,6 +63,7 @@ class World:
     imports: ImportTable
     p_session: Session | None
     d_session: Session | None
+    agent: AgentSide
     reads: tuple[InFlight, ...] = ()
 
     def __init__(self, setup: Setup) -> None:

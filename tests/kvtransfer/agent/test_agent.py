@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.memory.blocks import CLEARED
 from tandem.kvtransfer.transports.agent import asking, wire
 from tandem.kvtransfer.transports.agent import transport as agent_transport
+from tandem.kvtransfer.transports.agent.line import Line
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region
 from tandem.protocol.ids import Incarnation, new_incarnation
 
@@ -317,3 +320,28 @@ def test_who_asked_nothing_for_long_does_not_find_the_agent_silent(
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
     consumer.transport._asker._heard_at -= 10 * asking.AGENT_SECONDS
     assert read(consumer, peer, block(1, 1)) is Progress.DONE
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+def test_nobody_takes_the_agents_place(folder: Path) -> None:
+    """In a folder that is another's, a worker gives its memory to the owner and root alone; and
+    the owner's agent takes its socket's name back from who sits on it."""
+    os.chown(folder, 4321, -1)
+    program = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.bind(sys.argv[1]), sock.listen(1), print("here", flush=True), sys.stdin.read()
+"""
+    folder.chmod(0o1777)
+    words = [sys.executable, "-c", program, str(folder / "agent.sock"), "65534"]
+    with subprocess.Popen(words, stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline()
+        with pytest.raises(TransportError, match="is user 65534's"):
+            Line(folder)
+        running = Running(folder)
+        Line(folder).close()
+        running.stop()
+        assert other.stdin is not None
+        other.stdin.close()

@@ -121,7 +121,7 @@ def _same_slots(asker: Asker, line: Any) -> None:
             _kept.append(_kept[0] if _kept else made(size))
             return _kept[0]
 
-    copier, asker._copier = asker._copier, Keeping()  # type: ignore[assignment]
+    copier, asker._copier = asker._copier, Keeping()
     _register(asker, line)
     asker._copier = copier
 

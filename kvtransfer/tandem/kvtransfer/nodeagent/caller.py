@@ -31,6 +31,13 @@ _BATCH = 64
 """Messages that one caller is heard at a time."""
 
 
+def user_of(sock: socket.socket) -> int:
+    """Number of the user whose process is at the other end of a connection."""
+    said = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    user: int = _CREDENTIALS.unpack(said)[1]
+    return user
+
+
 class Garbage(Exception):
     """What came is not of the protocol; the text says what."""
 

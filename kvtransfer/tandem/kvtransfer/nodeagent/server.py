@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from tandem.kvtransfer.errors import TransportError
-from tandem.kvtransfer.nodeagent.caller import Caller, Garbage
+from tandem.kvtransfer.nodeagent.caller import Caller, Garbage, user_of
 from tandem.kvtransfer.nodeagent.registrations import Consumer, Producer, Producers, Running
 from tandem.kvtransfer.nodeagent.turns import InTurn
 from tandem.kvtransfer.transports.agent.wire import (
@@ -261,7 +261,9 @@ def _listen(path: Path, group: int | None) -> socket.socket:
             probe.settimeout(GREETING_SECONDS)
             try:
                 probe.connect(str(path))
-                raise TransportError(f"another agent serves {path}")
+                if user_of(probe) == os.geteuid():
+                    raise TransportError(f"another agent serves {path}")
+                path.unlink()  # somebody who would be one; in one's own folder one may
             except (ConnectionRefusedError, FileNotFoundError):
                 path.unlink(missing_ok=True)
         listener.bind(str(path))

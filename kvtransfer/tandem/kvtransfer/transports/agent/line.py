@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Sequence
@@ -37,14 +36,14 @@ class Line:
             self._sock.setblocking(False)
             self._sock.connect(str(path))
             said = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            trusted = {0, os.geteuid(), folder.stat().st_uid}
+            trusted = {0, folder.stat().st_uid}
         except OSError as error:
             self.close()
             raise NoAgentYet(f"no agent of this node at {path}: {error}") from error
         user = _CREDENTIALS.unpack(said)[1]
         if user not in trusted:
             self.close()
-            raise TransportError(f"{path} is user {user}'s, not root's, the folder's or one's own")
+            raise TransportError(f"{path} is user {user}'s, not root's or the folder's owner's")
 
     def fileno(self) -> int:
         """Readable when something came."""

@@ -3,7 +3,6 @@ which the agent's has no network, and a folder that they share."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.kvtransfer.agent.agent_process import SECONDS, Agent
 from tests.kvtransfer.builders import FOLDER_VARIABLE, Consumer, make_config
 from tests.kvtransfer.test_processes import hand_over, meet
 from tests.waiting import wait_for
@@ -24,34 +24,8 @@ _APART = ("unshare", "--fork", "--pid", "--mount-proc", "--ipc", "--uts", "--kil
 _MAY = os.getuid() == 0 and not subprocess.call(
     [*_APART, "--net", "true"], stderr=subprocess.DEVNULL
 )
-SECONDS = 30.0
 
 pytestmark = pytest.mark.slow
-
-
-class Agent:
-    """`tandem node-agent` in a process of its own."""
-
-    def __init__(self, folder: Path, isolated: tuple[str, ...] = ()) -> None:
-        self._words = ["node-agent", "--kv-node-folder", str(folder)]
-        self.folder = folder
-        tandem = [sys.executable, "-m", "tandem.cli"]
-        self.process = subprocess.Popen(
-            [*isolated, *tandem, *self._words], stderr=subprocess.DEVNULL
-        )
-        wait_for(self.status, SECONDS)
-
-    def status(self) -> dict[str, int]:
-        """As `--status` prints it; nothing where no agent answers."""
-        words = [sys.executable, "-m", "tandem.cli", *self._words, "--status"]
-        said = subprocess.run(words, check=False, capture_output=True, timeout=SECONDS)
-        found: dict[str, int] = json.loads(said.stdout or "{}")
-        return found
-
-    def end(self, number: int = signal.SIGKILL) -> int:
-        """By a signal; its status."""
-        self.process.send_signal(number)
-        return self.process.wait(timeout=SECONDS)
 
 
 @pytest.fixture

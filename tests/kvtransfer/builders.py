@@ -75,7 +75,7 @@ def slab_for(config: KVTransferConfig) -> torch.Tensor:
     """uint8 [NUM_BLOCKS, block_bytes], all zero, that other processes can map; on a GPU at the
     start of a range that is large enough to be missed."""
     size = NUM_BLOCKS * LAYOUT.block_bytes
-    if config.kv_connector == "cuda_p2p":
+    if config.kv_connector in ("cuda_p2p", "cuda_p2p_agent"):
         memory = MappedAllocator(torch.device("cuda"))(GPU_RANGE)[:size].zero_()
     else:
         memory = shared_tensor(size)

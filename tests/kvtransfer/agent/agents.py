@@ -31,9 +31,18 @@ class Running:
     """An agent, and the thread that runs it."""
 
     def __init__(self, folder: Path, group: int | None = None) -> None:
-        self.agent = NodeAgent(folder, group)
+        self._place = folder, group
+        self._begin()
+
+    def _begin(self) -> None:
+        self.agent = NodeAgent(*self._place)
         self._thread = threading.Thread(target=self.agent.run, daemon=True)
         self._thread.start()
+
+    def again(self) -> None:
+        """It ends, and the next one begins."""
+        self.stop()
+        self._begin()
 
     def stop(self) -> None:
         """It ends as on SIGTERM."""

@@ -1,6 +1,7 @@
 """Whatever breaks and whenever: everything ends, everything is free, every link comes back."""
 
 import time
+from typing import Any
 
 import pytest
 from tests.kvtransfer.chaos import STEP_SECONDS, Chaos, make_chaos
@@ -48,7 +49,7 @@ def test_everything_ends_though_agents_do_and_every_link_comes_back(workers, nod
     endure(chaos, 150)
     serve_by_every_pair(chaos)
     for consumer in chaos.consumers:
-        (transport,) = consumer.service._mover.parts.transports.values()
+        transport: Any = next(iter(consumer.service._mover.parts.transports.values()))
         wait_for(lambda ring=transport._landing.ring: ring.free == len(ring))
 
 

@@ -329,7 +329,6 @@ def test_whatever_an_agent_says_reads_end_and_write_their_block_alone(
 ) -> None:
     """One that follows no protocol: the read ends, done only if it was told so, and no descriptor
     stays open."""
-    gc.collect()
     before = descriptors()
     with tempfile.TemporaryDirectory(prefix="kv-") as name:
         folder = Path(name)
@@ -354,5 +353,6 @@ def test_whatever_an_agent_says_reads_end_and_write_their_block_alone(
         for place in range(BLOCKS):
             assert (taker.slab[place] == 5).all() or (place == 2 and how is Progress.DONE)
     del taker, agent, odd
-    gc.collect()
+    if descriptors() > before:  # a look at all objects takes long in a process that has many
+        gc.collect()
     assert descriptors() <= before

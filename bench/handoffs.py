@@ -4,15 +4,23 @@ What a hand-off costs besides computing: control messages, machines, packing, re
 For each of ``--connectors``: hand-offs a second, processors' time of one, bytes a second. Of short
 prompts (one part, where the machines count) and of long ones (where bytes do), eight at a time; the
 best of ``--rounds``. Prints JSON. On a GPU blocks are those of Qwen3-8B at 64 tokens (9 MiB), and a
-long prompt has 2,048 tokens.
+long prompt has 2,048 tokens. For ``shm_agent`` a node's agent runs in a process of its own, whose
+processors' time is told as ``agent_cpu_ms``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,8 +64,8 @@ class Done:
 class Pair:
     """Both services, linked."""
 
-    def __init__(self, connector: str, device: str, **settings: int | None) -> None:
-        config = KVTransferConfig(kv_connector=connector, kv_control_port=0, **settings)  # type: ignore[arg-type]
+    def __init__(self, connector: str, device: str, **settings: Any) -> None:
+        config = KVTransferConfig(kv_connector=connector, kv_control_port=0, **settings)
         self.layout = LAYOUT if device == "cpu" else QWEN3_8B
         self.num_blocks, self.device = NUM_BLOCKS[device], device
         self.woken = threading.Event()
@@ -138,6 +146,39 @@ class Pair:
         self.producer.close()
 
 
+class Agent:
+    """`tandem node-agent` in a process of its own."""
+
+    def __init__(self, folder: str) -> None:
+        words = [sys.executable, "-m", "tandem.cli", "node-agent", "--kv-node-folder", folder]
+        self.process = subprocess.Popen([*words, "--log-level", "warning"])
+        end = time.monotonic() + SECONDS
+        while not (Path(folder) / "agent.sock").exists():
+            assert time.monotonic() < end, "no agent"
+            time.sleep(0.05)
+
+    def spent(self) -> float:
+        """Seconds of processors until now."""
+        words = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextlib.contextmanager
+def agent_for(connector: str, settings: dict[str, Any]) -> Iterator[Agent | None]:
+    """The agent that a connector wants, in whose folder the services meet."""
+    if not connector.endswith("_agent"):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="kv-") as folder:
+        agent = Agent(folder)
+        settings["kv_node_folder"] = folder
+        try:
+            yield agent
+        finally:
+            agent.process.terminate()
+            agent.process.wait(SECONDS)
+
+
 def main() -> None:
     """Print what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -147,22 +188,27 @@ def main() -> None:
     parser.add_argument("--tcp-streams", type=int, help="none is as workers choose")
     parser.add_argument("--slot-mib", type=int, help="of a slot; none is as workers choose")
     asked = parser.parse_args()
-    settings = {"kv_tcp_streams": asked.tcp_streams}
+    settings: dict[str, Any] = {"kv_tcp_streams": asked.tcp_streams}
     if asked.slot_mib:
         settings["kv_slot_bytes"] = asked.slot_mib << 20
     found: dict[str, dict[str, dict[str, float]]] = {}
     for connector in asked.connectors.split(","):
-        pair = Pair(connector, asked.device, **settings)
-        for case, (blocks, count) in CASES[asked.device].items():
-            rounds = range(asked.rounds)
-            times = [pair.run(f"{case}{n}-", blocks, count) for n in rounds]
-            best, cpu = (min(each) for each in zip(*times, strict=True))
-            found.setdefault(connector, {})[case] = {
-                "handoffs_per_s": round(count / best, 1),
-                "cpu_ms": round(1000 * cpu / count, 3),
-                "gb_per_s": round(count * blocks * pair.layout.block_bytes / best / 1e9, 3),
-            }
-        pair.close()
+        with agent_for(connector, more := dict(settings)) as agent:
+            pair = Pair(connector, asked.device, **more)
+            for case, (blocks, count) in CASES[asked.device].items():
+                spent = agent.spent() if agent else 0.0
+                rounds = range(asked.rounds)
+                times = [pair.run(f"{case}{n}-", blocks, count) for n in rounds]
+                best, cpu = (min(each) for each in zip(*times, strict=True))
+                row = found.setdefault(connector, {})[case] = {
+                    "handoffs_per_s": round(count / best, 1),
+                    "cpu_ms": round(1000 * cpu / count, 3),
+                    "gb_per_s": round(count * blocks * pair.layout.block_bytes / best / 1e9, 3),
+                }
+                if agent:
+                    each = (agent.spent() - spent) / (count * asked.rounds)
+                    row["agent_cpu_ms"] = round(1000 * each, 3)
+            pair.close()
     print(json.dumps(found, indent=1))
 
 

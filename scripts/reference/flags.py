@@ -17,6 +17,7 @@ from tandem.cli.prepare import PrepareConfig
 from tandem.cli.router import LogConfig
 from tandem.cli.up_config import UpConfig
 from tandem.cli.worker_settings import worker_sections
+from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
 from tandem.operator.settings import OperatorSettings
 from tandem.prefill.config import PrefillConfig
 from tandem.protocol.names import ENV_PREFIX
@@ -45,6 +46,10 @@ def groups() -> list[tuple[str, Sequence[Section]]]:
         (
             "`tandem router`",
             [Section("Router", RouterConfig), Section("Logging", LogConfig)],
+        ),
+        (
+            "`tandem node-agent`",
+            [Section("Node agent", NodeAgentConfig), Section("Logging", LogConfig)],
         ),
         ("`tandem operator`", [Section("Operator", OperatorSettings)]),
         ("`tandem prepare`", [Section("Prepare", PrepareConfig)]),

@@ -5,6 +5,7 @@ Engines are scripted: they compute known bytes into known blocks and poll as a s
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,12 +34,13 @@ NUM_BLOCKS = 64
 GPU_RANGE = 256 << 20
 FINGERPRINT = Fingerprint(revision="test", dtype="float32", layout=LAYOUT)
 ROUTER = b"R" * 16
+FOLDER_VARIABLE = "TEST_KV_NODE_FOLDER"
 SECONDS = 20.0
 """No wait of a test is longer."""
 
 
 def make_config(**changes: object) -> KVTransferConfig:
-    """Small slots, quick beats, any port."""
+    """Small slots, quick beats, any port; the folder that a parent process names."""
     fields: dict[str, object] = {
         "kv_connector": "tcp",
         "kv_slot_bytes": 4096,
@@ -46,6 +48,7 @@ def make_config(**changes: object) -> KVTransferConfig:
         "kv_beat_seconds": 0.1,
         "kv_beat_timeout": 1.0,
         "kv_probe_bytes": 4096,
+        "kv_node_folder": os.environ.get(FOLDER_VARIABLE),
         **changes,
     }
     return KVTransferConfig(**fields)  # type: ignore[arg-type]
@@ -72,7 +75,7 @@ def slab_for(config: KVTransferConfig) -> torch.Tensor:
     """uint8 [NUM_BLOCKS, block_bytes], all zero, that other processes can map; on a GPU at the
     start of a range that is large enough to be missed."""
     size = NUM_BLOCKS * LAYOUT.block_bytes
-    if config.kv_connector == "cuda_p2p":
+    if config.kv_connector in ("cuda_p2p", "cuda_p2p_agent"):
         memory = MappedAllocator(torch.device("cuda"))(GPU_RANGE)[:size].zero_()
     else:
         memory = shared_tensor(size)

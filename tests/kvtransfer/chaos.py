@@ -69,6 +69,8 @@ class Chaos:
     draw: random.Random
     live: dict[RequestKey, HandOff] = field(default_factory=dict)
     loaded: int = 0
+    node: Any = None
+    """What has an agent that may be ended, and begins the next one, if KV goes by one."""
     at_odds: bool = True
     """Requests are cancelled and end early, too."""
 
@@ -161,7 +163,9 @@ class Chaos:
         mover = worker.service._mover
         transport = next(iter(mover.parts.transports.values()))
         what = self.draw.choice(("peers", "link", "data", "pause"))
-        if what == "peers":
+        if what == "data" and self.node is not None:
+            self.node.again()
+        elif what == "peers":
             self.meet(self.draw.choice(self.consumers), self.draw.choice(self.producers))
         elif what == "link" and mover._links:
             link = self.draw.choice(list(mover._links.values()))
@@ -204,8 +208,9 @@ class Chaos:
         return troubles + [each.why_down(peer) for each, peer in pairs if not each.peer_up(peer)]
 
 
-def make_chaos(workers, connector: str, seed: int) -> Chaos:
-    """All links up."""
+def make_chaos(workers, connector: str, seed: int, node: Any = None) -> Chaos:
+    """All links up; ``node`` has the agent, where KV goes by one."""
+    folder = None if node is None else node.agent.path.parent
     config = make_config(
         kv_connector=connector,
         kv_transfer_seconds=1.0,
@@ -216,11 +221,11 @@ def make_chaos(workers, connector: str, seed: int) -> Chaos:
     )
     producers, consumers = (
         [
-            workers(kind, config, transports=uneven(connector, kind.__name__.lower()))
+            workers(kind, config, transports=uneven(connector, kind.__name__.lower(), folder))
             for _ in range(2)
         ]
         for kind in (Producer, Consumer)
     )
-    chaos = Chaos(producers, consumers, random.Random(seed))
+    chaos = Chaos(producers, consumers, random.Random(seed), node=node)
     chaos.calm()
     return chaos

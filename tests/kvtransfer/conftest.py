@@ -1,6 +1,10 @@
 """A linked producer and consumer, ended with the test."""
 
+import tempfile
+from pathlib import Path
+
 import pytest
+from tests.kvtransfer.agent.agents import Running
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 
 
@@ -19,11 +23,39 @@ def workers():
         worker.service.close()
 
 
-@pytest.fixture(params=["tcp", "memory_blocks", "shm"])
+@pytest.fixture
+def node():
+    """A folder in which an agent serves; a short name: that of a socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        running = Running(Path(name))
+        yield running
+        running.stop()
+
+
+@pytest.fixture(params=["tcp", "memory_blocks", "shm", "shm_agent"])
 def pair(workers, request):
     """A producer and a consumer whose link is up: over slots, and from block to block, in one
-    process and as between two."""
-    config = make_config(kv_connector=request.param)
+    process, as between two, and by an agent between the two."""
+    folder = None
+    if request.param == "shm_agent":
+        folder = str(request.getfixturevalue("node").agent.path.parent)
+    config = make_config(kv_connector=request.param, kv_node_folder=folder)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     return producer, consumer
+
+
+@pytest.fixture
+def children():
+    """Make children with ``children(connector, port)``; none outlives the test."""
+    from tests.kvtransfer.test_processes import Child
+
+    made = []
+
+    def make(*args):
+        made.append(Child(*args))
+        return made[-1]
+
+    yield make
+    for child in made:
+        child.end()

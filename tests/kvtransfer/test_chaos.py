@@ -1,9 +1,12 @@
 """Whatever breaks and whenever: everything ends, everything is free, every link comes back."""
 
 import time
+from functools import partial
+from typing import Any
 
 import pytest
 from tests.kvtransfer.chaos import STEP_SECONDS, Chaos, make_chaos
+from tests.waiting import wait_for
 
 
 def endure(chaos: Chaos, count: int) -> None:
@@ -37,6 +40,33 @@ def test_everything_ends_and_every_link_comes_back(workers, connector):
     """A hundred and fifty hand-offs; then every pair serves."""
     chaos = make_chaos(workers, connector, 5)
     endure(chaos, 150)
+    serve_by_every_pair(chaos)
+
+
+def _all_free(transport: Any) -> bool:
+    """Whether no landing slot is held or quarantined."""
+    ring = transport._landing.ring
+    return bool(ring.free == len(ring))
+
+
+@pytest.mark.slow
+def test_everything_ends_though_agents_do_and_every_link_comes_back(workers, node):
+    """The same by an agent of the node, which ends among all that breaks; no slot of it is held."""
+    chaos = make_chaos(workers, "shm_agent", 5, node)
+    endure(chaos, 150)
+    serve_by_every_pair(chaos)
+    for consumer in chaos.consumers:
+        transport: Any = next(iter(consumer.service._mover.parts.transports.values()))
+        wait_for(partial(_all_free, transport))
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("seed", range(8))
+def test_everything_ends_though_agents_do_whatever_breaks_when(workers, node, seed):
+    """Other orders, and longer."""
+    chaos = make_chaos(workers, "shm_agent", seed, node)
+    endure(chaos, 600)
     serve_by_every_pair(chaos)
 
 

@@ -82,20 +82,25 @@ def test_auto_offers_shm_where_a_folder_to_meet_is_named(folder):
 
 @pytest.mark.parametrize("meets", [True, False])
 def test_gpus_that_meet_copy_before_anything_else(folder, monkeypatch, meets):
-    """With a folder auto offers cuda_p2p first, and what reaches other machines behind it."""
+    """With a folder auto offers cuda_p2p, then the agent, then what reaches other machines."""
     asked = []
 
     def mapped(name, *_args, on_gpu, **_more):
         asked.append((name, on_gpu))
         return MemoryTransport(direct=True)
 
+    def agent(name, *_args, on_gpu):
+        return mapped(name, on_gpu=on_gpu)
+
     monkeypatch.setattr("tandem.kvtransfer.transports.mapped.choose.make_mapped", mapped)
+    monkeypatch.setattr("tandem.kvtransfer.transports.agent.choose.make_agent", agent)
     config = make_config(kv_connector="auto", kv_node_folder=str(folder) if meets else None)
     found = make_transports(config, new_incarnation(), "consumer", on_gpu=True)
     for each in found.values():
         each.stop()
-    assert asked == ([("cuda_p2p", True)] if meets else [])
-    assert tuple(found)[:-1] == (("cuda_p2p",) if meets else ())
+    names = ("cuda_p2p", "cuda_p2p_agent") if meets else ()
+    assert asked == [(name, True) for name in names]
+    assert tuple(found)[:-1] == names
     assert tuple(found)[-1] in ("nixl", "tcp")
 
 
@@ -186,10 +191,12 @@ def test_a_link_that_breaks_falls_to_the_next_and_comes_back(workers, folder):
 
 def test_pauses_double_and_only_what_worked_is_tried_again():
     """A peer that was never reached by it is left alone."""
-    falls = Falls(1000)
+    falls = Falls(1000, ("shm", "shm_agent", "tcp"))
     assert falls.failed(PEER, "shm", Millis(0)) == 1000
     assert falls.due(Millis(10**9)) == []
     assert falls.rest(Millis(0)) is None
+    falls.worked(PEER, "tcp")
+    assert falls.due(Millis(10**9)) == []
     falls.worked(PEER, "shm")
     now, pauses = Millis(0), []
     for _ in range(MAX_DOUBLINGS + 2):
@@ -204,9 +211,26 @@ def test_pauses_double_and_only_what_worked_is_tried_again():
     assert pauses[-1] == pauses[-2] == 1000 << MAX_DOUBLINGS
 
 
+def test_what_worked_best_is_come_back_to():
+    """Meanwhile the next way works, too, and may fail; and what is not there yet may come."""
+    falls = Falls(1000, ("shm", "shm_agent", "tcp"))
+    falls.worked(PEER, "shm")
+    falls.failed(PEER, "shm", Millis(0))
+    falls.worked(PEER, "shm_agent")
+    assert falls.failed(PEER, "shm_agent", Millis(10), may_come=True) == 1000
+    assert falls.due(Millis(5000)) == [(PEER, "shm")]
+    falls.worked(PEER, "shm")
+    assert falls.due(Millis(5000)) == []
+    other = Incarnation(b"q" * 16)
+    falls.failed(other, "shm_agent", Millis(0), may_come=True)
+    assert falls.due(Millis(5000)) == [(other, "shm_agent")]
+    falls.worked(other, "shm_agent")
+    assert falls.due(Millis(5000)) == []
+
+
 def test_peers_that_are_remembered_are_bounded():
     """Incarnations come and go."""
-    falls = Falls(1000)
+    falls = Falls(1000, ("shm", "shm_agent", "tcp"))
     for _ in range(MAX_REMEMBERED + 5):
         falls.worked(new_incarnation(), "shm")
     assert len(falls._peers) == MAX_REMEMBERED

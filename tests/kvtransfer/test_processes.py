@@ -30,10 +30,16 @@ _names = itertools.count()
 class Child:
     """A worker in another process."""
 
-    def __init__(self, connector: str, port: int = 0, role: str = "producer") -> None:
+    def __init__(
+        self,
+        connector: str,
+        port: int = 0,
+        role: str = "producer",
+        isolated: tuple[str, ...] = (),
+    ) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, str(_SCRIPT), role, connector, str(port)],
+            [*isolated, sys.executable, str(_SCRIPT), role, connector, str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -70,20 +76,6 @@ class Child:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-
-
-@pytest.fixture
-def children():
-    """Make children with ``children(connector, port)``; none outlives the test."""
-    made = []
-
-    def make(*args):
-        made.append(Child(*args))
-        return made[-1]
-
-    yield make
-    for child in made:
-        child.end()
 
 
 @pytest.fixture(params=["nixl", "tcp", "shm"])

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.transports.agent.sizes import LandingSizes
+from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.base import Progress, Ticket
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.transport import MappedTransport
@@ -77,8 +81,24 @@ class UnevenShm(Uneven, MappedTransport):
         return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
 
 
-def uneven(connector: str, role: str) -> dict[str, Uneven]:
-    """The transport of one worker."""
+class UnevenAgent(Uneven, AgentTransport):
+    """A consumer's copies stay pending while it stands."""
+
+    def __init__(self, folder: Path) -> None:
+        sizes = LandingSizes(KVTransferConfig(kv_slot_bytes=4096, kv_receive_slots=4))
+        self.incarnation = new_incarnation()
+        copier = HostCopier()
+        super().__init__("shm_agent", self.incarnation, copier, folder, sizes, on_gpu=False)
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """See Transport."""
+        return super().poll(ticket) if time.monotonic() >= self.until else Progress.PENDING
+
+
+def uneven(connector: str, role: str, folder: Path | None = None) -> dict[str, Uneven]:
+    """The transport of one worker, in the folder of an agent if there is one."""
+    if folder is not None:
+        return {connector: UnevenAgent(folder)}
     if connector == "shm":
         return {connector: UnevenShm()}
     if connector == "memory_blocks":

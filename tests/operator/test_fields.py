@@ -20,6 +20,7 @@ from tandem.operator.desired.compose import desired
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.naming import Role
 from tandem.operator.desired.revision import source_digest
+from tandem.operator.desired.worker import worker_arguments
 
 Changes = dict[str, Any]
 IMAGE = {"type": "Image", "image": {"reference": "models/a:1"}}
@@ -103,6 +104,22 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "kvTransfer.failurePolicy": ({}, {"kvTransfer__failurePolicy": "Fail"}),
     "kvTransfer.noProgressTimeoutSeconds": ({}, {"kvTransfer__noProgressTimeoutSeconds": 9}),
     "kvTransfer.leaseDurationSeconds": ({}, {"kvTransfer__leaseDurationSeconds": 9}),
+    "kvTransfer.nodeLocal.mode": (
+        {"kvTransfer__nodeLocal": {"volume": CLAIM}},
+        {"kvTransfer__nodeLocal": {"volume": CLAIM, "mode": "Disabled"}},
+    ),
+    "kvTransfer.nodeLocal.copy": (
+        {"kvTransfer__nodeLocal": {"volume": CLAIM}},
+        {"kvTransfer__nodeLocal": {"volume": CLAIM, "copy": "Agent"}},
+    ),
+    "kvTransfer.nodeLocal.volume.csi.driver": (
+        {},
+        {"kvTransfer__nodeLocal": {"volume": {"csi": {"driver": "a"}}}},
+    ),
+    "kvTransfer.nodeLocal.volume.persistentVolumeClaim.claimName": (
+        {},
+        {"kvTransfer__nodeLocal": {"volume": CLAIM}},
+    ),
     "kvTransfer.preflight.mode": ({}, {"kvTransfer__preflight": {"mode": "Warn"}}),
     "kvTransfer.preflight.minMegabytesPerSecond": (
         {},
@@ -151,19 +168,10 @@ REFUSED: dict[str, Changes] = {
         "model__source": {"type": "HTTP", "http": {"url": "http://a", "sha256": "0" * 64}}
     },
     "kvTransfer.integrity": {"kvTransfer__integrity": "Digest"},
-    "kvTransfer.nodeLocal.mode": {"kvTransfer__nodeLocal": {"mode": "Required"}},
-    "kvTransfer.nodeLocal.copy": {"kvTransfer__nodeLocal": {"copy": "Direct"}},
-    "kvTransfer.nodeLocal.volume.csi.driver": {
-        "kvTransfer__nodeLocal": {"volume": {"csi": {"driver": "a"}}}
-    },
-    "kvTransfer.nodeLocal.volume.persistentVolumeClaim.claimName": {
-        "kvTransfer__nodeLocal": {"volume": CLAIM}
-    },
 }
 """Specs that this version refuses for the field."""
 NAMED = {
     "model.source.http": "model.source.type",
-    "kvTransfer.nodeLocal.volume": "kvTransfer.nodeLocal.volume",
 }
 """Fields for which another is named."""
 
@@ -239,10 +247,41 @@ def test_no_refusal_is_left_over():
     """Every entry of the refusals is reached by a row of the table."""
     partly = {
         *("model.source.type", "kvTransfer.connector"),
+        *("kvTransfer.nodeLocal.copy", "kvTransfer.nodeLocal.volume"),
         *("observability.tracing.endpoint", "observability.tracing.samplePercent"),
     }
     reached = {next((s for a, s in NAMED.items() if f.startswith(a)), f) for f in REFUSED}
     assert set(refused_fields()) == reached | partly
+
+
+@pytest.mark.parametrize(
+    ("transfer", "field"),
+    [
+        ({"nodeLocal": {"copy": "Agent"}}, "kvTransfer.nodeLocal.copy: Agent"),
+        (
+            {"nodeLocal": {"copy": "Direct", "mode": "Disabled", "volume": CLAIM}},
+            "kvTransfer.nodeLocal.copy: Direct",
+        ),
+        ({"connector": "TCP", "nodeLocal": {"volume": CLAIM}}, "kvTransfer.nodeLocal.volume"),
+    ],
+)
+def test_what_a_nodes_folder_is_for_is_refused_where_nobody_meets(transfer: Changes, field: str):
+    """Without a volume, or with a connector that does not look there."""
+    said = unsupported(
+        facts(**{f"kvTransfer__{name}": each for name, each in transfer.items()}).spec
+    )
+    assert said is not None
+    assert said.startswith(f"spec.{field}")
+
+
+def test_workers_are_told_where_they_meet_and_who_copies():
+    """By flags of prefill and decode workers, which mount the folder."""
+    given = facts(kvTransfer__nodeLocal={"volume": CLAIM, "copy": "Agent"})
+    for role in (Role.PREFILL, Role.DECODE):
+        words = " ".join(worker_arguments(given, role))
+        assert "--kv-node-folder /run/tandem/node" in words
+        assert "--kv-node-copy agent" in words
+    assert '"mountPath": "/run/tandem/node"' in consequences(given)
 
 
 @pytest.mark.parametrize("field", SHOWN_BY)

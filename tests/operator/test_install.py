@@ -16,8 +16,13 @@ import yaml
 from tests.operator.control_plane import ControlPlane, binary
 from tests.operator.test_children import facts
 
+from tandem.cli.command import parse
+from tandem.cli.flags import Section
+from tandem.cli.router import LogConfig
+from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
 from tandem.operator.api.reading import spec_of
 from tandem.operator.decide import plan
+from tandem.operator.desired.pod import USER
 
 ROOT = Path(__file__).parents[2]
 CHART = "charts/tandem"
@@ -138,6 +143,9 @@ def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protoco
         ("image.pullPolicy=Sometimes", "/image/pullPolicy"),
         ("replica=2", "replica"),
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
+        ("nodeAgent.hostPath=here", "/nodeAgent/hostPath"),
+        ("nodeAgent.claims[0].name=a", "/nodeAgent/claims/0"),
+        ("nodeAgent.enable=true", "enable"),
     ],
 )
 def test_wrong_values_are_refused(value: str, said: str):
@@ -145,6 +153,51 @@ def test_wrong_values_are_refused(value: str, said: str):
     text = helm("template", "tandem", CHART, "--set", value)
     assert said in text
     assert "Error" in text
+
+
+AGENT = "nodeAgent.enabled=true,workerImage=worker:1"
+
+
+@NEEDS_HELM
+def test_a_nodes_agent_is_installed_where_it_is_asked_for():
+    """Off by default. It has no network, no rights, no capability, and a user that is no worker's;
+    its folder is the one that claims show."""
+    assert "node-agent" not in helm("template", "tandem", CHART)
+    assert "nodeAgent.image: name" in helm(
+        "template", "tandem", CHART, "--set", "nodeAgent.enabled=true"
+    )
+    claims = "nodeAgent.claims[0].namespace=llm,nodeAgent.claims[0].name=node"
+    text = helm("template", "tandem", CHART, "-n", "sys", "--set", f"{AGENT},{claims}")
+    found = {
+        each["kind"]: each
+        for each in documents(text)
+        if "node-agent" in str(each["metadata"].get("labels"))
+    }
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    (first,), (agent,) = pod["initContainers"], pod["containers"]
+    assert agent["image"] == first["image"] == "worker:1"
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert agent["securityContext"]["runAsUser"] == 65533 != USER
+    assert f"--agent-group={USER}" in agent["args"]
+    assert pod["automountServiceAccountToken"] is False
+    assert not pod["hostNetwork"]
+    policy = found["NetworkPolicy"]["spec"]
+    assert (policy["ingress"], policy["egress"]) == ([], [])
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    labels = found["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    path = "/var/lib/tandem/node"
+    assert next(each for each in pod["volumes"] if "hostPath" in each)["hostPath"]["path"] == path
+    volume, claim = found["PersistentVolume"], found["PersistentVolumeClaim"]
+    assert volume["spec"]["hostPath"]["path"] == path
+    assert volume["spec"]["claimRef"] == {"namespace": "llm", "name": "node"}
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert claim["metadata"]["namespace"] == "llm"
+    words = agent["args"]
+    given = parse(
+        "node-agent", "", [Section("", NodeAgentConfig), Section("", LogConfig)], words[1:]
+    )
+    assert given[NodeAgentConfig] == {"kv_node_folder": "/run/tandem/node", "agent_group": USER}
 
 
 @NEEDS_HELM
@@ -163,7 +216,9 @@ def test_crds_stay_when_the_release_goes():
 def test_the_api_server_takes_the_chart(plane: ControlPlane, namespace: str):
     """Every object of the chart passes the real API server, strictly, pods under the restricted
     profile too."""
-    text = helm("template", "tandem", CHART, "-n", namespace, "--set", "crds.install=false")
+    claims = f"nodeAgent.claims[0].namespace={namespace},nodeAgent.claims[0].name=node"
+    sets = ("--set", f"crds.install=false,{AGENT},{claims}")
+    text = helm("template", "tandem", CHART, "-n", namespace, *sets)
     said = plane.kubectl(
         "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=text
     )

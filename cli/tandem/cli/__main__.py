@@ -28,6 +28,7 @@ COMMANDS = {
     "router": "Run a router (OpenAI HTTP) over workers that are already up.",
     "prefill": "Run a prefill worker.",
     "decode": "Run a decode worker.",
+    "node-agent": "Copy KV between workers of this node that see only their own GPU.",
     "operator": "Run the Kubernetes operator.",
     "prepare": "Read or fetch a model, and report what it is.",
     "chat": "Talk to a running server in the terminal.",
@@ -40,7 +41,7 @@ COMMANDS = {
 
 def usage() -> str:
     """The text of `tandem --help`."""
-    rows = "\n".join(f"  {name:<9} {text}" for name, text in COMMANDS.items())
+    rows = "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items())
     return (
         "usage: tandem COMMAND [--help] [options]\n\n"
         "Serves large language models with prefill and decode on separate workers.\n\n"

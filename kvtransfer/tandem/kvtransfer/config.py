@@ -14,7 +14,11 @@ from tandem.protocol.settings import (
     setting,
 )
 
-CONNECTORS = ("auto", "nixl", "cuda_p2p", "shm", "tcp", "memory", "memory_blocks")
+CONNECTORS = (
+    *("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp"),
+    *("memory", "memory_blocks"),
+)
+NODE_COPIES = ("auto", "direct", "agent")
 PREFLIGHTS = ("off", "warn", "require")
 MIN_SLOT_BYTES = 4 << 10
 
@@ -28,7 +32,8 @@ class KVTransferConfig:
         "Mover of KV bytes; auto is nixl, and tcp where nixl cannot load; with --kv-node-folder it "
         "is cuda_p2p (on GPUs) or shm (on CPUs) first, link by link. cuda_p2p and shm are for "
         "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
-        "and copies blocks itself. memory and memory_blocks are for two workers in one process: "
+        "and copies blocks itself; cuda_p2p_agent and shm_agent have the agent of the node copy "
+        "for it (tandem node-agent). memory and memory_blocks are for two workers in one process: "
         "the one by slots, the other from block to block.",
         choices=CONNECTORS,
     )
@@ -125,6 +130,13 @@ class KVTransferConfig:
         "them; none is a folder of this user's own among the temporary files. Named, it has auto "
         "try cuda_p2p or shm first; tandem up names one where workers have GPUs.",
     )
+    kv_node_copy: str = setting(
+        "auto",
+        "Who copies KV between workers that meet in --kv-node-folder, where --kv-connector is "
+        "auto: direct, the decode worker, which has to see both GPUs; agent, the node's agent "
+        "(tandem node-agent), which alone has to; auto tries one, then the other, link by link.",
+        choices=NODE_COPIES,
+    )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")
     kv_tcp_streams: int | None = setting(
@@ -141,6 +153,13 @@ class KVTransferConfig:
             raise InvalidParameter(
                 "kv_connector", self.kv_connector, f"one of {', '.join(CONNECTORS)}"
             )
+        if self.kv_node_copy not in NODE_COPIES:
+            allowed = f"one of {', '.join(NODE_COPIES)}"
+            raise InvalidParameter("kv_node_copy", self.kv_node_copy, allowed)
+        meets = self.kv_connector == "auto" and self.kv_node_folder is not None
+        if self.kv_node_copy != "auto" and not meets:
+            allowed = "auto, unless kv_connector is auto and kv_node_folder names a folder"
+            raise InvalidParameter("kv_node_copy", self.kv_node_copy, allowed)
         check_optional_integer("kv_slot_bytes", self.kv_slot_bytes, MIN_SLOT_BYTES)
         check_optional_integer("kv_credits", self.kv_credits, 1)
         for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer"):

@@ -3,6 +3,7 @@
     TandemError
     └── KVTransferError
         ├── TransportError      a transport cannot start, register or connect
+        │   └── NoAgentYet      the node has no agent now, which may come
         └── AddressInUse        no free port among those allowed
 
 A failed hand-off is not an exception: it is an event (``events.LoadFailed``), and bytes that are
@@ -18,6 +19,10 @@ class KVTransferError(TandemError):
 
 class TransportError(KVTransferError):
     """A transport cannot be used; the text says which and why."""
+
+
+class NoAgentYet(TransportError):
+    """No agent of the node listens; what needs it may be tried again later."""
 
 
 class AddressInUse(KVTransferError):

@@ -58,7 +58,6 @@ ENV_API_KEYS_DIR = "TANDEM_API_KEYS_DIR"
 """Folder whose files hold one accepted API key each; it changes."""
 ENV_CANARY_TOKEN_FILE = "TANDEM_CANARY_TOKEN_FILE"
 """File with the token that a canary brings in HEADER_CANARY."""
-ENV_NODE_DIR = "TANDEM_KV_NODE_DIR"
 """Folder that all pods of a node share; absent means that there is none."""
 
 PATH_CURVE_KEYS = "/etc/tandem/keys"

@@ -20,10 +20,9 @@ from tests.kvtransfer.mapped.worker import BLOCKS, BYTES, KEY, SECONDS, TAG, Wor
 
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import CLEARED
-from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region
+from tandem.kvtransfer.transports.base import Check, Extent, Place, Progress, Region, Transport
 from tandem.kvtransfer.transports.mapped import giving
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
-from tandem.kvtransfer.transports.mapped.transport import MappedTransport
 from tandem.kvtransfer.transports.mapped.wire import (
     GREETING,
     MAGIC,
@@ -49,7 +48,7 @@ def block(mine: int, theirs: int, *, shift: int = 0, nbytes: int = BYTES) -> Ext
     return Extent(here, there, nbytes, Check.TAG)
 
 
-def ended(transport: MappedTransport, ticket: Any) -> Progress:
+def ended(transport: Transport, ticket: Any) -> Progress:
     """How a read ended."""
     seen: list[Progress] = []
 

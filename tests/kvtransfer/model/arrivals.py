@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.kvtransfer.model import agent
 from tests.kvtransfer.model.blocks import content, hashes, home, place_of, tag
 from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, InFlight, Use
 from tests.kvtransfer.model.world import World, replaced
@@ -24,6 +25,9 @@ def d_takes(world: World, event: d_events.Event) -> None:
 def land(world: World, n: int) -> None:
     """The bytes of a read arrive, whatever lies in the slot at that address by now."""
     read = world.reads[n]
+    if read.landing is not None:
+        agent.land(world, n)
+        return
     if read.slot is None or read.remote_slot is None:
         if read.landed:
             _copy_ends(world, n)
@@ -54,17 +58,23 @@ def _copy_ends(world: World, n: int) -> None:
     """The tags are read, whatever they are by now, and the copy is terminal."""
     read = world.reads[n]
     world.reads = world.reads[:n] + world.reads[n + 1 :]
+    seen = tags_behind(world, read)
+    before = len(world.unpacks)
+    world.own_d()
+    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
+    if len(world.unpacks) > before:
+        world.seen = (*world.seen, (read.key, read.part, seen))
+
+
+def tags_behind(world: World, read: InFlight) -> tuple[bytes, ...]:
+    """What is read of the tags behind a copy, as they are now."""
     seen = read.seen
     if seen is None:
         seen = world.tags_of(read.remote_blocks)
         if read.stale and world.setup.turns:
             seen = (CLEARED,) * len(seen)
         _must_have_tags(world, read, seen)
-    before = len(world.unpacks)
-    world.own_d()
-    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
-    if len(world.unpacks) > before:
-        world.seen = (*world.seen, (read.key, read.part, seen))
+    return seen
 
 
 def _must_have_tags(world: World, read: InFlight, seen: tuple[bytes, ...]) -> None:
@@ -83,6 +93,9 @@ def _must_have_tags(world: World, read: InFlight, seen: tuple[bytes, ...]) -> No
 def read_fails(world: World, n: int) -> None:
     """The transport gives a read up for good."""
     read = world.reads[n]
+    if read.landing is not None:
+        agent.refuse(world, n)
+        return
     world.reads = world.reads[:n] + world.reads[n + 1 :]
     if read.slot is None:
         world.own_d()

@@ -16,6 +16,7 @@ from tests.kvtransfer.model.moves import d_deadline, fair_moves, moves, p_deadli
 from tests.kvtransfer.model.parts import KEYS, Broken, Setup
 from tests.kvtransfer.model.world import World
 
+from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import DState
 
 MAX_CALM_STEPS = 400
@@ -134,6 +135,14 @@ def _calm_step(world: World) -> str | None:
     return None
 
 
+def _rings(world: World) -> tuple[tuple[str, SlotRing], ...]:
+    return (
+        ("send", world.exports.ring),
+        ("receive", world.imports.ring),
+        ("landing", world.agent.landing.ring),
+    )
+
+
 def _link_is_sick(world: World) -> bool:
     """What a beat would show: an end without a session, or numbers that do not fit."""
     p, d = world.p_session, world.d_session
@@ -148,6 +157,8 @@ def _must_be_free(world: World, path: list[str]) -> None:
         ("exports", world.exports.exports),
         ("pulls", world.imports.pulls),
         ("reads", world.reads),
+        ("copies that wait for a slot", world.agent.pending),
+        ("copies that landed", world.agent.takes),
         ("packs", world.packs),
         ("unpacks", world.unpacks),
         ("tags of copies", world.seen),
@@ -155,7 +166,7 @@ def _must_be_free(world: World, path: list[str]) -> None:
     ):
         if held:
             raise Counterexample(f"{name} are left: {held}", path)
-    for name, ring in (("send", world.exports.ring), ("receive", world.imports.ring)):
+    for name, ring in _rings(world):
         if ring.free != len(ring):
             raise Counterexample(f"{name} slots are left", path)
     for work, use in zip(world.work, world.use, strict=True):

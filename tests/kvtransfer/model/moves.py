@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from tests.kvtransfer.model import agent
 from tests.kvtransfer.model.arrivals import d_takes, land, read_fails, unpack
 from tests.kvtransfer.model.blocks import Home, content, copied, home, tables
 from tests.kvtransfer.model.limits import finish_at_p
@@ -42,6 +43,7 @@ ALL_FAULTS = (
     "d forgets",
     "read fails",
     "p overwrites",
+    "agent ends",
 )
 
 
@@ -75,8 +77,10 @@ def fair_moves(world: World) -> Iterator[Move]:
         yield f"unpack {n}", partial(unpack, n=n)
     for n, read in enumerate(world.reads):
         yield f"{'end' if read.landed else 'land'} {n}", partial(land, n=n)
-        if read.peer != world.p:
+        if read.peer != world.p and not read.ghost:
             yield f"dead read {n}", partial(read_fails, n=n)
+    for n in range(len(world.agent.takes)):
+        yield f"take {n}", partial(agent.take, n=n)
     for index in range(world.setup.num_keys):
         yield from _engine_moves(world, index)
 
@@ -122,8 +126,10 @@ def _faults(world: World) -> Iterator[Fault]:
         yield "p counts d as lost", "p counts d as lost", World.p_loses_link
     if world.d_session is not None:
         yield "d counts p as lost", "d counts p as lost", World.d_loses_link
+    if world.setup.agent and (world.reads or world.agent.takes):
+        yield "agent ends", "the agent ends", agent.ends
     for n, read in enumerate(world.reads):
-        if read.peer == world.p:
+        if read.peer == world.p and not read.ghost:
             yield "read fails", f"read fails {n}", partial(read_fails, n=n)
     for index in range(world.setup.num_keys):
         yield from _key_faults(world, index)

@@ -23,6 +23,7 @@ from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.blocks import BlockTags
+from tandem.kvtransfer.transports.agent.landing import Landing
 from tandem.link.session import LinkState, Session, Verdict
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import LoadFailed
@@ -154,6 +155,12 @@ class NoQuarantine(SlotRing):
     def quarantine(self, slot: int) -> None:
         """Give it back."""
         self.give(slot)
+
+
+class NoLandingQuarantine(Landing):
+    """A landing slot is free as soon as nobody wants what the agent writes there."""
+
+    ring_type = NoQuarantine
 
 
 class NoIncarnation(Session):

@@ -19,6 +19,7 @@ from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.handoff.tables import CONSUMER, PRODUCER
 from tandem.kvtransfer.memory.blocks import BlockTags
+from tandem.kvtransfer.transports.agent.landing import Landing
 from tandem.link.liveness import LinkTimes
 from tandem.link.session import Session, Terms
 from tandem.protocol.ids import NOBODY, Incarnation, RequestKey
@@ -171,6 +172,11 @@ class Setup(NamedTuple):
     """D compares the turns of tags before and behind a copy (False: a mutation)."""
     compares: bool = True
     """D compares the tags of what it copied (False: a mutation)."""
+    agent: bool = False
+    """An agent copies (``direct``), into landing slots, and D from there into blocks."""
+    landing: type[Landing] = Landing
+    new_slots: bool = True
+    """Landing slots are new memory for each agent (False: a mutation)."""
     hasty_tags: bool = False
     """Tags are read before the bytes are (a mutation)."""
 
@@ -225,3 +231,7 @@ class InFlight(NamedTuple):
     """Tags that were read already (of a mutation)."""
     stale: bool = False
     """A tag of its blocks has changed since it began."""
+    landing: int | None = None
+    """Landing slot, of a copy that the agent makes."""
+    ghost: bool = False
+    """Begun by an agent that is gone: it may land, and nobody hears of it."""

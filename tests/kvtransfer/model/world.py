@@ -7,8 +7,10 @@ are left out on purpose: the protocol alone must keep junk away from the engine.
 
 from __future__ import annotations
 
+from tests.kvtransfer.model.agent import AgentSide, ask, give_up
 from tests.kvtransfer.model.blocks import content, copied, home, needed, sign, tag, total
 from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
+from tests.kvtransfer.model.links import copied_session, numbers
 from tests.kvtransfer.model.parts import (
     D_ADDRESS,
     HELLO,
@@ -61,6 +63,7 @@ class World:
     imports: ImportTable
     p_session: Session | None
     d_session: Session | None
+    agent: AgentSide
     reads: tuple[InFlight, ...] = ()
 
     def __init__(self, setup: Setup) -> None:
@@ -91,14 +94,15 @@ class World:
         if self.p_shared:
             self.p_shared = False
             self.exports = self.exports.copy()
-            self.p_session = _copied(self.p_session)
+            self.p_session = copied_session(self.p_session)
 
     def own_d(self) -> None:
         """Before D's table or session is touched: no other world may share it."""
         if self.d_shared:
             self.d_shared = False
             self.imports = self.imports.copy()
-            self.d_session = _copied(self.d_session)
+            self.d_session = copied_session(self.d_session)
+            self.agent = self.agent.copied()
 
     def sign(self) -> tuple[object, ...]:
         """A hashable value, equal for worlds that behave alike."""
@@ -122,13 +126,14 @@ class World:
             self.p_blocks,
             self.p_tags_sign,
             self.seen,
+            self.agent.sign(),
             self.p_slots,
             self.d_slots,
             self.d_blocks,
             tuple(frame.sign for frame in self.to_p),
             tuple(frame.sign for frame in self.to_d),
-            _numbers(self.p_session),
-            _numbers(self.d_session),
+            numbers(self.p_session),
+            numbers(self.d_session),
             self.p_stale,
         )
 
@@ -173,6 +178,7 @@ class World:
         self.d_blocks: tuple[object, ...] = (JUNK,) * total(setup)
         self.seen: tuple[tuple[RequestKey, int, tuple[bytes, ...]], ...] = ()
         """Tags of copies that are to be checked, by key and part."""
+        self.agent = AgentSide.new(setup)
 
     # -- network ------------------------------------------------------------------------------
 
@@ -258,6 +264,8 @@ class World:
             peer = self.d_session.peer
             self.d_session = None
             self.d_does(self.imports.link_lost(peer, "lost", NOW))
+            if self.setup.agent:
+                give_up(self, peer)
         self.connect()
 
     # -- what the tables ask for --------------------------------------------------------------
@@ -316,7 +324,10 @@ class World:
                     action.remote_blocks,
                     seen=self.tags_of(action.remote_blocks) if self.setup.hasty_tags else None,
                 )
-                self.reads = (*self.reads, read)
+                if self.setup.agent:
+                    ask(self, read)
+                else:
+                    self.reads = (*self.reads, read)
             elif isinstance(action, Unpack):
                 self.unpacks = (*self.unpacks, action)
             elif isinstance(action, Tell):
@@ -377,22 +388,6 @@ class World:
     def tags_of(self, blocks: tuple[int, ...]) -> tuple[bytes, ...]:
         """P's, as they are now."""
         return tuple(self.p_tags.read(block) for block in blocks)
-
-
-def _copied(session: Session | None) -> Session | None:
-    if session is None:
-        return None
-    other = type(session).__new__(type(session))
-    other.terms, other.me, other.peer, other.why = session.terms, session.me, session.peer, ""
-    other.state, other.alive = session.state, session.alive
-    other._sent, other._expected = session._sent, session._expected
-    return other
-
-
-def _numbers(session: Session | None) -> tuple[object, ...] | None:
-    if session is None:
-        return None
-    return (session.me, session.peer, session.state, session._sent, session._expected)
 
 
 def replaced(values: tuple, index: int, value: object) -> tuple:  # type: ignore[type-arg]

@@ -168,7 +168,7 @@ class MappedAllocator:
 
 class DeviceRange:
     """Addresses of the device and the memory that is mapped there: one's own, or another
-    process's, to be read."""
+    process's."""
 
     def __init__(self, address: int, size: int, handle: int) -> None:
         """``handle`` is the memory's; 0 where there is none."""
@@ -217,10 +217,10 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
     return descriptor.value, size.value
 
 
-def map_range(descriptor: int, size: int, device: int) -> DeviceRange:
-    """Map another process's range, all ``size`` bytes of it, to be read by a device of this one;
-    the descriptor stays the caller's. Raises DeviceMemoryError, also where the range's GPU cannot
-    be reached from here."""
+def map_range(descriptor: int, size: int, device: int, *, writable: bool = False) -> DeviceRange:
+    """Map another process's range, all ``size`` bytes of it, to be read (and written, if
+    ``writable``) by a device of this one; the descriptor stays the caller's. Raises
+    DeviceMemoryError, also where the range's GPU cannot be reached from here."""
     handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
     length, zero = ctypes.c_size_t(size), ctypes.c_ulonglong(0)
     call_driver(
@@ -234,7 +234,8 @@ def map_range(descriptor: int, size: int, device: int) -> DeviceRange:
             "cuMemAddressReserve", ctypes.byref(address), length, ctypes.c_size_t(0), zero, zero
         )
         call_driver("cuMemMap", address, length, ctypes.c_size_t(0), handle, zero)
-        access = _Access(_Location(_DEVICE, device), _READ_ONLY)
+        rights = _READ_WRITE if writable else _READ_ONLY
+        access = _Access(_Location(_DEVICE, device), rights)
         call_driver("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
     except DeviceMemoryError:
         _free(address.value, size, handle.value)

@@ -54,9 +54,11 @@ class SharedMemory:
             raise OSError("its size is not sealed")
         return cls(descriptor, size)
 
-    def share(self) -> int:
-        """A new descriptor for other processes, which the caller closes: they may only read."""
-        _seal(self.descriptor, _FUTURE_WRITE)
+    def share(self, *, writable: bool = False) -> int:
+        """A new descriptor for other processes, which the caller closes: they may only read, unless
+        the memory is theirs to write, too."""
+        if not writable:
+            _seal(self.descriptor, _FUTURE_WRITE)
         return os.dup(self.descriptor)
 
     def map(self, *, writable: bool = True) -> mmap.mmap:
@@ -91,11 +93,12 @@ def shared_tensor(size: int) -> Tensor:
     return tensor
 
 
-def descriptor_of(tensor: Tensor) -> tuple[int, int]:
+def descriptor_of(tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
     """A new descriptor of the memory that ``tensor`` begins, which the caller closes, and its
-    bytes. Raises KeyError if ``shared_tensor`` did not make it."""
+    bytes. Whoever gets it may write if ``writable``. Raises KeyError if ``shared_tensor`` did not
+    make it."""
     memory, size = _ranges[tensor.data_ptr()]
-    return memory.share(), size
+    return memory.share(writable=writable), size
 
 
 def _seal(descriptor: int, seals: int) -> None:

@@ -16,4 +16,8 @@ def slab_allocator(
     """Bytes to flat uint8 memory that ``kv_connector`` can share; None where the engine's own
     will do, as that of a GPU does."""
     near = config.kv_connector == "auto" and config.kv_node_folder is not None
-    return shared_tensor if not on_gpu and (near or config.kv_connector == "shm") else None
+    return (
+        shared_tensor
+        if not on_gpu and (near or config.kv_connector in ("shm", "shm_agent"))
+        else None
+    )

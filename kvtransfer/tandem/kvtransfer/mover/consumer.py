@@ -100,7 +100,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             slow_seconds=config.kv_slow_seconds,
         )
         self.prober = Prober(self)
-        self.falls = Falls(millis(config.kv_quarantine_seconds))
+        self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self._reads = Reads(parts.transports, block_bytes)
         self._unpacks: deque[Unpack] = deque()
@@ -130,8 +130,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         connector = self._welcomes[peer].connector
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
         logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
-        if len(self.parts.transports) > 1 and connector == next(iter(self.parts.transports)):
-            self.falls.worked(peer, connector)
+        self.falls.worked(peer, connector)
         self.book.mark(peer, up=True, transport=self._welcomes[peer].connector)
         self.parts.notify()
         self.observe()
@@ -331,14 +330,22 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if link is not None and self.control is not None:
             self.control.post(Drop(link, reason, rest_ms))
 
-    def fall(self, peer: Incarnation, reason: str, now: Millis, rest_ms: int = 0) -> None:
+    def fall(
+        self,
+        peer: Incarnation,
+        reason: str,
+        now: Millis,
+        rest_ms: int = 0,
+        *,
+        may_come: bool = False,
+    ) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
-        one, else after ``rest_ms``."""
+        one, else after ``rest_ms``; ``may_come`` is what is not there yet."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
         if welcome is None or len(self.parts.transports) < 2:
             self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
-            pause = self.falls.failed(peer, welcome.connector, now)
+            pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
             self.control.post(Drop(link, reason, 0, welcome.connector, pause))
 

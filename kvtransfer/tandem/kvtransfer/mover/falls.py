@@ -1,11 +1,12 @@
 """Links that go a worse way than they once did, and when to try the better one again. Pure.
 
-A link that fails on its first choice is made again without it (``control/client``). One on which
-the better way had worked comes back to it at a moment without hand-offs, with doubling pauses.
+A link that fails on one way is made again without it (``control/client``). One on which the better
+way had worked, or may yet, comes back to it at a moment without hand-offs, with doubling pauses.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.kvtransfer.handoff.actions import Millis
@@ -30,20 +31,35 @@ class _Fall:
 class Falls:
     """What worked and failed, by peer."""
 
-    def __init__(self, pause_ms: int) -> None:
+    def __init__(self, pause_ms: int, ways: Sequence[str]) -> None:
+        """``ways`` are the transports, best first."""
         self._pause_ms = pause_ms
+        self._rank = {name: at for at, name in enumerate(ways)}
         self._peers: dict[Incarnation, _Fall] = {}
 
     def worked(self, peer: Incarnation, connector: str) -> None:
-        """The first choice between these ends has passed its probe."""
+        """This way between these ends has passed its probe. One that is the last, or worse than
+        another that is tried again, is nothing to come back to."""
+        known, rank = self._peers.get(peer), self._rank[connector]
+        if rank == len(self._rank) - 1 or (known and self._rank[known.connector] < rank):
+            return
+        self._remember(peer, connector)
+
+    def _remember(self, peer: Incarnation, connector: str) -> None:
         self._peers.pop(peer, None)
         while len(self._peers) >= MAX_REMEMBERED:
             del self._peers[next(iter(self._peers))]
         self._peers[peer] = _Fall(connector)
 
-    def failed(self, peer: Incarnation, connector: str, now: Millis) -> int:
-        """It failed: milliseconds for which it is not to be offered."""
+    def failed(
+        self, peer: Incarnation, connector: str, now: Millis, *, may_come: bool = False
+    ) -> int:
+        """It failed: milliseconds for which it is not to be offered. Where it ``may_come``, it is
+        tried again though it never worked."""
         known = self._peers.get(peer)
+        if known is None and may_come:
+            self._remember(peer, connector)
+            known = self._peers[peer]
         if known is None or known.connector != connector:
             return self._pause_ms
         pause = self._pause_ms << min(known.failures, MAX_DOUBLINGS)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tandem.kvtransfer.config import KVTransferConfig, millis
 from tandem.kvtransfer.control.peers import PeerBook
-from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.errors import NoAgentYet, TransportError
 from tandem.kvtransfer.handoff.actions import Action, Millis, Read
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Message, Probe, ProbeDone, ProbeReady, ProducerCard
@@ -28,6 +28,8 @@ RATE_READS = 3
 """Reads of a pattern that a slow link gets: the first may have found ends that slept."""
 SLOW_REST_MS = 10_000
 """Until a link that gave less than is required, with no other way, is tried again."""
+AGENT_REST_MS = 1000
+"""Until a link that has no other way than an agent that is not there is tried again."""
 NO_SLOT = "its receive slots wait for reads that hang"
 """Why a link may stay down: a peer's slots are the quota that its earlier links hold, too."""
 
@@ -80,9 +82,17 @@ class Links(Protocol):
         """The probe passed, at this rate."""
         ...
 
-    def fall(self, peer: Incarnation, reason: str, now: Millis, rest_ms: int = 0) -> None:
+    def fall(
+        self,
+        peer: Incarnation,
+        reason: str,
+        now: Millis,
+        rest_ms: int = 0,
+        *,
+        may_come: bool = False,
+    ) -> None:
         """The probe failed: make the link again, by another transport if there is one, else after
-        a rest."""
+        a rest; ``may_come`` is what is not there yet."""
         ...
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
@@ -110,7 +120,8 @@ class Prober:
             mover.transport_to(peer).connect(peer, host, welcome.card)
         except TransportError as error:
             logger.warning("no way to read from %s: %s", host, error)
-            mover.fall(peer, str(error), now)
+            waits = isinstance(error, NoAgentYet)
+            mover.fall(peer, str(error), now, AGENT_REST_MS if waits else 0, may_come=waits)
             return
         number = next(self._numbers)
         until = Millis(now + millis(mover.config.kv_connect_seconds))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
@@ -30,49 +31,72 @@ def make_transports(
     ``auto`` is nixl with tcp behind it, so that ends of which only one can load nixl still meet;
     without nixl a warning is logged. A connector asked for by name that cannot load raises
     TransportError. Where ``kv_node_folder`` names a place to meet, ``auto`` tries cuda_p2p or shm
-    before them for each link; one whose other end is not there goes by the next. With ``on_gpu``,
+    before them for each link, then the agent of the node between the two, as ``kv_node_copy`` says;
+    one whose other end is not there goes by the next. With ``on_gpu``,
     the slab is in a GPU's memory: nixl reaches slots there, and tcp, which needs them on the host,
     only stands in where nixl cannot load.
     """
 
-    def tcp() -> Transport:
+    make = _Maker(config, incarnation, role, on_gpu, on_garbage)
+    if config.kv_connector != "auto":
+        return {config.kv_connector: make(config.kv_connector)}
+    found = {name: make(name) for name in _of_this_node(config, on_gpu)}
+    try:
+        best = make("nixl")
+        return {**found, "nixl": best} if on_gpu else {**found, "nixl": best, "tcp": make("tcp")}
+    except TransportError as error:
+        logger.warning("KV goes over plain TCP, which is slower: %s", error)
+        return {**found, "tcp": make("tcp")}
+
+
+def _of_this_node(config: KVTransferConfig, on_gpu: bool) -> Iterator[str]:
+    """What ``auto`` tries between workers that meet in a folder, best first."""
+    name = "cuda_p2p" if on_gpu else "shm"
+    if config.kv_node_folder is not None and config.kv_node_copy != "agent":
+        yield name
+    if config.kv_node_folder is not None and config.kv_node_copy != "direct":
+        yield f"{name}_agent"
+
+
+class _Maker(NamedTuple):
+    """Makes a transport by its name."""
+
+    config: KVTransferConfig
+    incarnation: Incarnation
+    role: str
+    on_gpu: bool
+    on_garbage: Callable[[], None]
+
+    def __call__(self, name: str) -> Transport:
+        """Raises TransportError where it cannot load."""
+        if name in ("memory", "memory_blocks"):
+            return MemoryTransport(direct=name == "memory_blocks")
+        if name == "nixl":
+            loopback = is_loopback(self.config.kv_control_host)
+            return NixlTransport(self.incarnation, self.role, on_gpu=self.on_gpu, loopback=loopback)
+        return self._tcp() if name == "tcp" else self._of_memory(name)
+
+    def _tcp(self) -> Transport:
+        config = self.config
         return TcpTransport(
-            incarnation,
+            self.incarnation,
             host=config.kv_control_host,
             first_port=config.kv_data_port,
             num_ports=config.kv_data_ports,
-            streams=config.kv_tcp_streams or (4 if on_gpu else 2),
-            on_garbage=on_garbage,
+            streams=config.kv_tcp_streams or (4 if self.on_gpu else 2),
+            on_garbage=self.on_garbage,
         )
 
-    def nixl() -> NixlTransport:
-        loopback = is_loopback(config.kv_control_host)
-        return NixlTransport(incarnation, role, on_gpu=on_gpu, loopback=loopback)
-
-    def mapped(name: str) -> Transport:
+    def _of_memory(self, name: str) -> Transport:
+        from tandem.kvtransfer.transports.agent.choose import make_agent
         from tandem.kvtransfer.transports.mapped.choose import make_mapped
 
+        if name in ("cuda_p2p_agent", "shm_agent"):
+            return make_agent(name, self.incarnation, self.config, on_gpu=self.on_gpu)
         return make_mapped(
-            name, incarnation, config.kv_node_folder, on_gpu=on_gpu, on_garbage=on_garbage
+            name,
+            self.incarnation,
+            self.config.kv_node_folder,
+            on_gpu=self.on_gpu,
+            on_garbage=self.on_garbage,
         )
-
-    if config.kv_connector == "memory":
-        return {"memory": MemoryTransport()}
-    if config.kv_connector == "memory_blocks":
-        return {"memory_blocks": MemoryTransport(direct=True)}
-    if config.kv_connector in ("cuda_p2p", "shm"):
-        return {config.kv_connector: mapped(config.kv_connector)}
-    if config.kv_connector == "tcp":
-        return {"tcp": tcp()}
-    if config.kv_connector == "nixl":
-        return {"nixl": nixl()}
-    found: dict[str, Transport] = {}
-    if config.kv_node_folder is not None:
-        name = "cuda_p2p" if on_gpu else "shm"
-        found[name] = mapped(name)
-    try:
-        best = nixl()
-        return {**found, "nixl": best} if on_gpu else {**found, "nixl": best, "tcp": tcp()}
-    except TransportError as error:
-        logger.warning("KV goes over plain TCP, which is slower: %s", error)
-        return {**found, "tcp": tcp()}

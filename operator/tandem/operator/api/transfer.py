@@ -92,7 +92,11 @@ class NodeLocal(Api, frozen=True, kw_only=True):
     ] = None
     copy_mode: Annotated[
         NodeLocalCopy | None,
-        doc("Auto (unless given), Direct: workers copy, Agent: a node agent does."),
+        doc(
+            "Who copies KV between pods of a node. Direct: the decode worker, which has to see "
+            "both GPUs. Agent: the node's agent (the chart's nodeAgent). Auto (unless given): the "
+            "one, then the other."
+        ),
     ] = field(default=None, name="copy")
     volume: Annotated[NodeLocalVolume | None, doc("The volume to mount in every worker.")] = None
 
@@ -133,9 +137,10 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     lease_duration_seconds: Annotated[
         Seconds | None, doc("How long a prefill worker keeps exported blocks (30 unless given).")
     ] = None
-    node_local: Annotated[NodeLocal, doc("A folder shared by the pods of a node, for CudaP2P.")] = (
-        field(default_factory=NodeLocal)
-    )
+    node_local: Annotated[
+        NodeLocal,
+        doc("A folder shared by the pods of a node, where KV is copied without a network."),
+    ] = field(default_factory=NodeLocal)
     preflight: Annotated[Preflight, doc("Measurement of links before use.")] = field(
         default_factory=Preflight
     )

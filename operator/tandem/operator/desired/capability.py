@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.transfer import Connector, NodeLocalMode
+from tandem.operator.api.transfer import Connector
 from tandem.operator.desired.naming import WORKERS, Role
-from tandem.operator.desired.policy import worker_role
+from tandem.operator.desired.policy import node_local_volume, worker_role
 from tandem.operator.desired.tracing import unusable_endpoint, unused_share
 
 Question = Callable[[LLMServiceSpec], object]
@@ -45,9 +45,19 @@ def _connector(spec: LLMServiceSpec) -> object:
     return value if value is Connector.CUDA_P2P else None
 
 
-def _node_local_mode(spec: LLMServiceSpec) -> object:
-    mode = spec.kv_transfer.node_local.mode
-    return mode if mode is NodeLocalMode.REQUIRED else None
+def _has_folder(spec: LLMServiceSpec) -> bool:
+    """Whether workers meet in a folder of their node, and choose their ways."""
+    chooses = spec.kv_transfer.connector in (None, Connector.AUTO)
+    return chooses and node_local_volume(spec) is not None
+
+
+def _node_copy(spec: LLMServiceSpec) -> object:
+    return None if _has_folder(spec) else spec.kv_transfer.node_local.copy_mode
+
+
+def _node_volume(spec: LLMServiceSpec) -> object:
+    volume = node_local_volume(spec)
+    return None if _has_folder(spec) else volume
 
 
 def _shown(value: object) -> str:
@@ -68,16 +78,15 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         lambda spec: spec.kv_transfer.integrity,
         "identity and bytes of every part are always compared; remove it",
     ),
-    ("kvTransfer.nodeLocal.mode", _node_local_mode, "use Auto or Disabled"),
     (
         "kvTransfer.nodeLocal.copy",
-        lambda spec: spec.kv_transfer.node_local.copy_mode,
-        "nothing is copied through a node's folder yet; remove it",
+        _node_copy,
+        "it goes with nodeLocal.volume, mode Auto or Required, and connector Auto",
     ),
     (
         "kvTransfer.nodeLocal.volume",
-        lambda spec: spec.kv_transfer.node_local.volume,
-        "nothing is copied through a node's folder yet; remove it",
+        _node_volume,
+        "it goes with connector Auto; remove one of the two",
     ),
     (
         "observability.tracing.endpoint",

@@ -104,6 +104,8 @@ def _engine_flags(facts: Facts, role: Role) -> Flags:
 def _transfer_flags(facts: Facts) -> Flags:
     transfer = facts.spec.kv_transfer
     preflight = transfer.preflight
+    meets = node_local_volume(facts.spec) is not None
+    copies = transfer.node_local.copy_mode if meets else None
     return {
         "kv-connector": None if transfer.connector is None else CONNECTORS[transfer.connector],
         "kv-control-host": "0.0.0.0",
@@ -113,6 +115,8 @@ def _transfer_flags(facts: Facts) -> Flags:
         "kv-data-ports": names.DATA_PORTS,
         "kv-lease-seconds": transfer.lease_duration_seconds,
         "kv-transfer-seconds": transfer.no_progress_timeout_seconds,
+        "kv-node-folder": names.PATH_NODE if meets else None,
+        "kv-node-copy": None if copies is None else copies.lower(),
         "kv-preflight": None if preflight.mode is None else preflight.mode.lower(),
         "kv-min-megabytes-per-second": preflight.min_megabytes_per_second,
     }
@@ -127,8 +131,6 @@ def _env(facts: Facts) -> list[Manifest]:
     choice = facts.spec.kv_transfer.transport
     if choice in _UCX_TLS:
         values["UCX_TLS"] = _UCX_TLS[choice]
-    if node_local_volume(facts.spec) is not None:
-        values[names.ENV_NODE_DIR] = names.PATH_NODE
     return [{"name": name, "value": value} for name, value in values.items()]
 
 

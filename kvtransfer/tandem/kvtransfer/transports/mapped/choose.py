@@ -25,10 +25,12 @@ def make_mapped(
     if on_gpu != (name == "cuda_p2p"):
         where, allowed = ("a GPU", "cuda_p2p") if on_gpu else ("the host", "shm")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
-    copier: Copier
-    if on_gpu:
-        copier = CudaCopier(torch.device("cuda", torch.cuda.current_device()))
-    else:
-        copier = HostCopier()
-    place = open_folder(folder)
+    place, copier = open_folder(folder), make_copier(on_gpu)
     return MappedTransport(name, incarnation, copier, place, on_gpu=on_gpu, on_garbage=on_garbage)
+
+
+def make_copier(on_gpu: bool) -> Copier:
+    """Who copies into this worker's memory."""
+    if on_gpu:
+        return CudaCopier(torch.device("cuda", torch.cuda.current_device()))
+    return HostCopier()

@@ -40,9 +40,19 @@ class Copier(Protocol):
     at_once: int
     """Extents of one read, at most: they are told together."""
 
-    def share(self, tensor: Tensor) -> tuple[int, int]:
+    def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """A descriptor of the memory that ``tensor`` begins, which the caller closes, and its
-        bytes. Raises TransportError if no other process can map it."""
+        bytes; of memory that others may write, if they are to. Raises TransportError if no other
+        process can map it."""
+        ...
+
+    def where(self) -> str:
+        """``host``, or the UUID of the GPU whose memory it is."""
+        ...
+
+    def make(self, size: int) -> tuple[Tensor, Source]:
+        """New memory of at least ``size`` bytes, flat uint8, that others can be given, and that is
+        there: each page has been touched; and the same as a source. Raises TransportError."""
         ...
 
     def map(self, descriptor: int, size: int) -> Source:
@@ -59,7 +69,7 @@ class Copier(Protocol):
         ...
 
 
-class _Through:
+class Through:
     """Nothing is under way."""
 
     def done(self) -> bool:
@@ -68,17 +78,18 @@ class _Through:
 
 
 class _HostSource:
-    """Host memory of another process."""
+    """Host memory of another process, or of this one."""
 
-    def __init__(self, mapping: mmap.mmap) -> None:
-        self.size = len(mapping)
+    def __init__(self, view: memoryview, mapping: mmap.mmap | None = None) -> None:
+        self.size = len(view)
         self._mapping = mapping
-        self.bytes = memoryview(mapping)
+        self.bytes = view
 
     def close(self) -> None:
         """See Source."""
         self.bytes.release()
-        self._mapping.close()
+        if self._mapping is not None:
+            self._mapping.close()
 
 
 class HostCopier:
@@ -86,19 +97,32 @@ class HostCopier:
 
     at_once = 16
 
-    def share(self, tensor: Tensor) -> tuple[int, int]:
+    def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """See Copier."""
         try:
-            return shared.descriptor_of(tensor)
+            return shared.descriptor_of(tensor, writable=writable)
         except KeyError as error:
             raise TransportError("the memory is not shared with other processes") from error
 
     def map(self, descriptor: int, size: int) -> _HostSource:
         """See Copier."""
         try:
-            return _HostSource(shared.SharedMemory.given(descriptor, size).map(writable=False))
+            mapping = shared.SharedMemory.given(descriptor, size).map(writable=False)
+            return _HostSource(memoryview(mapping), mapping)
         except (OSError, ValueError, OverflowError) as error:
             raise TransportError(f"a peer's memory cannot be mapped: {error}") from error
+
+    def where(self) -> str:
+        """See Copier."""
+        return "host"
+
+    def make(self, size: int) -> tuple[Tensor, Source]:
+        """See Copier."""
+        try:
+            memory = shared.shared_tensor(size)
+        except OSError as error:
+            raise TransportError(f"no {size} bytes of memory to share: {error}") from error
+        return memory.zero_(), _HostSource(memory.numpy().data.cast("B"))
 
     def copy(self, target: Tensor, source: Source, batch: Batch) -> None:
         """See Copier."""
@@ -110,10 +134,10 @@ class HostCopier:
 
     def mark(self) -> Mark:
         """See Copier."""
-        return _Through()
+        return Through()
 
 
-class _Event:
+class StreamEvent:
     """Behind what a stream had."""
 
     def __init__(self, stream: Any) -> None:
@@ -137,8 +161,8 @@ class CudaCopier:
         self._stream: Any = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
         self._threads = threading.local()
 
-    def share(self, tensor: Tensor) -> tuple[int, int]:
-        """See Copier."""
+    def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
+        """See Copier; who has a descriptor may write whatever is said."""
         try:
             self._enter()
             return device.descriptor_of(tensor)
@@ -153,6 +177,18 @@ class CudaCopier:
         except DeviceMemoryError as error:
             raise TransportError(f"a peer's GPU memory cannot be mapped: {error}") from error
 
+    def where(self) -> str:
+        """See Copier."""
+        return str(torch.cuda.get_device_properties(self._index).uuid)
+
+    def make(self, size: int) -> tuple[Tensor, Source]:
+        """See Copier."""
+        try:
+            memory = device.MappedAllocator(torch.device("cuda", self._index))(size)
+        except DeviceMemoryError as error:
+            raise TransportError(f"no {size} bytes of GPU memory to share: {error}") from error
+        return memory, DeviceRange(memory.data_ptr(), memory.numel(), 0)
+
     def copy(self, target: Tensor, source: Source, batch: Batch) -> None:
         """See Copier."""
         assert isinstance(source, DeviceRange)
@@ -166,7 +202,7 @@ class CudaCopier:
     def mark(self) -> Mark:
         """See Copier."""
         with torch.cuda.device(self._index):
-            return _Event(self._stream)
+            return StreamEvent(self._stream)
 
     def _enter(self) -> None:
         """The device's context is this thread's."""

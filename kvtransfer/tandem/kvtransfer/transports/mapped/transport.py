@@ -18,7 +18,8 @@ from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, 
 from tandem.kvtransfer.transports.mapped.batches import Batch, batches
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark
 from tandem.kvtransfer.transports.mapped.giving import DescriptorServer
-from tandem.kvtransfer.transports.mapped.peer import PeerMemory, Turns
+from tandem.kvtransfer.transports.mapped.peer import PeerMemory
+from tandem.kvtransfer.transports.mapped.tags import Turns
 from tandem.kvtransfer.transports.mapped.taking import Call
 from tandem.kvtransfer.transports.mapped.wire import (
     Given,

@@ -1,0 +1,191 @@
+"""Memory of workers as the agent reaches it, of the host or of GPUs: sources read, rings written.
+
+A source of the host is read through its descriptor, without a mapping: reading pages that its owner
+never touched makes none. A ring of the host has to be touched by its owner, whose memory its pages
+count as then.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import Any, Protocol
+
+import torch
+
+from tandem.kernels.memory import device
+from tandem.kernels.memory.copies import copy_many
+from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange
+from tandem.kernels.memory.shared import SharedMemory
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.agent.wire import HOST, MAX_RING_BYTES
+from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.kvtransfer.transports.mapped.copiers import Mark, StreamEvent, Through
+
+_STAT_BLOCK = 512
+
+
+class Source(Protocol):
+    """A range of a producer."""
+
+    size: int
+
+    def close(self) -> None:
+        """Let go of it; no copy from it is under way. May be called twice."""
+        ...
+
+
+class Ring(Protocol):
+    """The landing slots of a consumer."""
+
+    size: int
+
+    def copy(self, source: Source, batch: Batch) -> Mark:
+        """Begin to copy what both have; the mark is behind it. Raises TransportError, also where
+        the two lie in different kinds of memory; some bytes may have landed then, and none land
+        later."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; no copy into it is under way. May be called twice."""
+        ...
+
+
+class HostSource:
+    """A range in memory of the host."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Keeps a descriptor of its own. Raises TransportError."""
+        if os.fstat(descriptor).st_size < size:
+            raise TransportError(f"the memory has not the {size} bytes that are said of it")
+        self.size = size
+        self.descriptor = os.dup(descriptor)
+
+    def close(self) -> None:
+        """See Source."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class HostRing:
+    """Landing slots in memory of the host, whose copies are over when ``copy`` returns."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Raises TransportError for what is not touched, could be shortened or is no memory."""
+        if os.fstat(descriptor).st_blocks * _STAT_BLOCK < size:
+            raise TransportError("the landing slots have pages that their owner has not touched")
+        try:
+            self._mapping: mmap.mmap = SharedMemory.given(descriptor, size).map()
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransportError(f"landing slots cannot be mapped: {error}") from error
+        self.size = size
+        self._bytes = memoryview(self._mapping)
+
+    def copy(self, source: Source, batch: Batch) -> Mark:
+        """See Ring."""
+        if not isinstance(source, HostSource):
+            raise TransportError("the producer's memory is a GPU's, the consumer's the host's")
+        rows = (each.tolist() for each in batch.joined()[2:5])
+        for place, offset, nbytes in zip(*rows, strict=True):
+            done = 0
+            while done < nbytes:
+                rest = self._bytes[offset + done : offset + nbytes]
+                try:
+                    got = os.preadv(source.descriptor, [rest], place + done)
+                except OSError as error:
+                    raise TransportError(f"a producer's memory cannot be read: {error}") from error
+                if not got:
+                    raise TransportError("a producer's memory ends before its time")
+                done += got
+        return Through()
+
+    def close(self) -> None:
+        """See Ring."""
+        self._bytes.release()
+        self._mapping.close()
+
+
+class DeviceSource:
+    """A range in memory of a GPU, mapped for each GPU that copies from it as it first does."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """Keeps a descriptor of its own."""
+        self.size = size
+        self._descriptor = os.dup(descriptor)
+        self._mapped: dict[int, DeviceRange] = {}
+
+    def seen_by(self, index: int) -> DeviceRange:
+        """Mapped to be read by that GPU. Raises DeviceMemoryError where the GPU cannot reach it."""
+        if index not in self._mapped:
+            self._mapped[index] = device.map_range(self._descriptor, self.size, index)
+        return self._mapped[index]
+
+    def close(self) -> None:
+        """See Source."""
+        for each in self._mapped.values():
+            each.close()
+        self._mapped.clear()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class DeviceRing:
+    """Landing slots in memory of a GPU, whose copy engines fill them on a stream of their own."""
+
+    def __init__(self, descriptor: int, size: int, index: int) -> None:
+        """Raises TransportError."""
+        self._index = index
+        try:
+            device.use_device(index)
+            self._range = device.map_range(descriptor, size, index, writable=True)
+        except DeviceMemoryError as error:
+            raise TransportError(f"landing slots cannot be mapped: {error}") from error
+        self.size = size
+        self._stream: Any = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+
+    def copy(self, source: Source, batch: Batch) -> Mark:
+        """See Ring."""
+        if not isinstance(source, DeviceSource):
+            raise TransportError("the producer's memory is the host's, the consumer's a GPU's")
+        joined = batch.joined()
+        try:
+            device.use_device(self._index)
+            there = joined.sources + source.seen_by(self._index).address
+            here = joined.targets + self._range.address
+            copy_many(here, there, joined.sizes, self._stream.cuda_stream)
+        except DeviceMemoryError as error:
+            self._stream.synchronize()  # those that have begun: their slot is the consumer's again
+            raise TransportError(str(error)) from error
+        with torch.cuda.device(self._index):
+            return StreamEvent(self._stream)
+
+    def close(self) -> None:
+        """See Ring."""
+        self._range.close()
+
+
+def open_source(where: str, descriptor: int, size: int) -> Source:
+    """A producer's range; the descriptor stays the caller's. Raises TransportError."""
+    if where == HOST:
+        return HostSource(descriptor, size)
+    _index_of(where)
+    return DeviceSource(descriptor, size)
+
+
+def open_ring(where: str, descriptor: int, size: int) -> Ring:
+    """A consumer's landing slots; the descriptor stays the caller's. Raises TransportError."""
+    if size > MAX_RING_BYTES:
+        raise TransportError(f"{size} bytes of landing slots; allowed: {MAX_RING_BYTES}")
+    if where == HOST:
+        return HostRing(descriptor, size)
+    return DeviceRing(descriptor, size, _index_of(where))
+
+
+def _index_of(where: str) -> int:
+    """Number of a GPU in this process. Raises TransportError."""
+    for index in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(index).uuid) == where:
+            return index
+    raise TransportError(f"the agent does not see the GPU {where!r}")

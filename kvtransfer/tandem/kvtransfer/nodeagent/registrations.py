@@ -1,0 +1,183 @@
+"""Who registered with the agent, and what of a request is to be copied, if it may be.
+
+A registration ends with its connection; its memory is let go of behind the last copy that uses it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hmac import compare_digest
+
+import numpy as np
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.nodeagent.memory import Ring, Source, open_ring, open_source
+from tandem.kvtransfer.transports.agent.wire import Copy, Fault, Give, Ground, Take
+from tandem.kvtransfer.transports.base import Region
+from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.kvtransfer.transports.mapped.copiers import Mark
+from tandem.kvtransfer.transports.mapped.tags import PeerTags, Turns
+
+logger = logging.getLogger(__name__)
+
+_REGIONS = {Ground.BLOCKS: Region.BLOCKS, Ground.SLOTS: Region.SLOTS}
+
+
+class Producer:
+    """Memory to be read: slab, slots and tags."""
+
+    def __init__(self, said: Give, descriptors: Sequence[int]) -> None:
+        """The descriptors stay the caller's. Raises TransportError."""
+        self.incarnation, self.secret = said.incarnation, said.secret
+        self.block_bytes = said.block_bytes
+        self.sources: dict[Ground, Source] = {}
+        self.under_way = 0
+        self._closed = False
+        slab, slots, tags = descriptors
+        try:
+            for ground, each in zip(Ground, (slab, slots), strict=True):
+                self.sources[ground] = open_source(said.where, each, said.sizes[ground])
+            self.tags: PeerTags | None = PeerTags(tags, said.sizes[2])
+        except TransportError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the memory behind the last copy from it."""
+        self._closed = True
+        if not self.under_way:
+            for each in self.sources.values():
+                each.close()
+            self.tags = None
+
+    def copy_ended(self) -> None:
+        """One that used the memory is over."""
+        self.under_way -= 1
+        if self._closed:
+            self.close()
+
+
+class Consumer:
+    """Landing slots to be written."""
+
+    def __init__(self, said: Take, descriptor: int) -> None:
+        """The descriptor stays the caller's. Raises TransportError."""
+        self.incarnation = said.incarnation
+        self.slot_bytes, self.num_slots = said.slot_bytes, said.num_slots
+        self.block_bytes = said.block_bytes
+        self.ring: Ring = open_ring(said.where, descriptor, said.slot_bytes * said.num_slots)
+        self.busy: set[int] = set()
+        """Slots of requests that are not answered."""
+        self.under_way = 0
+        self._closed = False
+
+    def close(self) -> None:
+        """Let go of the slots behind the last copy into them."""
+        self._closed = True
+        if not self.under_way:
+            self.ring.close()
+
+    def copy_ended(self) -> None:
+        """One that used the memory is over."""
+        self.under_way -= 1
+        if self._closed:
+            self.close()
+
+
+@dataclass(slots=True)
+class Running:
+    """A copy that has begun."""
+
+    request: Copy
+    producer: Producer
+    consumer: Consumer
+    mark: Mark
+    turns: Turns | None
+    """Of the tags of its blocks, before it began."""
+
+    def tags(self) -> bytes:
+        """Of its blocks, as they are now, cleared where they are of another turn."""
+        if self.turns is None or self.producer.tags is None:
+            return b""
+        return b"".join(self.producer.tags.tags_of(_blocks_of(self.request), self.turns))
+
+    def end(self) -> None:
+        """Its memory may go now, as far as it was waited for."""
+        self.producer.copy_ended()
+        self.consumer.copy_ended()
+
+
+@dataclass(slots=True)
+class Producers:
+    """By incarnation."""
+
+    known: dict[bytes, Producer] = field(default_factory=dict)
+
+    def why_not(self, said: Give) -> str | None:
+        """What stands against a registration: another's name."""
+        there = self.known.get(said.incarnation)
+        if there is not None and not compare_digest(there.secret, said.secret):
+            return "a producer of this incarnation is registered with another secret"
+        return None
+
+    def enter(self, producer: Producer) -> None:
+        """In place of an earlier registration of the same one, whose connection still stands."""
+        self.known[producer.incarnation] = producer
+
+    def leave(self, producer: Producer) -> None:
+        """Its connection has ended."""
+        if self.known.get(producer.incarnation) is producer:
+            del self.known[producer.incarnation]
+        producer.close()
+
+    def begin(self, request: Copy, consumer: Consumer) -> Running | Fault:
+        """Begin a copy whose slot is ``consumer``'s, or say why not."""
+        producer = self.known.get(request.producer)
+        if producer is None:
+            return Fault.UNKNOWN
+        if not compare_digest(request.secret, producer.secret):
+            return Fault.DENIED
+        batch = _batch_of(request, consumer.slot_bytes)
+        if not _is_within(request, batch, producer, consumer):
+            return Fault.OUTSIDE
+        assert producer.tags is not None, "it is registered"
+        tagged = request.ground is Ground.BLOCKS
+        turns = producer.tags.turns_of(_blocks_of(request)) if tagged else None
+        try:
+            mark = consumer.ring.copy(producer.sources[request.ground], batch)
+        except TransportError as error:
+            logger.warning("a copy for %s failed: %s", consumer.incarnation.hex()[:8], error)
+            return Fault.FAILED
+        producer.under_way += 1
+        consumer.under_way += 1
+        return Running(request, producer, consumer, mark, turns)
+
+
+def _blocks_of(request: Copy) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return np.array(request.places, dtype=np.int64) // request.size
+
+
+def _batch_of(request: Copy, slot_bytes: int) -> Batch:
+    count, region = len(request.places), _REGIONS[request.ground]
+    targets = request.slot * slot_bytes + np.arange(count, dtype=np.int64) * request.size
+    sizes = np.full(count, request.size, dtype=np.int64)
+    sources = np.array(request.places, dtype=np.int64)
+    return Batch(region, Region.SLOTS, sources, targets, sizes, request.ground is Ground.BLOCKS)
+
+
+def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consumer) -> bool:
+    """Whether all bytes are the producer's, land in the one slot and, of blocks, have tags."""
+    if len(request.places) * request.size > consumer.slot_bytes:
+        return False
+    if request.slot >= consumer.num_slots:
+        return False
+    source = producer.sources[request.ground]
+    if not batch.fits(source_bytes=source.size, target_bytes=consumer.ring.size):
+        return False
+    if request.ground is Ground.SLOTS:
+        return True
+    blocks, rest = np.divmod(batch.sources, request.size)
+    same = request.size == producer.block_bytes == consumer.block_bytes
+    return same and not rest.any() and blocks.max() < len(producer.tags or ())

@@ -1,0 +1,26 @@
+"""The agent's process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+
+from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
+from tandem.kvtransfer.nodeagent.server import NodeAgent
+from tandem.kvtransfer.transports.mapped.wire import open_folder
+from tandem.link.descriptors import raise_descriptor_limit
+
+logger = logging.getLogger(__name__)
+
+
+def serve(config: NodeAgentConfig) -> None:
+    """Until SIGTERM or SIGINT. Raises TransportError where the folder or its socket is not to be
+    had."""
+    raise_descriptor_limit()
+    agent = NodeAgent(open_folder(config.kv_node_folder), config.agent_group)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    logger.info("the agent listens at %s", agent.path)
+    agent.run()
+    logger.info("the agent ends: %s", json.dumps(agent.counts))

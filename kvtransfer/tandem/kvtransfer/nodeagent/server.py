@@ -1,0 +1,281 @@
+"""The agent's one thread: hears all callers, makes copies in turn, and answers each.
+
+A caller that does not follow the protocol loses its connection and is counted; one that asks for
+what may not be is answered with the fault, counted, and stays. Nothing a caller says or leaves
+unsaid makes another wait for more than one copy of the host's memory, of one landing slot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import time
+from collections import Counter
+from pathlib import Path
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.nodeagent.caller import Caller, Garbage, user_of
+from tandem.kvtransfer.nodeagent.registrations import Consumer, Producer, Producers, Running
+from tandem.kvtransfer.nodeagent.turns import InTurn
+from tandem.kvtransfer.transports.agent.wire import (
+    SOCKET_NAME,
+    VERSION,
+    Copied,
+    Copy,
+    Counts,
+    Fault,
+    Give,
+    Hello,
+    Refused,
+    Registered,
+    Rejected,
+    Status,
+    Take,
+    ToAgent,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_CALLERS = 256
+GREETING_SECONDS = 2.0
+MAX_RUNNING = 4
+"""Copies of one consumer under way at once; those of the host are over as they begin."""
+_LOOK_SECONDS = 1e-4
+"""Between two looks at GPUs' copies."""
+_COUNTED = (
+    *("copies", "bytes", "garbage", "strangers", "turned away", "rejected"),
+    *(f"refused: {fault.name.lower()}" for fault in Fault),
+)
+
+
+class NodeAgent:
+    """Listens on construction; ``run`` serves until ``stop``."""
+
+    def __init__(self, folder: Path, group: int | None = None) -> None:
+        """``group`` may call, beside this process's user. Raises TransportError."""
+        self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTED, 0))
+        self.path = folder / SOCKET_NAME
+        self._group = group
+        self._producers = Producers()
+        self._callers: dict[socket.socket, Caller] = {}
+        self._in_turn: InTurn[Caller, Copy] = InTurn(_may_begin)
+        self._running: list[tuple[Caller, Running]] = []
+        self._listener = _listen(self.path, group)
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._stop_reader, selectors.EVENT_READ)
+
+    def stop(self) -> None:
+        """End ``run``; from any thread or a signal's handler."""
+        with contextlib.suppress(OSError):
+            self._stop_writer.send(b"\0")
+
+    def run(self) -> None:
+        """Serve until ``stop``."""
+        try:
+            while self._turn():
+                pass
+        finally:
+            for caller in list(self._callers.values()):
+                self._close(caller)
+            self.path.unlink(missing_ok=True)
+            for each in (self._listener, self._stop_reader, self._stop_writer, self._selector):
+                each.close()
+
+    def _turn(self) -> bool:
+        for key, ready in self._selector.select(self._rest()):
+            if key.fileobj is self._stop_reader:
+                return False
+            if key.fileobj is self._listener:
+                self._accept()
+                continue
+            assert isinstance(key.fileobj, socket.socket)
+            caller = self._callers[key.fileobj]
+            if ready & selectors.EVENT_WRITE:
+                caller.flush()
+            if ready & selectors.EVENT_READ:
+                self._hear(caller)
+        if self._in_turn:
+            self._begin(*self._in_turn.take())
+        self._see_ends()
+        now = time.monotonic()
+        for caller in list(self._callers.values()):
+            if not caller.is_registered and not caller.ended:
+                caller.ended = now - caller.since > GREETING_SECONDS
+                self.counts["garbage"] += caller.ended
+            if caller.ended:
+                self._close(caller)
+            else:
+                self._watch(caller)
+        return True
+
+    def _rest(self) -> float | None:
+        if self._in_turn:
+            return 0
+        if self._running:
+            return _LOOK_SECONDS
+        return None if all(each.is_registered for each in self._callers.values()) else 0.2
+
+    def _watch(self, caller: Caller) -> None:
+        # Who does not hear is not heard: what is to be said to it has a bound.
+        wanted = selectors.EVENT_WRITE if caller.has_unsaid else selectors.EVENT_READ
+        if self._selector.get_key(caller.sock).events != wanted:
+            self._selector.modify(caller.sock, wanted)
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            logger.warning("a call could not be taken: %s", error)
+            time.sleep(0.05)  # out of descriptors: do not spin at the door
+            return
+        caller = Caller(sock)
+        full = len(self._callers) >= MAX_CALLERS
+        if full or not caller.may_call(self._group):
+            self.counts["turned away" if full else "strangers"] += 1
+            caller.close()
+            return
+        self._callers[sock] = caller
+        self._selector.register(sock, selectors.EVENT_READ)
+        caller.say(Hello(VERSION))
+
+    def _hear(self, caller: Caller) -> None:
+        try:
+            with contextlib.closing(caller.heard()) as messages:
+                for message, files in messages:
+                    self._take(caller, message, files)
+                    if caller.ended or caller.has_unsaid:
+                        return
+        except Garbage as error:
+            self.counts["garbage"] += 1
+            logger.warning("a worker's connection ends: %s", error)
+            caller.ended = True
+
+    def _take(self, caller: Caller, message: ToAgent, files: list[int]) -> None:
+        """Raises Garbage for what does not follow."""
+        if isinstance(message, Status):
+            caller.say(Counts(dict(self.counts) | self._held()))
+            return
+        if isinstance(message, Copy):
+            if caller.consumer is None or files:
+                raise Garbage("a request of no consumer, or with descriptors")
+            self._ask(caller, caller.consumer, message)
+            return
+        if caller.is_registered or len(files) != (3 if isinstance(message, Give) else 1):
+            raise Garbage(f"{len(files)} descriptors, or a second registration")
+        reason = self._register(caller, message, files)
+        if reason is None:
+            caller.say(Registered())
+            return
+        self.counts["rejected"] += 1
+        logger.warning("a worker is not registered: %s", reason)
+        caller.say(Rejected(reason))
+        caller.ended = True
+
+    def _register(self, caller: Caller, said: Give | Take, files: list[int]) -> str | None:
+        """Why not, if so."""
+        if said.version != VERSION:
+            return f"the worker speaks version {said.version}, the agent {VERSION}"
+        try:
+            if isinstance(said, Take):
+                caller.consumer = Consumer(said, files[0])
+            else:
+                refused = self._producers.why_not(said)
+                if refused is not None:
+                    return refused
+                caller.producer = Producer(said, files)
+                self._producers.enter(caller.producer)
+        except (TransportError, OSError) as error:
+            return str(error)
+        role = "consumer" if isinstance(said, Take) else "producer"
+        logger.info("%s %s is registered, memory: %s", role, said.incarnation.hex()[:8], said.where)
+        return None
+
+    def _ask(self, caller: Caller, consumer: Consumer, request: Copy) -> None:
+        if request.consumer != consumer.incarnation:
+            self._refuse(caller, request, Fault.STALE)
+        elif request.slot in consumer.busy:
+            self._refuse(caller, request, Fault.BUSY)
+        else:
+            consumer.busy.add(request.slot)
+            self._in_turn.add(caller, request)
+
+    def _refuse(self, caller: Caller, request: Copy, fault: Fault, slot: int | None = None) -> None:
+        self.counts[f"refused: {fault.name.lower()}"] += 1
+        caller.say(Refused(request.number, fault), slot)
+
+    def _begin(self, caller: Caller, request: Copy) -> None:
+        assert caller.consumer is not None, "it has asked"
+        begun = self._producers.begin(request, caller.consumer)
+        if isinstance(begun, Fault):
+            self._refuse(caller, request, begun, request.slot)
+        else:
+            self._running.append((caller, begun))
+
+    def _see_ends(self) -> None:
+        ended = [each for each in self._running if each[1].mark.done()]
+        for each in ended:
+            self._running.remove(each)
+            caller, copy = each
+            request = copy.request
+            self.counts["copies"] += 1
+            self.counts["bytes"] += len(request.places) * request.size
+            if not caller.ended:
+                caller.say(Copied(request.number, copy.tags()), request.slot)
+            copy.end()
+
+    def _held(self) -> dict[str, int]:
+        callers = self._callers.values()
+        return {
+            "producers": sum(each.producer is not None for each in callers),
+            "consumers": sum(each.consumer is not None for each in callers),
+            "under way": len(self._running),
+        }
+
+    def _close(self, caller: Caller) -> None:
+        caller.ended = True
+        del self._callers[caller.sock]
+        self._selector.unregister(caller.sock)
+        self._in_turn.drop(caller)
+        for each in (caller.producer, caller.consumer):
+            if each is not None:
+                logger.info("%s is gone", each.incarnation.hex()[:8])
+        if isinstance(caller.producer, Producer):
+            self._producers.leave(caller.producer)
+        caller.close()
+
+
+def _may_begin(caller: Caller) -> bool:
+    return caller.consumer is not None and caller.consumer.under_way < MAX_RUNNING
+
+
+def _listen(path: Path, group: int | None) -> socket.socket:
+    """The agent's socket, instead of one at which nobody listens. Raises TransportError."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.settimeout(GREETING_SECONDS)
+            try:
+                probe.connect(str(path))
+                if user_of(probe) == os.geteuid():
+                    raise TransportError(f"another agent serves {path}")
+                path.unlink()  # somebody who would be one; in one's own folder one may
+            except (ConnectionRefusedError, FileNotFoundError):
+                path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        if group is not None:
+            os.chown(path, -1, group)
+        path.chmod(0o600 if group is None else 0o660)
+        listener.listen(MAX_CALLERS)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise TransportError(f"no socket at {path}: {error}") from error
+    except TransportError:
+        listener.close()
+        raise
+    return listener

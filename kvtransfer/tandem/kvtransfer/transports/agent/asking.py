@@ -1,0 +1,116 @@
+"""D's half: its landing slots registered with the agent, requests out, answers in.
+
+The slots' memory is made when an agent has said hello, anew for each: what an agent that is gone,
+or hangs, has begun may land in its own. So one that hangs costs one ring more, and no further.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.agent.line import Line, check_hello
+from tandem.kvtransfer.transports.agent.wire import (
+    VERSION,
+    Copied,
+    Copy,
+    Refused,
+    Registered,
+    Rejected,
+    Take,
+)
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Source
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+AGENT_SECONDS = 5.0
+"""An agent from which an answer is awaited, and that says nothing for so long, is gone."""
+
+
+class Asker:
+    """Connected while ``line`` is there."""
+
+    def __init__(self, folder: Path, copier: Copier, incarnation: Incarnation) -> None:
+        self._folder, self._copier, self._incarnation = folder, copier, incarnation
+        self._sizes = (1, 1, 1)
+        self._line: Line | None = None
+        self._greeted = False
+        self._memory: Tensor | None = None
+        self._unsaid: deque[Copy] = deque()
+        self._heard_at = 0.0
+        self.slots: Source | None = None
+        """The landing slots of the agent that is there."""
+
+    def receive(self, *, slot_bytes: int, num_slots: int, block_bytes: int) -> None:
+        """What is to be registered."""
+        self._sizes = (slot_bytes, num_slots, block_bytes)
+
+    @property
+    def connected(self) -> bool:
+        """Whether an agent is there, as far as one knows."""
+        return self._line is not None
+
+    def connect(self) -> None:
+        """Call the agent, if it has not been called. Raises TransportError where there is none."""
+        if self._line is None:
+            self._line = Line(self._folder)
+            self._greeted, self._heard_at = False, time.monotonic()
+
+    def ask(self, request: Copy) -> None:
+        """As soon as the agent can hear it."""
+        self._unsaid.append(request)
+
+    def answers(self, *, awaited: bool) -> Iterator[Copied | Refused]:
+        """What the agent has answered; ``awaited`` says whether it owes an answer. Raises
+        TransportError when it is gone."""
+        if self._line is None:
+            return
+        self._say(self._line)
+        while (message := self._line.hear()) is not None:
+            self._heard_at = time.monotonic()
+            if not self._greeted:
+                check_hello(message)
+                self._register(self._line)
+            elif isinstance(message, Copied | Refused):
+                yield message
+            elif isinstance(message, Rejected):
+                raise TransportError(f"the node's agent does not copy for us: {message.reason}")
+            elif not isinstance(message, Registered):
+                raise TransportError("the node's agent does not follow the protocol")
+            self._say(self._line)
+        if self._greeted and not awaited:
+            self._heard_at = time.monotonic()
+        elif time.monotonic() - self._heard_at > AGENT_SECONDS:
+            raise TransportError(f"the node's agent has been silent for {AGENT_SECONDS:g} s")
+
+    def close(self) -> None:
+        """Forget the agent; it lets go of the slots when it sees that."""
+        if self._line is not None:
+            self._line.close()
+        self._line = self._memory = self.slots = None
+        self._unsaid.clear()
+
+    def _register(self, line: Line) -> None:
+        slot_bytes, num_slots, block_bytes = self._sizes
+        self._memory, self.slots = self._copier.make(slot_bytes * num_slots)
+        descriptor, _ = self._copier.share(self._memory, writable=True)
+        where = self._copier.where()
+        try:
+            said = Take(VERSION, self._incarnation, slot_bytes, num_slots, block_bytes, where)
+            if not line.say(said, [descriptor]):
+                raise TransportError("the node's agent takes no registration")
+        finally:
+            os.close(descriptor)
+        self._greeted = True
+
+    def _say(self, line: Line) -> None:
+        while self._greeted and self._unsaid and line.say(self._unsaid[0]):
+            self._unsaid.popleft()

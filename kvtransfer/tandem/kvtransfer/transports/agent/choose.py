@@ -1,0 +1,23 @@
+"""``cuda_p2p_agent`` or ``shm_agent``, by name, for a slab that lies where they reach."""
+
+from __future__ import annotations
+
+from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.agent.sizes import LandingSizes
+from tandem.kvtransfer.transports.agent.transport import AgentTransport
+from tandem.kvtransfer.transports.mapped.choose import make_copier
+from tandem.kvtransfer.transports.mapped.wire import open_folder
+from tandem.protocol.ids import Incarnation
+
+
+def make_agent(
+    name: str, incarnation: Incarnation, config: KVTransferConfig, *, on_gpu: bool
+) -> AgentTransport:
+    """The transport ``name``. Raises TransportError where the slab is not where it reaches."""
+    if on_gpu != (name == "cuda_p2p_agent"):
+        where, allowed = ("a GPU", "cuda_p2p_agent") if on_gpu else ("the host", "shm_agent")
+        raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
+    place = open_folder(config.kv_node_folder)
+    sizes = LandingSizes(config)
+    return AgentTransport(name, incarnation, make_copier(on_gpu), place, sizes, on_gpu=on_gpu)

@@ -1,0 +1,123 @@
+"""The landing slots of a consumer, as bookkeeping: which piece of which read lands where. Pure.
+
+The agent writes a slot from its request until its answer, whatever became of the read meanwhile: a
+slot of a read that was given up is quarantined until then. An agent that is gone never answers, and
+what it has begun may still land; so its slots are never used again: ``agent_lost`` begins new ones,
+for which the caller has new memory (``generation``).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.protocol.ids import Incarnation, RequestKey
+
+LANDING_KEY = RequestKey(b"", "landing", 0)
+"""Holds landing slots; no router has an empty incarnation."""
+
+
+class Piece(NamedTuple):
+    """As much of a read as one slot takes."""
+
+    peer: Incarnation
+    ticket: int
+    part: int
+    """Number of the piece within its read."""
+
+
+class Landing:
+    """Slots, pieces that wait for one, and pieces that have one."""
+
+    ring_type: type[SlotRing] = SlotRing
+
+    def __init__(self, count: int, per_peer: int) -> None:
+        self._count, self._per_peer = count, per_peer
+        self.generation = 0
+        """Of the slots' memory."""
+        self.ring = self.ring_type(count, per_peer)
+        self._waiting: dict[Incarnation, deque[Piece]] = {}
+        """By peer, the peer first whose turn it is."""
+        self._asked: dict[int, Piece] = {}
+        """By slot: pieces that are wanted and have not been answered."""
+
+    def add(self, pieces: list[Piece]) -> None:
+        """They wait for slots."""
+        for each in pieces:
+            self._waiting.setdefault(each.peer, deque()).append(each)
+
+    def grant(self) -> tuple[int, Piece] | None:
+        """A slot for the next piece, of each peer in turn, if there is one and a slot for it: the
+        agent is to be asked."""
+        for peer in self._waiting:
+            if self.ring.has_room(peer):
+                break
+        else:
+            return None
+        queue = self._waiting.pop(peer)
+        piece = queue.popleft()
+        if queue:
+            self._waiting[peer] = queue
+        slot = self.ring.take(peer, LANDING_KEY, piece.part)
+        self._asked[slot] = piece
+        return slot, piece
+
+    def answered(self, slot: int) -> Piece | None:
+        """The agent is through with a slot: the piece that wants it, which has it until ``over``;
+        None if nobody does, and the slot is free."""
+        piece = self._asked.pop(slot, None)
+        if piece is None and self.ring[slot].state is SlotState.QUARANTINED:
+            self.ring.give(slot)
+        return piece
+
+    def over(self, slot: int, generation: int) -> None:
+        """What lay in a slot of this generation was taken out, or is of no use: it is free."""
+        if generation == self.generation:
+            self.ring.give(slot)
+
+    def give_up(self, ticket: int) -> None:
+        """Nobody wants the read any more: what waits is forgotten, what is being written is
+        quarantined, and what was answered stays until it is over."""
+        for peer, queue in list(self._waiting.items()):
+            self._waiting[peer] = deque(each for each in queue if each.ticket != ticket)
+            if not self._waiting[peer]:
+                del self._waiting[peer]
+        for slot, piece in list(self._asked.items()):
+            if piece.ticket == ticket:
+                del self._asked[slot]
+                self.ring.quarantine(slot)
+
+    def agent_lost(self) -> set[int]:
+        """New slots for the next agent; the tickets of the reads that are not wholly answered, and
+        never will be."""
+        lost = {each.ticket for each in self._asked.values()}
+        lost |= {each.ticket for queue in self._waiting.values() for each in queue}
+        self.generation += 1
+        self.ring = self.ring_type(self._count, self._per_peer)
+        self._waiting.clear()
+        self._asked.clear()
+        return lost
+
+    def copy(self) -> Landing:
+        """Independent slots in the same state."""
+        other = type(self)(self._count, self._per_peer)
+        other.generation, other.ring = self.generation, self.ring.copy()
+        other._waiting = {peer: queue.copy() for peer, queue in self._waiting.items()}
+        other._asked = dict(self._asked)
+        return other
+
+    def snapshot(self) -> tuple[object, ...]:
+        """A hashable value, equal for slots that behave alike."""
+        waiting = tuple((peer, tuple(queue)) for peer, queue in self._waiting.items())
+        return (self.ring.snapshot(), waiting, tuple(sorted(self._asked.items())))
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a piece waits for a slot."""
+        return bool(self._waiting)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is awaited."""
+        return bool(self._asked) or self.ring.quarantined > 0

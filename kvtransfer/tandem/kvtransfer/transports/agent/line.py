@@ -1,0 +1,92 @@
+"""A worker's connection to the agent of its node: packets out and in, none of which blocks."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tandem.kvtransfer.errors import NoAgentYet, TransportError
+from tandem.kvtransfer.transports.agent.wire import (
+    MAX_MESSAGE,
+    SOCKET_NAME,
+    VERSION,
+    Hello,
+    ToAgent,
+    ToWorker,
+    encode,
+    to_worker,
+)
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Line:
+    """Open from construction to ``close``."""
+
+    def __init__(self, folder: Path) -> None:
+        """Call the agent. Raises NoAgentYet where none listens, TransportError where one of
+        another user does."""
+        path = folder / SOCKET_NAME
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._sock.setblocking(False)
+            self._sock.connect(str(path))
+            said = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            trusted = {0, folder.stat().st_uid}
+        except OSError as error:
+            self.close()
+            raise NoAgentYet(f"no agent of this node at {path}: {error}") from error
+        user = _CREDENTIALS.unpack(said)[1]
+        if user not in trusted:
+            self.close()
+            raise TransportError(f"{path} is user {user}'s, not root's or the folder's owner's")
+
+    def fileno(self) -> int:
+        """Readable when something came."""
+        return self._sock.fileno()
+
+    def say(self, message: ToAgent, descriptors: Sequence[int] = ()) -> bool:
+        """Whether the socket took it; the descriptors stay the caller's. Raises TransportError when
+        the agent is gone."""
+        try:
+            socket.send_fds(self._sock, [encode(message)], list(descriptors))
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise TransportError(f"the node's agent is gone: {error}") from error
+        return True
+
+    def hear(self) -> ToWorker | None:
+        """The next message, None as long as there is none. Raises TransportError when the agent is
+        gone, or says what is no message."""
+        try:
+            data = self._sock.recv(MAX_MESSAGE)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise TransportError(f"the node's agent is gone: {error}") from error
+        if not data:
+            raise TransportError("the node's agent is gone")
+        try:
+            return to_worker.decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise TransportError(
+                f"the node's agent does not follow the protocol: {error}"
+            ) from error
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        self._sock.close()
+
+
+def check_hello(message: ToWorker) -> None:
+    """Raise TransportError unless this is an agent's first word, of this version."""
+    if not isinstance(message, Hello):
+        raise TransportError(f"the node's agent began with {type(message).__name__}")
+    if message.version != VERSION:
+        said = f"the node's agent speaks version {message.version}"
+        raise TransportError(f"{said}, allowed is {VERSION}")

@@ -1,0 +1,317 @@
+"""Reads by the node's agent: it copies into landing slots, and D from there into its blocks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.memory.blocks import TAG_BYTES, Blocks, SharedTags
+from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.transports.agent.asking import Asker
+from tandem.kvtransfer.transports.agent.giving import Giver
+from tandem.kvtransfer.transports.agent.landing import Landing, Piece
+from tandem.kvtransfer.transports.agent.pieces import landed, pieces_of
+from tandem.kvtransfer.transports.agent.sizes import LandingSizes
+from tandem.kvtransfer.transports.agent.wire import (
+    VERSION,
+    AgentCard,
+    Copied,
+    Copy,
+    Fault,
+    Give,
+    Ground,
+    Refused,
+    decode_card,
+    encode,
+    place_of,
+)
+from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits
+from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source
+from tandem.kvtransfer.transports.mapped.wire import Given
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+UNKNOWN_SECONDS = 3.0
+"""How long a producer that the agent does not know may take to register: either of the two may
+have just begun, and a producer looks for an agent every two seconds."""
+RETRY_SECONDS = 0.05
+_GROUNDS = {Region.BLOCKS: Ground.BLOCKS, Region.SLOTS: Ground.SLOTS}
+
+
+@dataclass(slots=True)
+class _Read:
+    """One that has not ended."""
+
+    peer: Incarnation
+    pieces: list[Batch]
+    started: float
+    left: int
+    """Pieces that have not come."""
+    taking: int = 0
+    """Pieces that are being copied into blocks."""
+    failed: bool = False
+    tags: dict[int, bytes] = field(default_factory=dict)
+    """By piece."""
+
+
+class _Taking(NamedTuple):
+    """A piece on its way from its slot into blocks."""
+
+    mark: Mark
+    slot: int
+    generation: int
+    slots: Source
+    """Mapped as long as the copy runs."""
+    read: _Read
+
+
+class AgentTransport:
+    """Both ends."""
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: Incarnation,
+        copier: Copier,
+        folder: Path,
+        sizes: LandingSizes,
+        *,
+        on_gpu: bool,
+    ) -> None:
+        self.traits = Traits(
+            name=name,
+            needs_advance=False,
+            moves_gpu_memory=on_gpu,
+            lands_in=Region.BLOCKS,
+            fenced=True,
+            max_extents=copier.at_once,
+            maps_memory=True,
+        )
+        self._incarnation, self._copier, self._folder = incarnation, copier, folder
+        self._sizes = sizes
+        self._giver: Giver | None = None
+        self._asker = Asker(folder, copier, incarnation)
+        self._here: dict[Region, Tensor] = {}
+        self._slot_bytes = 0
+        self._landing = Landing(1, 1)
+        self._tickets = count()
+        self._secrets: dict[Incarnation, bytes] = {}
+        self._reads: dict[Ticket, _Read] = {}
+        self._taking: list[_Taking] = []
+        self._later: list[tuple[float, Piece]] = []
+        """Pieces that are asked for again, and when."""
+        self._tags: dict[Ticket, list[bytes]] = {}
+
+    def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
+        """Give slab, slots and tags to the agent, whenever there is one. Raises TransportError."""
+        assert blocks is not None, "a transport of blocks is given some"
+        assert isinstance(blocks.tags, SharedTags), "the agent reads the tags"
+        found = [self._copier.share(blocks.slab), self._copier.share(memory.rows)]
+        found.append(blocks.tags.share())
+        (a, na), (b, nb), (c, nc) = found
+        sizes, secret = (na, nb, nc), os.urandom(16)
+        card = AgentCard(place_of(self._folder), self._incarnation, secret)
+        block_bytes, where = blocks.slab.shape[1], self._copier.where()
+        said = Give(VERSION, self._incarnation, secret, sizes, block_bytes, where)
+        self._giver = Giver(self._folder, said, Given((a, b, c), sizes))
+        self._giver.start()
+        return encode(card)
+
+    def receive(self, memory: SlotMemory, blocks: Blocks | None = None) -> None:
+        """Remember where reads end; landing slots are made when there is an agent."""
+        assert blocks is not None, "a transport of blocks is given some"
+        self._here = {Region.BLOCKS: blocks.slab.view(-1), Region.SLOTS: memory.rows.view(-1)}
+        block_bytes = blocks.slab.shape[1]
+        self._slot_bytes, slots = self._sizes.of(block_bytes, blocks.slab)
+        self._landing = Landing(slots, self._sizes.per_peer)
+        self._asker.receive(slot_bytes=self._slot_bytes, num_slots=slots, block_bytes=block_bytes)
+
+    def connect(self, peer: Incarnation, host: str, card: bytes) -> None:
+        """Remember how to ask for the producer's blocks. Raises TransportError where it is not on
+        this machine, or there is no agent."""
+        self.close(peer)
+        said = decode_card(card)
+        if said.incarnation != peer:
+            raise TransportError("the card is of another producer")
+        if said.place != place_of(self._folder):
+            raise TransportError(f"the producer does not meet the agent in {self._folder}")
+        self._asker.connect()
+        self._secrets[peer] = said.secret
+
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
+        """Ask for the pieces, as far as there are slots for them."""
+        ticket = Ticket(next(self._tickets))
+        pieces = pieces_of(extents, self._slot_bytes)
+        read = self._reads[ticket] = _Read(peer, pieces, time.monotonic(), len(pieces))
+        fits = all(_has(self._here[each.local], each) for each in pieces)
+        if peer not in self._secrets or not fits:
+            read.failed = True
+            return ticket
+        self.advance()  # an agent that ended while nothing was asked of it costs no read
+        self._landing.add([Piece(peer, ticket, part) for part in range(len(pieces))])
+        self.advance()
+        return ticket
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """Whether all pieces have come and lie in their blocks."""
+        read = self._reads[ticket]
+        if read.taking or (read.left and not read.failed):
+            return Progress.PENDING
+        del self._reads[ticket]
+        if read.failed:
+            return Progress.FAILED
+        joined = b"".join(read.tags[index] for index in range(len(read.pieces)))
+        if joined:
+            places = range(0, len(joined), TAG_BYTES)
+            self._tags[ticket] = [joined[at : at + TAG_BYTES] for at in places]
+        return Progress.DONE
+
+    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+        """As the agent read them behind its copy; cleared where one changed since before it."""
+        return self._tags.pop(ticket, ())
+
+    def advance(self) -> None:
+        """Hear the agent, take pieces out of their slots, ask for those that wait."""
+        self._see_taken()
+        try:
+            if self._landing.has_waiting or self._later:
+                self._asker.connect()
+            self._hear()
+            self._ask()
+        except TransportError as error:
+            logger.warning("%s: %s", self.traits.name, error)
+            self._lose()
+
+    def filenos(self) -> list[int]:
+        """None: answers are asked after."""
+        return []
+
+    def close(self, peer: Incarnation) -> None:
+        """Nothing is wanted of the peer any more: its reads fail, and slots that the agent may
+        still write are quarantined."""
+        self._secrets.pop(peer, None)
+        for ticket, read in self._reads.items():
+            if read.peer == peer:
+                self._fail(ticket, read)
+
+    def stop(self) -> None:
+        """Leave the agent, wait for one's own copies."""
+        for ticket, read in self._reads.items():
+            self._fail(ticket, read)
+        self._asker.close()
+        end = time.monotonic() + STOP_SECONDS
+        while self._taking and time.monotonic() < end:
+            self._see_taken()
+            time.sleep(0.001)
+        if self._giver is not None:
+            self._giver.stop()
+            self._giver = None
+
+    # -- what the agent said ----------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        """Raises TransportError when the agent is gone."""
+        for answer in self._asker.answers(awaited=self._landing.is_asking):
+            slot = answer.number  # one copy into a slot at a time, and so a number of its own
+            if slot >= len(self._landing.ring):
+                raise TransportError("the node's agent answers what it was not asked")
+            piece = self._landing.answered(slot)
+            if piece is None:
+                continue
+            read = self._reads[Ticket(piece.ticket)]
+            if isinstance(answer, Refused):
+                self._landing.over(slot, self._landing.generation)
+                self._refused(piece, read, answer.fault)
+            else:
+                self._take(piece, read, slot, answer)
+
+    def _take(self, piece: Piece, read: _Read, slot: int, answer: Copied) -> None:
+        """What has landed goes into blocks, or into a slot that a pattern is read to."""
+        batch = read.pieces[piece.part]
+        slots = self._asker.slots
+        assert slots is not None, "only who has slots is answered"
+        if len(answer.tags) != TAG_BYTES * len(batch.sizes) * batch.tagged:
+            self._landing.over(slot, self._landing.generation)
+            self._fail(Ticket(piece.ticket), read)
+            raise TransportError("the node's agent says other tags than it was asked for")
+        read.tags[piece.part] = answer.tags
+        try:
+            source = landed(batch, slot, self._slot_bytes)
+            self._copier.copy(self._here[batch.local], slots, source.joined())
+        except TransportError as error:
+            logger.error("%s: a copy could not be begun: %s", self.traits.name, error)
+            self._fail(Ticket(piece.ticket), read)
+        read.left -= 1
+        read.taking += 1
+        generation = self._landing.generation
+        self._taking.append(_Taking(self._copier.mark(), slot, generation, slots, read))
+        self._see_taken()
+
+    def _refused(self, piece: Piece, read: _Read, fault: Fault) -> None:
+        now = time.monotonic()
+        if fault is Fault.UNKNOWN and now - read.started < UNKNOWN_SECONDS:
+            self._later.append((now + RETRY_SECONDS, piece))
+            return
+        logger.warning("%s: the node's agent refuses a copy: %s", self.traits.name, fault.name)
+        self._fail(Ticket(piece.ticket), read)
+
+    def _see_taken(self) -> None:
+        still = []
+        for each in self._taking:
+            if each.mark.done():
+                each.read.taking -= 1
+                self._landing.over(each.slot, each.generation)
+            else:
+                still.append(each)
+        self._taking = still
+
+    def _ask(self) -> None:
+        now = time.monotonic()
+        due = [piece for at, piece in self._later if at <= now]
+        self._later = [each for each in self._later if each[0] > now]
+        self._landing.add(due)
+        while (granted := self._landing.grant()) is not None:
+            slot, piece = granted
+            batch = self._reads[Ticket(piece.ticket)].pieces[piece.part]
+            self._asker.ask(
+                Copy(
+                    number=slot,
+                    producer=piece.peer,
+                    secret=self._secrets[piece.peer],
+                    consumer=self._incarnation,
+                    ground=_GROUNDS[batch.remote],
+                    places=tuple(batch.sources.tolist()),
+                    size=int(batch.sizes[0]),
+                    slot=slot,
+                )
+            )
+
+    def _fail(self, ticket: Ticket, read: _Read) -> None:
+        read.failed = True
+        self._landing.give_up(ticket)
+        self._later = [each for each in self._later if each[1].ticket != ticket]
+
+    def _lose(self) -> None:
+        """The agent is gone: what it has not answered has failed, its slots are not used again."""
+        self._asker.close()
+        lost = self._landing.agent_lost() | {piece.ticket for _, piece in self._later}
+        self._later.clear()
+        for ticket in lost:
+            self._reads[Ticket(ticket)].failed = True
+
+
+def _has(memory: Tensor, piece: Batch) -> bool:
+    """Whether what the piece is for is there, and it begins somewhere."""
+    return piece.fits(source_bytes=1 << 60, target_bytes=memory.numel())

@@ -1,0 +1,44 @@
+"""The tags of a producer's blocks as another process maps them, and how often each has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tandem.kernels.memory.shared import SharedMemory
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.memory.blocks import CLEARED, TAG_BYTES, TURN_BYTES
+
+Numbers = NDArray[np.int64]
+Turns = NDArray[np.uint64]
+
+
+class PeerTags:
+    """Mapped on construction; unmapped when nothing refers to it."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        """The descriptor stays the caller's. Raises TransportError."""
+        try:
+            mapping = SharedMemory.given(descriptor, size).map(writable=False)
+        except (OSError, ValueError, OverflowError) as error:
+            raise TransportError(f"a peer's tags cannot be mapped: {error}") from error
+        count = len(mapping) // (TAG_BYTES + TURN_BYTES)
+        table = np.frombuffer(mapping, np.uint8, count * TAG_BYTES)
+        self._tags: NDArray[np.uint8] = table.reshape(count, TAG_BYTES)
+        self._turns: Turns = np.frombuffer(mapping, np.uint64, count, count * TAG_BYTES)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def turns_of(self, blocks: Numbers) -> Turns:
+        """Of the blocks' tags, as they are now."""
+        return self._turns[blocks]
+
+    def tags_of(self, blocks: Numbers, turns: Turns) -> Sequence[bytes]:
+        """The tags as they are now, cleared where they are of another turn: P raises a block's turn
+        before it changes its tag."""
+        tags = self._tags[blocks]
+        same = self._turns[blocks] == turns
+        return [tag.tobytes() if kept else CLEARED for tag, kept in zip(tags, same, strict=True)]

@@ -1,0 +1,38 @@
+"""An agent in a process of its own, as nodes have it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.waiting import wait_for
+
+SECONDS = 30.0
+
+
+class Agent:
+    """`tandem node-agent` in a process of its own."""
+
+    def __init__(self, folder: Path, isolated: tuple[str, ...] = ()) -> None:
+        self._words = ["node-agent", "--kv-node-folder", str(folder)]
+        self.folder = folder
+        tandem = [sys.executable, "-m", "tandem.cli"]
+        self.process = subprocess.Popen(
+            [*isolated, *tandem, *self._words], stderr=subprocess.DEVNULL
+        )
+        wait_for(self.status, SECONDS)
+
+    def status(self) -> dict[str, int]:
+        """As `--status` prints it; nothing where no agent answers."""
+        words = [sys.executable, "-m", "tandem.cli", *self._words, "--status"]
+        said = subprocess.run(words, check=False, capture_output=True, timeout=SECONDS)
+        found: dict[str, int] = json.loads(said.stdout or "{}")
+        return found
+
+    def end(self, number: int = signal.SIGKILL) -> int:
+        """By a signal; its status."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=SECONDS)

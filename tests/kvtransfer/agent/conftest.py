@@ -1,0 +1,42 @@
+"""A node's agent, a producer and a consumer that meet it in a folder of their own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.kvtransfer.agent.agents import AgentWorker, Running
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short name: that of a socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def running(folder: Path) -> Iterator[Running]:
+    """The agent."""
+    made = Running(folder)
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def producer(folder: Path) -> Iterator[AgentWorker]:
+    """Whose blocks are sevens."""
+    made = AgentWorker(folder, 7)
+    yield made
+    made.transport.stop()
+
+
+@pytest.fixture
+def consumer(folder: Path) -> Iterator[AgentWorker]:
+    """Whose blocks are zeros."""
+    made = AgentWorker(folder, 0)
+    made.transport.receive(made.slots, made.blocks)
+    yield made
+    made.transport.stop()

@@ -1,0 +1,124 @@
+"""Who copies between workers of one node: direct before agent before what crosses machines, link by
+link; and links come back to the agent when it comes back, or comes at all."""
+
+from __future__ import annotations
+
+import pytest
+from tests.kvtransfer.agent.agents import Running
+from tests.kvtransfer.builders import Consumer, Producer, make_config
+from tests.kvtransfer.test_falls import Pair, choosing
+
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.transports.choose import make_transports
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.ids import new_incarnation
+
+
+@pytest.mark.parametrize(
+    ("copy", "first"),
+    [("auto", ("shm", "shm_agent")), ("direct", ("shm",)), ("agent", ("shm_agent",))],
+)
+def test_the_order_of_ways_is_as_asked(folder, copy, first):
+    """And what reaches other machines is behind them."""
+    _, offered = choosing(folder, kv_node_copy=copy)
+    assert offered[: len(first)] == first
+    assert offered[len(first)] in ("nixl", "tcp")
+
+
+def test_a_choice_that_nothing_would_follow_is_refused():
+    """Without a folder, or by a connector of its own name, nobody would be asked."""
+    for more in ({}, {"kv_connector": "shm", "kv_node_folder": "/x"}):
+        with pytest.raises(InvalidParameter, match="kv_node_copy"):
+            make_config(**{"kv_connector": "auto", "kv_node_copy": "agent", **more})
+    with pytest.raises(InvalidParameter, match="kv_node_copy"):
+        make_config(kv_connector="auto", kv_node_folder="/x", kv_node_copy="both")
+
+
+def test_a_name_wants_memory_where_it_reaches(folder):
+    """The host's for shm_agent, which the slab's allocator knows; a GPU's for cuda_p2p_agent."""
+    for name, on_gpu in (("cuda_p2p_agent", False), ("shm_agent", True)):
+        config = make_config(kv_connector=name, kv_node_folder=str(folder))
+        with pytest.raises(TransportError, match="kv_connector"):
+            make_transports(config, new_incarnation(), "consumer", on_gpu=on_gpu)
+    assert slab_allocator(make_config(kv_connector="shm_agent")) is not None
+
+
+def test_without_direct_copies_the_agent_is_next(workers, folder, running, monkeypatch):
+    """As between pods that see only their own GPU: mapping fails on this link alone."""
+
+    def refuse(*_args):
+        raise TransportError("not to be mapped from here")
+
+    monkeypatch.setattr(
+        "tandem.kvtransfer.transports.mapped.transport.MappedTransport.connect", refuse
+    )
+    pair = Pair(workers, folder, folder)
+    assert pair.transport == "shm_agent"
+    pair.hand_over("between")
+    assert running.agent.counts["copies"] > 0
+    series = pair.consumer.registry.get_sample_value
+    labels = {"role": "consumer", "outcome": "loaded"}
+    assert series("tandem:kv_handoffs_total", labels) == 1
+
+
+def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):
+    """The agent restarts: hand-offs go by the next way meanwhile, and by it again afterwards."""
+    first = Running(folder)
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    assert pair.transport == "shm_agent"
+    pair.hand_over("before")
+    first.stop()
+    pair.consumer.service.set_peers({})
+    pair.consumer.until(lambda: pair.transport == "")
+    pair.consumer.meet(pair.producer)
+    pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
+    pair.hand_over("meanwhile")
+    second = Running(folder)
+    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    pair.hand_over("again")
+    second.stop()
+
+
+def test_an_agent_that_comes_after_the_workers_is_taken(workers, folder):
+    """A node's pods begin in any order."""
+    pair = Pair(workers, folder, folder, kv_node_copy="agent", kv_quarantine_seconds=0.5)
+    assert pair.transport in ("nixl", "tcp")
+    running = Running(folder)
+    pair.consumer.until(lambda: pair.transport == "shm_agent")
+    pair.hand_over("late")
+    running.stop()
+
+
+def test_a_node_without_an_agent_costs_a_link_no_time(workers, folder):
+    """By default direct comes first, and the agent is not even asked."""
+    pair = Pair(workers, folder, folder)
+    assert pair.transport == "shm"
+    pair.hand_over("direct")
+
+
+def test_ends_in_folders_of_their_own_do_not_wait_for_an_agent(workers, folder):
+    """Two machines with an agent each: the card says that it is another's."""
+    one, two = folder / "one", folder / "two"
+    one.mkdir()
+    two.mkdir()
+    agents = [Running(each) for each in (one, two)]
+    pair = Pair(workers, one, two, kv_node_copy="agent")
+    assert pair.transport in ("nixl", "tcp")
+    pair.hand_over("apart")
+    assert all(each.agent.counts["copies"] == 0 for each in agents)
+    for each in agents:
+        each.stop()
+
+
+def test_the_way_is_named(workers, folder, running):
+    """In the series that says what is preferred, as in the peers' health."""
+    config = make_config(kv_connector="shm_agent", kv_node_folder=str(folder))
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    (health,) = consumer.service.peer_health()
+    assert health.transport == "shm_agent"
+    preferred = consumer.metric(
+        "tandem:kv_transport_info", role="consumer", connector="shm_agent", fallback="0"
+    )
+    assert preferred == 1

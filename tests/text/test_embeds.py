@@ -9,6 +9,8 @@ import pickle
 import struct
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +262,16 @@ def test_changed_bytes_give_words_or_the_tensor(data):
     assert found.values in bytes(raw)
 
 
+@contextmanager
+def suppress_opcodes() -> Iterator[None]:
+    """Torch's careful reader lacks opcodes of the protocols behind 2, which are read here."""
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        if "Unsupported operand" not in str(error):
+            raise
+
+
 @settings(max_examples=600, deadline=None)
 @given(data=st.data())
 def test_changed_pickles_give_words_or_what_torch_reads(data):
@@ -276,13 +288,10 @@ def test_changed_pickles_give_words_or_what_torch_reads(data):
         found = read(file)
     except InvalidParameter:
         return
-    try:
+    with suppress_opcodes():
         theirs = as_torch_reads(file)
-    except pickle.UnpicklingError as error:
-        assert "Unsupported operand" in str(error)
-        return
-    assert found.values == bytes_of(theirs.detach())
-    assert [found.num_tokens, found.hidden_size] == list(theirs.shape[-2:])
+        assert found.values == bytes_of(theirs.detach())
+        assert [found.num_tokens, found.hidden_size] == list(theirs.shape[-2:])
 
 
 OPCODES = b"(.)Q0RXKMJtqchc\x80\x85\x86\x87\x88\x89\x8a\x8c\x93\x94\x95"

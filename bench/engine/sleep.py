@@ -4,9 +4,9 @@
 
 MODEL is a prepared folder, or a name of ``rig.DUMMIES`` (qwen3-8b and others) for weights that no
 file holds, which level 2 then makes anew instead of loading them. Each round sleeps and wakes up,
-and draws the same greedy tokens before and after. Memory is what nvidia-smi says of the whole
-device, so nobody else should be on it. Without a GPU: SmolLM2's folder with ``--device cpu``, where
-memory is this process's resident bytes.
+and draws the same greedy tokens before and after (nothing is cached). Memory is what nvidia-smi
+says of the whole device, so nobody else should be on it. Without a GPU: SmolLM2's folder with
+``--device cpu``, where memory is this process's resident bytes.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def main() -> None:
     made = args.model in SHAPES
     folder = str(dummy_folder(args.model)) if made else args.model
     found = []
-    with LLM(folder, device=device, load_format="dummy" if made else "auto") as llm:
+    options: dict[str, Any] = {"device": device, "enable_prefix_caching": False}
+    with LLM(folder, load_format="dummy" if made else "auto", **options) as llm:
         for level in map(int, args.levels.split(",")):
             for _ in range(args.rounds):
                 found.append(one_round(llm, level, device))

@@ -1,6 +1,6 @@
 """Goodput of ways to place prompts on two GPUs, under the simulator's own loads.
 
-    python -m bench.pair.elastic --out FOLDER [--shapes strict,elastic,two --loads mixed:14,agents:16]
+    python -m bench.pair.elastic --out FOLDER [--shapes strict,elastic --loads mixed:14]
 
 Starts ``tandem up`` on Qwen3-8B's shapes for each shape (a strict pair, an elastic one, two workers
 that do both halves, the same with steps bounded) and sends what bench/sim sends, from the same
@@ -28,8 +28,8 @@ from bench.sim.sweep import load_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 
-import model as made  # noqa: E402
-from server import Server, serving  # noqa: E402
+import model as made
+from server import Server, serving
 
 BOUNDED = "--max-itl-ms 21"
 SHAPES = {
@@ -90,7 +90,7 @@ class RealStack:
             self._session = session
             for when, event in self._todo:
                 self.at(when, event)
-            while self._open:
+            while self._open:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
     def expect(self, _count: int) -> None:
@@ -100,7 +100,7 @@ class RealStack:
         """Ask, and call ``done`` at the answer's end."""
         assert self._loop is not None
         self._open += 1
-        prompt = prompt[:: self._scale] if self._scale > 1 else prompt
+        prompt, out = prompt[:: self._scale], max(4, out // self._scale)
         task = self._loop.create_task(self._ask(prompt, out, done, seed))
         task.add_done_callback(self._ended)
 
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--settle", type=float, default=6.0, help="seconds for the warm-up")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--scale", type=int, default=1, help="divide the lengths of prompts")
+    parser.add_argument("--scale", type=int, default=1, help="divide lengths")
     parser.add_argument("--worker-flags", default="")
     parser.add_argument("--port", type=int, default=8171)
     args = parser.parse_args()

@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.protocol.card import Fingerprint
-from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.layout import KVGroup, KVLayout
 
@@ -61,6 +62,12 @@ class Done:
 def table(name: str, blocks: int, of: int) -> list[int]:
     """Scattered blocks, the same whenever asked."""
     return random.Random(name).sample(range(of), blocks)
+
+
+def hashes(name: str, blocks: int) -> tuple[BlockHash, ...]:
+    """Of the blocks of a prompt, as an engine would say them."""
+    words = (f"{name}/{number}".encode() for number in range(blocks))
+    return tuple(BlockHash(blake2b(each, digest_size=16).digest()) for each in words)
 
 
 class Worker:
@@ -128,7 +135,7 @@ class Worker:
             budget_ms=None,
         )
         assert refused is None, refused
-        self.service.computed(key, blocks, count, Done())
+        self.service.computed(key, blocks, count, Done(), hashes(name, len(blocks)))
         self.service.final(key, [FirstToken(0, 1)], None)
         self.service.finished(key)
         return "ok"
@@ -157,9 +164,10 @@ class Worker:
         self.until(lambda: key in self.ready)
         count = self.ready[key]
         mine = table(f"d{name}", count // BLOCK, self.num_blocks)
+        known = hashes(name, len(mine))  # a request has them before its KV comes
         before = [self._sum(phase) for phase in PHASES]
         started = time.perf_counter()
-        self.service.begin_load(key, mine, 0, count)
+        self.service.begin_load(key, mine, 0, count, known)
         self.until(lambda: key in self.ended)
         seconds = time.perf_counter() - started
         phases = [self._sum(phase) - was for phase, was in zip(PHASES, before, strict=True)]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--worker-flags", default="")
     parser.add_argument("--prefill-flags", default="")
     parser.add_argument("--decode-flags", default="")
+    parser.add_argument("--keep", action="store_true", help="also write the times of each request")
     parser.add_argument("--port", type=int, default=8151)
     return parser.parse_args()
 
@@ -61,6 +63,8 @@ def send(args: argparse.Namespace, server: Server, rate: float, seed: int) -> di
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=580)
         if not result.exists():
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
+        if args.keep:
+            shutil.copy(result, args.out / f"requests-{rate:g}.json")
         seen: dict[str, Any] = json.loads(result.read_text())
     return seen
 

@@ -232,6 +232,11 @@ def test_a_step_fits_the_smallest_class_that_holds_it():
     """Decodes go to decode classes, others to classes with chunks; what is larger to none."""
     graphs = StepGraphs()
     graphs.offer(step_shapes(max_rows=256, max_tokens=8192, max_captured=2048))
+    for decodes, chunk in ((1, 1023), (16, 1008), (64, 960), (90, 700), (128, 1024)):
+        found = graphs.fit(StepShape(decodes, chunk, 1))
+        assert found is not None, "a default budget beside decodes is launched as a graph"
+        assert found.tokens < 1.5 * (decodes + chunk)
+    assert graphs.fit(StepShape(129, 1024, 1)) is None
     assert graphs.fit(StepShape(1, 0, 0)) == StepShape(1, 0, 0)
     assert graphs.fit(StepShape(33, 0, 0)) == StepShape(40, 0, 0)
     assert graphs.fit(StepShape(0, 100, 3)) == StepShape(0, 128, 8)
@@ -240,7 +245,8 @@ def test_a_step_fits_the_smallest_class_that_holds_it():
     assert graphs.fit(StepShape(0, 600, 1)) == StepShape(0, 640, 8)
     assert graphs.fit(StepShape(0, 2048, 8)) == StepShape(0, 2048, 8)
     assert graphs.fit(StepShape(0, 2049, 1)) is None
-    assert graphs.fit(StepShape(1, 600, 1)) is None
+    assert graphs.fit(StepShape(1, 600, 1)) == StepShape(16, 768, 8)
+    assert graphs.fit(StepShape(1, 1025, 1)) is None
     assert graphs.fit(StepShape(0, 100, 9)) is None
 
 

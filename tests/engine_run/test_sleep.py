@@ -15,7 +15,7 @@ from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.loader import open_weights
 from tandem.engine.models import load_model
-from tandem.engine.worker.parked import ParkedWeights, storages_of
+from tandem.engine.worker.parked import ParkedWeights, lies_on, storages_of
 from tandem.kernels.memory import pages
 from tandem.kernels.memory.shared import SharedMemory, shared_tensor
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -207,3 +207,13 @@ def test_a_model_reaches_its_weights_and_nothing_else(smollm2: Path) -> None:
         assert slab.data_ptr() not in found
     finally:
         engine.core.close()
+
+
+@pytest.mark.parametrize(
+    ("named", "found"), [("cuda", True), ("cuda:0", True), ("cuda:1", False), ("cpu", False)]
+)
+def test_weights_of_a_device_that_is_named_without_its_number_are_found(
+    named: str, found: bool
+) -> None:
+    """Tensors say which GPU they are on, the setting "cuda" does not: level 1 left all there."""
+    assert lies_on(torch.device(named), torch.device("cuda:0")) is found

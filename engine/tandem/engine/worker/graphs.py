@@ -25,6 +25,9 @@ _CHUNK_TOKENS = (16, 32, 64, 128, 192, *range(256, 2049, 128))
 """Tokens of chunks, in a step without decodes; products compute as many rows at a time."""
 _MIXED_TOKENS = (64, 128, 256, 512)
 _MIXED_DECODES = (16, 64, 128, 256)
+_LONG_MIXED = ((16, 768), (16, 1024), (64, 1024), (128, 768), (128, 1024))
+"""Decodes beside the chunk that the default budget of a step (1,024 tokens, 8 for each decode)
+leaves: launched one by one such a step takes the host 22 to 85 ms, and the device 26."""
 
 
 def decode_sizes(most: int) -> list[int]:
@@ -42,6 +45,7 @@ def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[St
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
     shapes += [StepShape(0, n, chunks) for n in _CHUNK_TOKENS]
     shapes += [StepShape(d, n, chunks) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n <= 4 * d]
+    shapes += [StepShape(d, n, chunks) for d, n in _LONG_MIXED]
     return [each for each in shapes if each.tokens <= limit and each.decodes <= max_rows]
 
 

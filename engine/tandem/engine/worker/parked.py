@@ -46,7 +46,7 @@ def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedSt
     """Each storage on ``device`` that is reached from ``model``, once."""
     seen: set[int] = set()
     for tensor in _tensors(model):
-        if tensor.device == device and tensor.layout is torch.strided:
+        if lies_on(device, tensor.device) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage.data_ptr() not in seen:
                 seen.add(storage.data_ptr())
@@ -56,8 +56,14 @@ def storages_of(model: object, device: torch.device) -> Iterator[torch.UntypedSt
 def weight_bytes(model: object, device: torch.device) -> int:
     """Bytes of a model's weights on ``device``, those that a library packed for itself too."""
     packed = (each for each in _tensors(model) if each.layout is not torch.strided)
-    own = sum(each.numel() * each.element_size() for each in packed if each.device == device)
+    own = sum(each.numel() * each.element_size() for each in packed if lies_on(device, each.device))
     return own + sum(each.nbytes() for each in storages_of(model, device))
+
+
+def lies_on(device: torch.device, there: torch.device) -> bool:
+    """Whether a tensor whose device is ``there`` is on ``device``. A tensor says which GPU it is
+    on; a setting ("cuda") need not, and means the current one, on which a rank's tensors are."""
+    return there.type == device.type and device.index in (None, there.index)
 
 
 def _tensors(model: object) -> Iterator[Tensor]:

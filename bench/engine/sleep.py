@@ -24,7 +24,6 @@ from pooling_shapes import SHAPES, dummy_folder
 from tandem.llm import LLM
 
 PROMPT = [(7 * number) % 290 + 5 for number in range(200)]
-MIB = 1 << 20
 
 
 def used_mib(device: str) -> int:

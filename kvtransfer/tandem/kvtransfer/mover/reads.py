@@ -21,8 +21,6 @@ from tandem.kvtransfer.transports.base import (
 LEAST_NAP_SECONDS = 2e-5
 COPY_SECONDS = 0.05
 """A copy that takes longer is not one between GPUs of one machine."""
-RATED_BYTES = 16 << 20
-"""Copies of fewer bytes say nothing of a rate: they are mostly their launch."""
 
 
 class Ended(NamedTuple):
@@ -45,10 +43,6 @@ class Reads:
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._copied_at = float("-inf")
         """When the last copy was begun."""
-        self._due_at = float("-inf")
-        """When all copies would be through at the best rate so far."""
-        self._best = 0.0
-        """Bytes a second, of any copy."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -75,9 +69,7 @@ class Reads:
         ticket = self._transports[welcome.connector].read(item.peer, extents)
         self._open[(welcome.connector, ticket)] = (item, started)
         if item.slot is None:
-            self._copied_at = now = time.monotonic()
-            if self._best:
-                self._due_at = max(now, self._due_at) + item.nbytes / self._best
+            self._copied_at = time.monotonic()
 
     def ended(self) -> list[Ended]:
         """Those that are terminal by now, which are forgotten; and, once each, those that are in an
@@ -94,23 +86,16 @@ class Reads:
                 del self._open[(name, ticket)]
                 if progress is Progress.DONE and read.slot is None:
                     tags = self._transports[name].tags_of(ticket)
-                    if read.nbytes >= RATED_BYTES:
-                        seconds = time.perf_counter() - started
-                        self._best = max(self._best, read.nbytes / seconds)
             found.append(Ended(read, progress, started, tags))
         return found
 
     def nap(self, usual: Callable[[], float]) -> float:
-        """Seconds until the next look: to when copies can be through at the best rate so far, then
-        short beside how much longer they take, so that their end is seen soon; 0.05 where sockets
-        wake who waits; else ``usual``."""
+        """Seconds until the next look: short beside the age of the copy that was begun last, so
+        that its end is seen soon; 0.05 where sockets wake who waits; else ``usual``."""
         if self.wakers():
             return 0.05
-        now = time.monotonic()
-        if now - self._copied_at >= COPY_SECONDS:
-            return usual()
-        since = max(self._copied_at, self._due_at)
-        return since - now if since > now else max(LEAST_NAP_SECONDS, (now - since) / 32)
+        age = time.monotonic() - self._copied_at
+        return max(LEAST_NAP_SECONDS, age / 32) if age < COPY_SECONDS else usual()
 
     def wakers(self) -> list[int]:
         """Sockets with answers under way, if every read has one."""

@@ -51,7 +51,7 @@ class Watched:
         self.steps: list[Step] = []
         of_runner = type(self.driver.runner)
         self._hidden = of_runner.hidden
-        monkeypatch.setattr(of_runner, "hidden", lambda _, inputs, _types: self._both(inputs))
+        monkeypatch.setattr(of_runner, "hidden", lambda _, inputs, *_beside: self._both(inputs))
         imported = "tandem.engine.models.decoder"
         monkeypatch.setattr(f"{imported}.rotary_kv", self._noting(rotary_kv, "heads", 1))
         monkeypatch.setattr(f"{imported}.rotary_q", self._noting(rotary_q, "alone", 0))

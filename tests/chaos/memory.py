@@ -41,7 +41,8 @@ class Flipper:
         self._tags_bytes = num_blocks * (TAG_BYTES + TURN_BYTES)
         self._num_blocks = num_blocks
         self._draw = random.Random(seed)
-        self._slots: list[int] = []
+        self.slots: list[int] = []
+        """Addresses, as they were found last; those in the heap are not looked for."""
         self._tags: int | None = None
         self._done: dict[int, bytes] = {}
         """What stood in the header of a slot of which a bit was flipped, by address."""
@@ -62,18 +63,18 @@ class Flipper:
 
     def find(self, memory: int) -> None:
         """Look where slots and tags are."""
-        self._slots, self._tags = [], None
+        self.slots, self._tags = [], None
         for start, stop, name in self._mappings():
             size = stop - start
             if name.startswith(_SHARED) and 0 <= size - self._tags_bytes < PAGE:
                 self._tags = start
             elif size <= MOST_BYTES and not name.startswith("["):
                 with suppress(OSError):
-                    self._slots += _slots_in(os.pread(memory, size, start), start)
+                    self.slots += _slots_in(os.pread(memory, size, start), start)
 
     def flip(self, memory: int) -> None:
         """One bit in each slot that was written since, and in the tag of one block."""
-        for at in self._slots:
+        for at in self.slots:
             head = os.pread(memory, HEADER_BYTES, at)
             if self._done.get(at) == head or not head.startswith(MAGIC):
                 continue

@@ -15,7 +15,7 @@ from tests.chaos.memory import Flipper
 
 from tandem.kvtransfer.memory.blocks import SharedTags
 from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, header_bytes
-from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
 from tandem.protocol.ids import Incarnation, RequestKey
 
 BLOCKS, BLOCK_BYTES, SLOT_BYTES = 300, 1024, 1 << 20
@@ -50,11 +50,14 @@ def packed(slots: SlotMemory, slot: int, part: int = 0) -> Header:
 
 def test_a_bit_of_each_written_slot_is_flipped_once(memory: int):
     """Until it is written again; a slot without a header is let be, as one is that is packed."""
-    slots = SlotMemory(3, SLOT_BYTES)
+    slots = SharedSlots(3, SLOT_BYTES)  # in a mapping of its own, whatever this process did before
     flipper = Flipper(os.getpid(), BLOCKS, seed=1)
     headers = [packed(slots, slot) for slot in (0, 1)]
     before = [slots.read(slot, SLOT_BYTES) for slot in range(3)]
     flipper.find(memory)
+    mine = [slots.address + slot * SLOT_BYTES for slot in (0, 1)]
+    assert set(mine) <= set(flipper.slots)
+    flipper.slots = mine
     flipper.flip(memory)
     flipper.flip(memory)
     assert flipper.flipped == 2
@@ -78,6 +81,7 @@ def test_tags_that_are_set_are_flipped(memory: int):
     flipper = Flipper(os.getpid(), BLOCKS, seed=2)
     tags.set(RequestKey(b"r" * 16, "request", 1), 7, b"t" * 16)
     flipper.find(memory)
+    flipper.slots = []
     for _ in range(100_000):
         flipper.flip(memory)
         if flipper.flipped:

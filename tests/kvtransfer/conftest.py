@@ -24,6 +24,13 @@ def workers():
 
 
 @pytest.fixture
+def folder():
+    """A short name: that of a socket is bounded."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
 def node():
     """A folder in which an agent serves; a short name: that of a socket is bounded."""
     with tempfile.TemporaryDirectory(prefix="kv-") as name:

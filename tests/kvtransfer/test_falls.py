@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,6 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, new_incarnation
 
 PEER = Incarnation(b"p" * 16)
-
-
-@pytest.fixture
-def folder():
-    """A short name: that of a socket is bounded."""
-    with tempfile.TemporaryDirectory(prefix="kv-") as name:
-        yield Path(name)
 
 
 def choosing(folder: Path, **more):

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.kvtransfer.agent.agents import AgentWorker, Running
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short name: that of a socket is bounded."""
-    with tempfile.TemporaryDirectory(prefix="kv-") as name:
-        yield Path(name)
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ from tandem.kvtransfer.transports.agent.wire import (
     encode,
     place_of,
 )
-from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits
+from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source, traits_of
 from tandem.kvtransfer.transports.mapped.wire import Given
 from tandem.protocol.ids import Incarnation
 
@@ -90,15 +90,7 @@ class AgentTransport:
         *,
         on_gpu: bool,
     ) -> None:
-        self.traits = Traits(
-            name=name,
-            needs_advance=False,
-            moves_gpu_memory=on_gpu,
-            lands_in=Region.BLOCKS,
-            fenced=True,
-            max_extents=copier.at_once,
-            maps_memory=True,
-        )
+        self.traits = traits_of(name, copier, on_gpu=on_gpu)
         self._incarnation, self._copier, self._folder = incarnation, copier, folder
         self._sizes = sizes
         self._giver: Giver | None = None

@@ -13,6 +13,7 @@ from tandem.kernels.memory import device, shared
 from tandem.kernels.memory.copies import copy_many
 from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.transports.base import Region, Traits
 from tandem.kvtransfer.transports.mapped.batches import Batch
 
 
@@ -67,6 +68,19 @@ class Copier(Protocol):
     def mark(self) -> Mark:
         """Behind every copy so far."""
         ...
+
+
+def traits_of(name: str, copier: Copier, *, on_gpu: bool) -> Traits:
+    """Of a transport whose blocks are copied by ``copier`` from memory that others have mapped."""
+    return Traits(
+        name=name,
+        needs_advance=False,
+        moves_gpu_memory=on_gpu,
+        lands_in=Region.BLOCKS,
+        fenced=True,
+        max_extents=copier.at_once,
+        maps_memory=True,
+    )
 
 
 class Through:

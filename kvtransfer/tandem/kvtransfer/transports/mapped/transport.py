@@ -14,9 +14,9 @@ from torch import Tensor
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.blocks import Blocks, SharedTags
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket, Traits
+from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch, batches
-from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
 from tandem.kvtransfer.transports.mapped.giving import DescriptorServer
 from tandem.kvtransfer.transports.mapped.peer import PeerMemory
 from tandem.kvtransfer.transports.mapped.tags import Turns
@@ -79,15 +79,7 @@ class MappedTransport:
         on_gpu: bool,
         on_garbage: Callable[[], None] = lambda: None,
     ) -> None:
-        self.traits = Traits(
-            name=name,
-            needs_advance=False,
-            moves_gpu_memory=on_gpu,
-            lands_in=Region.BLOCKS,
-            fenced=True,
-            max_extents=copier.at_once,
-            maps_memory=True,
-        )
+        self.traits = traits_of(name, copier, on_gpu=on_gpu)
         self._incarnation = incarnation
         self._copier = copier
         self._folder = folder

@@ -4,15 +4,27 @@ A step's time is what its decodes take and what its prompt tokens add. Either is
 of its last steps, in classes of sizes that double; a step that built kernels moves no median.
 Contexts of decodes, which are read, count apart by a slope. Those of prompts, which are multiplied,
 count as more tokens: how many is known from the model's shape.
+
+Half of all steps take longer than medians say. Who promises a bound asks by how much: steps of
+decodes and prompts are compared with what was foretold of them, and nearly all of the last ones
+kept to that times ``overrun``.
 """
 
 from __future__ import annotations
 
-from tandem.engine.scheduler.step_classes import StepClasses
+from collections import deque
+
+from tandem.engine.scheduler.step_classes import STRAY, StepClasses
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 
 FRESH = 16
 """Steps until the medians are looked up anew."""
+FORETOLD = 256
+"""Last steps of decodes and prompts that are compared with what was foretold of them."""
+LEAST_FORETOLD = 32
+"""Of them, before they are gone by."""
+KEPT_WITHIN = 0.98
+"""Share of them that took at most ``overrun`` times what was foretold."""
 RESIDENCE_SHARE = 0.1
 """Weight of the latest request in the mean time that requests live here."""
 
@@ -23,7 +35,10 @@ class MeasuredSteps:
     def __init__(self) -> None:
         self._decode = StepClasses()
         self._prompt = StepClasses()
+        self._overruns: deque[float] = deque(maxlen=FORETOLD)
         self._stale = 0
+        self.overrun = 1.0
+        """How many times longer than foretold steps of decodes and prompts may take; 1 at least."""
         self.decode_steps: StepTimes = ()
         """Seconds of steps of decodes alone, without what their contexts take."""
         self.context_s = 0.0
@@ -45,7 +60,9 @@ class MeasuredSteps:
         elif not crowd.streams:
             self._prompt.note(prompt_tokens, seconds)
         elif self.decode_steps:
-            added = seconds - self.decode_seconds(crowd)
+            alone = self.decode_seconds(crowd)
+            self._compare(alone, prompt_tokens, seconds)
+            added = seconds - alone
             if added > 0:
                 self._prompt.note(prompt_tokens, added)
         elif self.prompt_steps:  # whose prompts never end makes no step of decodes alone
@@ -67,6 +84,9 @@ class MeasuredSteps:
         self.context_s = self._decode.slope
         self.decode_steps = self._decode.points()
         self.prompt_steps = self._prompt.points()
+        if len(self._overruns) >= LEAST_FORETOLD:
+            ordered = sorted(self._overruns)
+            self.overrun = max(1.0, ordered[int(KEPT_WITHIN * (len(ordered) - 1))])
 
     def decode_seconds(self, crowd: Crowd) -> float:
         """Of a step of these decodes alone; 0 while unknown."""
@@ -74,13 +94,13 @@ class MeasuredSteps:
 
     def prompt_tokens_within(self, crowd: Crowd, seconds: float, most: int) -> int:
         """Prompt tokens, of a prompt's start, that a step of ``crowd`` may hold to end within
-        ``seconds``, ``most`` at most, and 0 while no prompt was measured. Where no decode was, a
-        step of a few is taken to need what the step of the fewest prompt tokens did: either reads
-        all weights once."""
+        ``seconds`` even where it takes ``overrun`` times what is foretold; ``most`` at most, and 0
+        while no prompt was measured. Where no decode was, a step of a few is taken to need what the
+        step of the fewest prompt tokens did: either reads all weights once."""
         if not self.prompt_steps:
             return 0
         fewest = self.prompt_steps[0][1]
-        left = seconds - (self.decode_seconds(crowd) or fewest)
+        left = seconds / self.overrun - (self.decode_seconds(crowd) or fewest)
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
@@ -89,3 +109,12 @@ class MeasuredSteps:
             else:
                 high = middle - 1
         return low
+
+    def _compare(self, alone: float, prompt_tokens: int, seconds: float) -> None:
+        """A step took ``seconds``, ``alone`` being foretold of its decodes. Strays did something
+        else, which no smaller step would have spared."""
+        if not self.prompt_steps:
+            return
+        times = seconds / (alone + seconds_at(self.prompt_steps, prompt_tokens))
+        if times < STRAY:
+            self._overruns.append(times)

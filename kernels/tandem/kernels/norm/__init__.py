@@ -69,8 +69,7 @@ def add_layer_norm(
         backend: an explicit choice; by device otherwise.
 
     Returns:
-        [rows, dim], dense, of x's dtype. The sum is float32, and on a GPU
-        written nowhere.
+        [rows, dim], dense, of x's dtype. The sum is float32, and on a GPU written nowhere.
     """
     checks.shape("x", x, None, None)
     checks.shape("residual", residual, *x.shape)

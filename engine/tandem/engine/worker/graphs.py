@@ -34,8 +34,8 @@ _PROMPTS = 32
 """Prompts that a class of an encoder's steps holds, beside one of the same tokens for as many as
 there can be: each costs attention a tile with nothing to do."""
 _COARSE, _FINE = 4, 8
-"""Sizes of an encoder's steps between a power of two and the next, up to 2,048 tokens and from there
-on: of a step that keeps the device busy an eighth is padding at most."""
+"""Sizes of an encoder's steps between a power of two and the next, below 2,048 tokens and from
+there on: of a step that keeps the device busy an eighth is padding at most."""
 _FINE_FROM = 2048
 
 

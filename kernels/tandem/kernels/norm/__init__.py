@@ -1,4 +1,4 @@
-"""RMSNorm alone (the products of kernels.gemm take it along where they can), and LayerNorm of a sum."""
+"""RMSNorm alone, which products of kernels.gemm take along where they can; LayerNorm of a sum."""
 
 from __future__ import annotations
 

@@ -14,9 +14,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch_rms_norm(x, weight.shape, weight, eps)
 
 
-def add_layer_norm(
-    x: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, eps: float
-) -> Tensor:
+def add_layer_norm(x: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
     """See the wrapper."""
     value, more, scale, offset = (each.float() for each in (x, residual, gain, shift))
     return layer_norm(value + more, scale.shape, scale, offset, eps).to(x.dtype)

@@ -43,9 +43,7 @@ def _launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def add_layer_norm(
-    x: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, eps: float
-) -> Tensor:
+def add_layer_norm(x: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
     """See the wrapper."""
     rows, dim = x.shape
     out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)

@@ -11,9 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tandem.kernels.attention.bidirectional.prompts import WholePrompts
 
 
-def bidirectional(
-    q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float
-) -> Tensor:
+def bidirectional(q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float) -> Tensor:
     """See the wrapper; what it bounds the lengths by tells nothing here."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for start, stop in pairwise(prompts.cu_seqlens.tolist()):

@@ -2,8 +2,8 @@
 
 One program for a tile of queries of one head, by a list of tiles that a step's layers share: a grid
 by the longest sequence would be mostly empty where lengths differ, or where a CUDA graph has room
-for more and longer sequences than a step brings. Roofline: 4 * len^2 * head_dim products a head; at lengths
-of some hundred tokens the layer's linear products outweigh them.
+for more and longer sequences than a step brings. Roofline: 4 * len^2 * head_dim products a head; at
+lengths of some hundred tokens the layer's linear products outweigh them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ LEAST_DIM = 16
 """Columns that a tile's product has at least."""
 
 
-def bidirectional(
-    q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float
-) -> Tensor:
+def bidirectional(q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float) -> Tensor:
     """See the wrapper."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     narrow = q.shape[2] <= NARROW_DIM and q.element_size() == 2

@@ -17,7 +17,6 @@ from rig import DUMMIES
 
 from tandem.engine.config import EngineConfig, ModelFacts
 from tandem.engine.worker.input_batch import InputBatch
-from tandem.engine.worker.inputs import StepStager, unpadded
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.worker import Worker
 from tandem.protocol.layout import blocks_for
@@ -87,27 +86,30 @@ def flops_a_token(facts: ModelFacts, tokens: int) -> float:
 
 @torch.inference_mode()
 def layers_alone(worker: Worker, config: EngineConfig, prompts: Sequence[Sequence[int]]) -> None:
-    """Compute ``prompts``, as many a step as an engine would, and wait for the last."""
+    """Compute ``prompts``, as many a step as an engine would and by its graphs, and wait for the
+    last."""
     runner, device = worker.runner, worker._device
+    stager = runner.stager
     whole = config.scheduler.max_num_batched_tokens // len(prompts[0])
     most = max(1, min(whole, config.scheduler.max_num_seqs))
-    size = config.cache.block_size
-    kept = runner.stager
+    size, kept = config.cache.block_size, stager.batch
+    batch = InputBatch(size, most)
+    batch.reserve(len(prompts[0]))
+    stager.batch = batch
     try:
         for at in range(0, len(prompts), most):
             part = prompts[at : at + most]
-            batch = InputBatch(size, len(part))
-            batch.reserve(len(part[0]))
             for row, prompt in enumerate(part):
                 batch.table.assign(row, [0] * blocks_for(len(prompt), size))
                 batch.tokens[row, : len(prompt)] = prompt
-            tokens = sum(map(len, part))
-            longest = config.max_model_len
-            runner.stager = StepStager(batch, device, max_tokens=tokens, max_len=longest)
             index, counts = np.arange(len(part)), np.array([len(prompt) for prompt in part])
-            rows = StepRows(index, 0 * counts, counts, 0, tokens)
-            runner.hidden(runner.stager.stage(rows, rows.ends, index, unpadded))
+            rows = StepRows(index, 0 * counts, counts, 0, int(counts.sum()))
+            inputs = stager.stage(rows, None, index, runner.graphs.fit)
+            if inputs.padded:
+                runner.graphs.replay(inputs.shape)
+            else:
+                runner.hidden(inputs)
     finally:
-        runner.stager = kept
+        stager.batch = kept
     if device.type == "cuda":
         torch.cuda.synchronize(device)

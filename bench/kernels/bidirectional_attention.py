@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tandem.kernels.attention.bidirectional import triton
+from tandem.kernels.attention.bidirectional import WholePrompts, triton
 from tandem.kernels.measure.timing import replay_us
 
 HEADS = 16
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    tunings = [triton.DEFAULT]
+    tunings = [triton.DEFAULT, triton.NARROW]
     if args.sweep:
         tunings += [
             triton.Tuning(rows=rows, keys=keys, warps=warps, stages=stages)
@@ -59,12 +59,13 @@ def tflops(lengths: list[int], dim: int, tuning: triton.Tuning | None) -> float:
     tokens = sum(lengths)
     q, k, v = torch.randn(tokens, 3, HEADS, dim, device="cuda", dtype=torch.bfloat16).unbind(1)
     starts = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    prompts = WholePrompts(starts, max(lengths))
     out = torch.empty(tokens, HEADS, dim, device="cuda", dtype=torch.bfloat16)
     scale = 1 / math.sqrt(dim)
 
     def run() -> None:
         if tuning is not None:
-            triton.launch(q, k, v, starts, max(lengths), scale, out, tuning)
+            triton.launch(q, k, v, prompts, scale, out, tuning)
             return
         batched = (each.view(len(lengths), -1, HEADS, dim).transpose(1, 2) for each in (q, k, v))
         queries, keys, values = batched

@@ -78,7 +78,7 @@ DEFAULTS = {
     "device_peak_bytes_per_second": None,
     "device_peak_flops": None,
     "enforce_eager": False,
-    "max_cudagraph_capture_size": 2048,
+    "max_cudagraph_capture_size": None,
     "slab_memory": "auto",
     "triton_cache_dir": None,
     "device": "auto",

@@ -23,7 +23,7 @@ PEER = Incarnation(b"p" * 16)
 
 def choosing(folder: Path, **more):
     """What ``auto`` makes of a folder, without nixl."""
-    config = make_config(kv_connector="auto", kv_node_folder=str(folder), **more)
+    config = make_config(**{"kv_connector": "auto", "kv_node_folder": str(folder), **more})
     found = make_transports(config, new_incarnation(), "consumer")
     for each in found.values():
         each.stop()
@@ -32,7 +32,7 @@ def choosing(folder: Path, **more):
 
 def made(workers, kind, folder: Path, **more):
     """A worker that meets its peers there."""
-    config = make_config(kv_connector="auto", kv_node_folder=str(folder), **more)
+    config = make_config(**{"kv_connector": "auto", "kv_node_folder": str(folder), **more})
     return workers(kind, config)
 
 

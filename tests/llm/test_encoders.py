@@ -9,7 +9,7 @@ import torch
 from tests.engine_run.encoder_models import scores_of, states_of
 from tests.llm.encoder_folders import TEXTS, encoder_folder
 
-from tandem.llm import LLM, PoolingParams
+from tandem.llm import LLM, PoolingParams, llm_engine
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingTask
 
@@ -41,6 +41,28 @@ def test_vectors_are_as_the_folder_says(name: str, pooling: str | None) -> None:
         assert got.norm() == pytest.approx(1, abs=1e-4)
         by_token = torch.tensor(each.outputs.data)
         assert all(map(close, by_token, states))
+
+
+def test_a_batch_is_prepared_a_few_steps_ahead() -> None:
+    """Not all of it before the first step: no more is in the engine than some steps hold, though
+    there are places; answers are in order."""
+    folder, model, _ = encoder_folder("bert")
+    settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 64, "max_num_batched_tokens": 128}
+    prompts = [[5 + at, *range(6, 69)] for at in range(40)]
+    with LLM(str(folder), **settings) as llm:
+        core: Any = llm.engine._llm._client
+        held, step = [], core._core.step
+
+        def noted() -> Any:
+            held.append(len(core._core.keys()))
+            return step()
+
+        core._core.step = noted
+        vectors = llm.embed(prompts)
+    assert 2 < max(held) <= llm_engine.STEPS_AHEAD * 128 // 64
+    for prompt, vector in zip(prompts, vectors, strict=True):
+        assert list(vector.prompt_token_ids) == prompt
+        assert close(torch.tensor(vector.outputs.embedding), states_of(model, prompt)[0])
 
 
 @pytest.mark.parametrize("name", ["bert-labels", "roberta-labels"])

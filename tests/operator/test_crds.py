@@ -105,6 +105,17 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"kvTransfer__connector": "TCP", "kvTransfer__transport": "RDMA"},
         "connector TCP cannot use transport RDMA",
     ),
+    "nowhere to meet": (
+        {"kvTransfer__connector": "CudaP2P"},
+        "connector CudaP2P needs kvTransfer.nodeLocal.volume",
+    ),
+    "a folder that is not used": (
+        {
+            "kvTransfer__connector": "CudaP2P",
+            "kvTransfer__nodeLocal": {"mode": "Disabled", "volume": {"csi": {"driver": "a"}}},
+        },
+        "and mode Auto or Required",
+    ),
     "own port": ({"observability__metrics": {"port": 5570}}, "must not be one of Tandem's own"),
     "one port for two": (
         {"router__service": {"grpcPort": 8000}},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.operator.test_children import facts
 
+from tandem.kvtransfer.config import KVTransferConfig
 from tandem.operator.api import crd
 from tandem.operator.decide.scaling import wanted
 from tandem.operator.desired.capability import refused_fields, unsupported
@@ -258,11 +259,20 @@ def test_no_refusal_is_left_over():
     ("transfer", "field"),
     [
         ({"nodeLocal": {"copy": "Agent"}}, "kvTransfer.nodeLocal.copy: Agent"),
+        ({"connector": "CudaP2P"}, "kvTransfer.connector: CudaP2P"),
+        (
+            {"connector": "CudaP2P", "nodeLocal": {"mode": "Disabled", "volume": CLAIM}},
+            "kvTransfer.connector: CudaP2P",
+        ),
         (
             {"nodeLocal": {"copy": "Direct", "mode": "Disabled", "volume": CLAIM}},
             "kvTransfer.nodeLocal.copy: Direct",
         ),
         ({"connector": "TCP", "nodeLocal": {"volume": CLAIM}}, "kvTransfer.nodeLocal.volume"),
+        (
+            {"connector": "NIXL", "nodeLocal": {"volume": CLAIM, "copy": "Agent"}},
+            "kvTransfer.nodeLocal.copy: Agent",
+        ),
     ],
 )
 def test_what_a_nodes_folder_is_for_is_refused_where_nobody_meets(transfer: Changes, field: str):
@@ -281,6 +291,26 @@ def test_workers_are_told_where_they_meet_and_who_copies():
         words = " ".join(worker_arguments(given, role))
         assert "--kv-node-folder /run/tandem/node" in words
         assert "--kv-node-copy agent" in words
+    assert '"mountPath": "/run/tandem/node"' in consequences(given)
+
+
+@pytest.mark.parametrize("copy", [None, "Auto", "Direct", "Agent"])
+def test_a_connector_of_the_node_goes_by_who_copies_there(copy: str | None):
+    """Between GPUs of one node and no other way; a worker takes the flags, and offers what they
+    say."""
+    local = {"volume": CLAIM} if copy is None else {"volume": CLAIM, "copy": copy}
+    given = facts(kvTransfer__connector="CudaP2P", kvTransfer__nodeLocal=local)
+    assert unsupported(given.spec) is None
+    for role in (Role.PREFILL, Role.DECODE):
+        words = worker_arguments(given, role)
+        settings: dict[str, Any] = {
+            flag[2:].replace("-", "_"): words[words.index(flag) + 1]
+            for flag in ("--kv-connector", "--kv-node-folder", "--kv-node-copy")
+            if flag in words
+        }
+        expected = {"kv_connector": "cuda_p2p", "kv_node_folder": "/run/tandem/node"}
+        assert settings == expected | ({} if copy is None else {"kv_node_copy": copy.lower()})
+        KVTransferConfig(**settings)
     assert '"mountPath": "/run/tandem/node"' in consequences(given)
 
 

@@ -47,7 +47,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "PodTemplateConflict",
         "spec.router.podTemplate.spec.hostNetwork: True: this is beyond the baseline",
     ),
-    "cuda p2p": ({"kvTransfer__connector": "CudaP2P"}, "Unsupported", "kvTransfer.connector"),
 }
 
 

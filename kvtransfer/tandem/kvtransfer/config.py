@@ -18,6 +18,8 @@ CONNECTORS = (
     *("auto", "nixl", "cuda_p2p", "shm", "cuda_p2p_agent", "shm_agent", "tcp"),
     *("memory", "memory_blocks"),
 )
+MEETING = ("auto", "cuda_p2p", "shm")
+"""Those whose links go by who copies in a named folder."""
 NODE_COPIES = ("auto", "direct", "agent")
 PREFLIGHTS = ("off", "warn", "require")
 MIN_SLOT_BYTES = 4 << 10
@@ -33,8 +35,9 @@ class KVTransferConfig:
         "is cuda_p2p (on GPUs) or shm (on CPUs) first, link by link. cuda_p2p and shm are for "
         "workers of one machine: a decode worker maps its peers' memory, of GPUs or of the host, "
         "and copies blocks itself; cuda_p2p_agent and shm_agent have the agent of the node copy "
-        "for it (tandem node-agent). memory and memory_blocks are for two workers in one process: "
-        "the one by slots, the other from block to block.",
+        "for it (tandem node-agent). With --kv-node-folder cuda_p2p and shm are either, as "
+        "--kv-node-copy says, and nothing else. memory and memory_blocks are for two workers in "
+        "one process: the one by slots, the other from block to block.",
         choices=CONNECTORS,
     )
     kv_slot_bytes: int | None = setting(
@@ -133,8 +136,9 @@ class KVTransferConfig:
     kv_node_copy: str = setting(
         "auto",
         "Who copies KV between workers that meet in --kv-node-folder, where --kv-connector is "
-        "auto: direct, the decode worker, which has to see both GPUs; agent, the node's agent "
-        "(tandem node-agent), which alone has to; auto tries one, then the other, link by link.",
+        "auto, cuda_p2p or shm: direct, the decode worker, which has to see both GPUs; agent, the "
+        "node's agent (tandem node-agent), which alone has to; auto tries one, then the other, "
+        "link by link.",
         choices=NODE_COPIES,
     )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
@@ -156,9 +160,12 @@ class KVTransferConfig:
         if self.kv_node_copy not in NODE_COPIES:
             allowed = f"one of {', '.join(NODE_COPIES)}"
             raise InvalidParameter("kv_node_copy", self.kv_node_copy, allowed)
-        meets = self.kv_connector == "auto" and self.kv_node_folder is not None
+        meets = self.kv_connector in MEETING and self.kv_node_folder is not None
         if self.kv_node_copy != "auto" and not meets:
-            allowed = "auto, unless kv_connector is auto and kv_node_folder names a folder"
+            allowed = (
+                f"auto, unless kv_node_folder names a folder and kv_connector is one of "
+                f"{', '.join(MEETING)}"
+            )
             raise InvalidParameter("kv_node_copy", self.kv_node_copy, allowed)
         check_optional_integer("kv_slot_bytes", self.kv_slot_bytes, MIN_SLOT_BYTES)
         check_optional_integer("kv_credits", self.kv_credits, 1)

@@ -91,6 +91,8 @@ def weight(value: object, limit: int = IN_LOOP) -> int:
         parts = value
     else:
         return 1
+    if isinstance(value, Sequence) and set(map(type, parts)) == {int}:  # in C: ids of a prompt
+        return 2 * total
     for part in parts:
         if total >= limit:
             break

@@ -21,6 +21,8 @@ from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
 from tandem.llm.sampling import Params
 from tandem.llm.scoring import Side, all_of, prepare_scores
+from tandem.llm.weighing import prompt_tokens
+from tandem.llm.window import Window
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
     MAX_SLEEP_WAIT_S,
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = 600.0
 """Longest wait for any output of any request."""
+STEPS_AHEAD = 4
+"""Of a batch that is pooled, steps' worth of tokens in the engine at a time: two are launched, two
+follow. Preparing all first would keep the interpreter from launching what the device waits for."""
 CALL_SECONDS = 60.0
 """Longest wait for the loop to take or drop a request."""
 
@@ -138,14 +143,21 @@ class LLMEngine:
         self._start(self._call(prepared))
 
     def pool(
-        self, prompts: Sequence[PromptLike], params: PoolingParams | None, *, at_once: int
-    ) -> list[PooledRequestOutput]:
-        """What ``prompts`` come to in their order, ``at_once`` of them in the engine at a time.
+        self,
+        prompts: Sequence[PromptLike],
+        params: PoolingParams | None,
+        shown: Callable[[PooledRequestOutput], _Result],
+        *,
+        at_once: int,
+    ) -> list[_Result]:
+        """What ``shown`` makes of that to which ``prompts`` come, in their order. At most
+        ``at_once`` of them are in the engine at a time, and tokens for some steps: while it
+        computes these, those that follow are prepared and answers are made of those before.
 
         Raises InvalidParameter, what the first one failed with, and RequestFailed when one took
         ``STEP_SECONDS``; then nothing of the batch goes on.
         """
-        return self._call(self._pool_all(prompts, params, at_once), timeout=None)
+        return self._call(self._pool_all(prompts, params, shown, at_once), timeout=None)
 
     def score(
         self, first: Side, second: Side, *, activation: bool | None, at_once: int
@@ -209,13 +221,22 @@ class LLMEngine:
         self._running[prepared.request_id] = _Running(prepared, task)
 
     async def _pool_all(
-        self, prompts: Sequence[PromptLike], params: PoolingParams | None, at_once: int
-    ) -> list[PooledRequestOutput]:
-        seats = asyncio.Semaphore(at_once)
+        self,
+        prompts: Sequence[PromptLike],
+        params: PoolingParams | None,
+        shown: Callable[[PooledRequestOutput], _Result],
+        at_once: int,
+    ) -> list[_Result]:
+        step = (await self._llm.card()).max_num_batched_tokens
+        window = Window(at_once, STEPS_AHEAD * step)
 
-        async def one(prompt: PromptLike) -> PooledRequestOutput:
-            async with seats:
-                return await self._pool(await self._llm.prepare_pooling(prompt, params))
+        async def one(prompt: PromptLike) -> _Result:
+            weight = prompt_tokens(prompt)
+            await window.take(weight)
+            try:
+                return shown(await self._pool(await self._llm.prepare_pooling(prompt, params)))
+            finally:
+                window.give(weight)
 
         return await all_of([one(prompt) for prompt in prompts])
 

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -67,6 +67,8 @@ MAX_INTERVAL_S = 86_400.0
 
 Messages = Sequence[Mapping[str, Any]]
 """One chat."""
+
+_Answer = TypeVar("_Answer")
 
 _Add = Callable[[str], None]
 """Gives one request of a batch to the engine, under an id."""
@@ -198,14 +200,15 @@ class LLM:
         and RequestFailed when the engine fails; either way nothing of the batch goes on.
         """
         params = _of_task(pooling_params, PoolingTask.EMBED)
-        return [
-            EmbeddingRequestOutput(
+        return self._pool(
+            prompts,
+            params,
+            lambda each: EmbeddingRequestOutput(
                 prompt_token_ids=each.prompt_token_ids,
                 outputs=EmbeddingOutput(each.floats.tolist()),
                 num_cached_tokens=each.num_cached_tokens,
-            )
-            for each in self._pool(prompts, params)
-        ]
+            ),
+        )
 
     def encode(
         self,
@@ -215,14 +218,15 @@ class LLM:
         """What ``pooling_params.task`` gives for each prompt, a vector for each of its tokens where
         no parameters are given. Raises as ``embed`` does."""
         given = pooling_params or PoolingParams(task=PoolingTask.TOKEN_EMBED)
-        return [
-            PoolingRequestOutput(
+        return self._pool(
+            prompts,
+            given,
+            lambda each: PoolingRequestOutput(
                 prompt_token_ids=each.prompt_token_ids,
                 outputs=PoolingOutput(data_of(each, given.task)),
                 num_cached_tokens=each.num_cached_tokens,
-            )
-            for each in self._pool(prompts, given)
-        ]
+            ),
+        )
 
     def classify(
         self,
@@ -234,14 +238,15 @@ class LLM:
         Raises as ``embed`` does; InvalidParameter, too, for a model without a head.
         """
         params = _of_task(pooling_params, PoolingTask.CLASSIFY)
-        return [
-            ClassificationRequestOutput(
+        return self._pool(
+            prompts,
+            params,
+            lambda each: ClassificationRequestOutput(
                 prompt_token_ids=each.prompt_token_ids,
                 outputs=ClassificationOutput(each.floats.tolist()),
                 num_cached_tokens=each.num_cached_tokens,
-            )
-            for each in self._pool(prompts, params)
-        ]
+            ),
+        )
 
     def reward(
         self, prompts: PromptLike | Sequence[PromptLike]
@@ -269,9 +274,12 @@ class LLM:
         return self.engine.score(*sides, activation=activation, at_once=self._window)
 
     def _pool(
-        self, prompts: PromptLike | Sequence[PromptLike], params: PoolingParams
-    ) -> list[PooledRequestOutput]:
-        return self.engine.pool(parse_prompts(prompts), params, at_once=self._window)
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: PoolingParams,
+        shown: Callable[[PooledRequestOutput], _Answer],
+    ) -> list[_Answer]:
+        return self.engine.pool(parse_prompts(prompts), params, shown, at_once=self._window)
 
     @property
     def _window(self) -> int:

@@ -14,6 +14,9 @@ from tandem.text.prompts import EmbedsPrompt, PromptLike, TextPrompt, TokensProm
 BAD_WORD_COSTS = 30
 """Of a bad word, in characters: it is tokenized twice."""
 
+CHARACTERS_A_TOKEN = 4
+"""Of English text; where a character is a token, so much more of a batch is in an engine."""
+
 
 def prompt_weight(prompt: PromptLike) -> int:
     """Of a prompt: its text, or a character for each id or byte."""
@@ -22,6 +25,13 @@ def prompt_weight(prompt: PromptLike) -> int:
     if isinstance(prompt, EmbedsPrompt):
         return len(prompt.embeds.values)
     return len(prompt.token_ids) if isinstance(prompt, TokensPrompt) else weight(prompt)
+
+
+def prompt_tokens(prompt: PromptLike) -> int:
+    """About how many tokens a prompt has, at least 1: its ids, or a text's characters by four."""
+    if isinstance(prompt, TokensPrompt):
+        return max(1, len(prompt.token_ids))
+    return max(1, prompt_weight(prompt) // CHARACTERS_A_TOKEN)
 
 
 def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:

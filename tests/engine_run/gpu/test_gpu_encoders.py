@@ -15,6 +15,8 @@ from tests.engine_run.encoder_models import (
 )
 from tests.engine_run.gpu.gpu_engine import ROUTER, GPUEngine
 
+from tandem.engine.worker.graphs import StepGraphs
+from tandem.engine.worker.staging import StepShape
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.outputs import PooledOutput
 from tandem.protocol.pooling import (
@@ -75,6 +77,46 @@ def test_vectors_and_classes(name: str, dtype: str) -> None:
     raw = PoolingParams(task=PoolingTask.CLASSIFY, activation=False, second_text_at=at)
     (scores,) = pooled(engine, [(PROMPTS[3], raw)])
     torch.testing.assert_close(scores, scores_of(model, PROMPTS[3], at), rtol=1e-3, atol=1e-3)
+
+
+class Counted(StepGraphs):
+    """An engine's graphs, and which were replayed."""
+
+    def take(self, others: StepGraphs) -> None:
+        """Be these."""
+        self.__dict__.update(others.__dict__)
+        self.replayed: set[StepShape] = set()
+
+    def replay(self, shape: StepShape) -> torch.Tensor:
+        """See StepGraphs."""
+        self.replayed.add(shape)
+        return super().replay(shape)
+
+
+def test_graphs_change_no_vector() -> None:
+    """Steps of every size up to the largest are replayed, but those with a second text; the vectors
+    are those of kernels that are launched one by one."""
+    folder, _ = encoder_of("bert")
+    made, replayed = [], set()
+    for eager in (False, True):
+        engine = GPUEngine(
+            folder,
+            dtype="float32",
+            max_num_batched_tokens=256,
+            max_num_seqs=8,
+            enforce_eager=eager,
+        )
+        graphs = engine.runner.graphs
+        assert bool(len(graphs)) is not eager
+        engine.runner.graphs = counted = Counted()
+        counted.take(graphs)
+        asked = [(prompt, PoolingParams()) for prompt in PROMPTS if len(prompt) > 1]
+        alone = [vector for each in asked for vector in pooled(engine, [each])]
+        made.append([*alone, *pooled(engine, asked * 2)])
+        replayed |= counted.replayed
+    assert len(replayed) > 3
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_late_interaction() -> None:

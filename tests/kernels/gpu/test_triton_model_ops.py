@@ -7,7 +7,7 @@ from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, NEEDS, size
 from tandem.kernels import Backend
 from tandem.kernels.activation import SILU_AND_MUL
 from tandem.kernels.blocks import COPY, DIGEST, PACK, UNPACK, digest, pack, unpack
-from tandem.kernels.norm import RMS_NORM
+from tandem.kernels.norm import ADD_LAYER_NORM, RMS_NORM
 from tandem.kernels.rotary_kv import ROTARY_KV, ROTARY_Q, QKNorm, Rotation, SlotMapping
 from tandem.kernels.testing import hold
 
@@ -27,6 +27,16 @@ def test_norms_agree_with_the_reference(rows, dim, dtype):
     weight = random(dim, dtype=dtype)
     hold(RMS_NORM, Backend.TRITON, wide[:, :dim], weight, 1e-6)
     hold(RMS_NORM, Backend.TRITON, random(rows, 3, dim, dtype=dtype), weight, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "dim"), [(0, 64), (1, 96), (5, size(4096, 128)), (33, 40)])
+def test_norms_of_sums_agree_with_the_reference(rows, dim, dtype):
+    """Any number of rows and any width, rows with a stride, means that are far from zero."""
+    wide, residual = random(rows, 2 * dim, dtype=dtype) + 3, random(rows, dim, dtype=dtype)
+    gain, shift = random(dim, dtype=dtype), random(dim, dtype=dtype) - 1
+    hold(ADD_LAYER_NORM, Backend.TRITON, wide[:, dim:], residual, gain, shift, 1e-12)
+    hold(ADD_LAYER_NORM, Backend.TRITON, residual, wide[:, :dim], gain, shift, 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

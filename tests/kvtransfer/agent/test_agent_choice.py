@@ -26,9 +26,40 @@ def test_the_order_of_ways_is_as_asked(folder, copy, first):
     assert offered[len(first)] in ("nixl", "tcp")
 
 
+@pytest.mark.parametrize(
+    ("copy", "ways"),
+    [("auto", ("shm", "shm_agent")), ("direct", ("shm",)), ("agent", ("shm_agent",))],
+)
+def test_a_way_of_the_node_by_name_is_no_other(folder, copy, ways):
+    """Who copies is as asked, and nothing crosses a network."""
+    _, offered = choosing(folder, kv_connector="shm", kv_node_copy=copy)
+    assert offered == ways
+
+
+def test_workers_that_do_not_meet_have_no_link_by_name(workers, folder, running):
+    """Where auto would go by the network; those that meet hand over by the agent."""
+    more = {"kv_connector": "shm", "kv_node_copy": "agent"}
+    near = Pair(workers, folder, folder, **more)
+    assert near.transport == "shm_agent"
+    near.hand_over("near")
+    assert running.agent.counts["copies"] > 0
+    apart = folder / "apart"
+    apart.mkdir()
+    producer = workers(Producer, make_config(kv_node_folder=str(apart), **more))
+    service = near.consumer.service
+    service.set_peers({producer.service.control: producer.incarnation})
+
+    def reason() -> str:
+        found = [each for each in service.peer_health() if each.peer == producer.incarnation]
+        return found[0].reason if found else ""
+
+    near.consumer.until(lambda: "does not meet the agent" in reason())
+    assert not service.peer_up(producer.incarnation)
+
+
 def test_a_choice_that_nothing_would_follow_is_refused():
-    """Without a folder, or by a connector of its own name, nobody would be asked."""
-    for more in ({}, {"kv_connector": "shm", "kv_node_folder": "/x"}):
+    """Without a folder, or by a connector that does not look there, nobody would be asked."""
+    for more in ({}, {"kv_connector": "nixl", "kv_node_folder": "/x"}, {"kv_connector": "shm"}):
         with pytest.raises(InvalidParameter, match="kv_node_copy"):
             make_config(**{"kv_connector": "auto", "kv_node_copy": "agent", **more})
     with pytest.raises(InvalidParameter, match="kv_node_copy"):

@@ -36,7 +36,7 @@ from tandem.text.prompts import (
     TokensPrompt,
     parse_prompt,
 )
-from tandem.text.stop_strings import check_stops
+from tandem.text.stop_strings import check_stopping
 from tandem.text.tokenizer import Tokenizer
 
 WHOLE_CONTEXT = -1
@@ -165,11 +165,8 @@ class InputProcessor:
         param: str,
         pooling: PoolingParams | None = None,
     ) -> ProcessedInput:
-        params.verify()
-        _check_stopping(params)
-        self._check_spaces(params)
-        params = self._with_thinking(params, prompt, options)
-        params = _behind_reasoning(params, prompt, options)
+        if pooling is None:  # NO_SAMPLING needs none of this
+            params = self._checked(params, prompt, options)
         embeds = None
         if isinstance(prompt, EmbedsPrompt):
             if pooling is not None:
@@ -182,12 +179,13 @@ class InputProcessor:
             ids = self._ids(prompt, params, options, param)
         if pooling is None:
             ids = self._truncate(ids, params, options)
-            params = self._fit(params, len(ids), param)
+            params = self._with_bad_words(self._fit(params, len(ids), param))
         else:
             ids, pooling = self._fit_pooled(ids, pooling, options, param)
-        params = seeded(self._with_bad_words(params), self._draw_seed())
-        params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
-        params = params.with_all_logprobs(self.card.vocab_size)
+        params = seeded(params, self._draw_seed())
+        if pooling is None:
+            params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
+            params = params.with_all_logprobs(self.card.vocab_size)
         request = EngineCoreRequest(
             key=key,
             prompt_token_ids=ids,
@@ -207,6 +205,16 @@ class InputProcessor:
             seen_special_ids=options.seen_special_ids,
             partial_on_timeout=options.partial_on_timeout,
         )
+
+    def _checked(
+        self, params: SamplingParams, prompt: Prompt, options: InputOptions
+    ) -> SamplingParams:
+        """Verified parameters, with what they mean of this model's thoughts."""
+        params.verify()
+        check_stopping(params)
+        self._check_spaces(params)
+        params = self._with_thinking(params, prompt, options)
+        return _behind_reasoning(params, prompt, options)
 
     def _check_spaces(self, params: SamplingParams) -> None:
         """Special tokens without spaces between them: as most tokenizers have it, or not at all."""
@@ -390,11 +398,3 @@ def _behind_reasoning(
     span = options.reasoning(prompt.text)
     wanted = msgspec.structs.replace(wanted, reasoning=span)
     return msgspec.structs.replace(params, structured_outputs=wanted)
-
-
-def _check_stopping(params: SamplingParams) -> None:
-    check_stops(params.stop)
-    if params.stop and not params.detokenize:
-        raise InvalidParameter(
-            "stop", params.stop, "only with detokenize=true: stop strings are found in text"
-        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import SamplingParams
 
 MAX_STOP_CHARS = 1024
 """Longest stop string: bounds what is held back and the work per token."""
@@ -20,6 +21,15 @@ def check_stops(stops: Sequence[str]) -> None:
     for stop in stops:
         if len(stop) > MAX_STOP_CHARS:
             raise InvalidParameter("stop", stop, f"strings of at most {MAX_STOP_CHARS} characters")
+
+
+def check_stopping(params: SamplingParams) -> None:
+    """Raise InvalidParameter for stop strings of ``params`` that cannot be looked for."""
+    check_stops(params.stop)
+    if params.stop and not params.detokenize:
+        raise InvalidParameter(
+            "stop", params.stop, "only with detokenize=true: stop strings are found in text"
+        )
 
 
 class StopMatcher:

@@ -6,9 +6,9 @@ from tandem.engine.attention.base import (
     Metadata,
     StepSequences,
     Support,
-    WholePrompts,
 )
 from tandem.engine.attention.select import select_backend
+from tandem.kernels.attention.bidirectional import WholePrompts
 
 __all__ = [
     "AttentionBackend",

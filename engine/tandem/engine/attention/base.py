@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor, device
 
 from tandem.kernels.attention import PagedBatch
+from tandem.kernels.attention.bidirectional import WholePrompts
 from tandem.protocol.layout import KVGroup
 
 
@@ -83,16 +84,6 @@ class StepSequences:
     def num_chunks(self) -> int:
         """Rows of more than one query."""
         return self.chunk_cu_seqlens_q.shape[0] - 1
-
-
-@dataclass(frozen=True, slots=True)
-class WholePrompts:
-    """Sequences that are computed whole in one step, end to end: what an encoder attends to."""
-
-    cu_seqlens: Tensor
-    """int32 [sequences + 1]."""
-    max_len: int
-    """Tokens of the longest, or a bound of it."""
 
 
 class AttentionBackend(Protocol):

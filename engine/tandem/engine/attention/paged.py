@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, device
 
-from tandem.engine.attention.base import Metadata, StepSequences, Support, WholePrompts
+from tandem.engine.attention.base import Metadata, StepSequences, Support
 from tandem.kernels import Backend
 from tandem.kernels.attention import PagedBatch
-from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, bidirectional
+from tandem.kernels.attention.bidirectional import BIDIRECTIONAL, WholePrompts, bidirectional
 from tandem.kernels.attention.decode import DECODE, decode
 from tandem.kernels.attention.prefill import PREFILL, prefill
 from tandem.protocol.layout import KVGroup
@@ -72,8 +72,7 @@ class PagedAttention:
 
     def whole(self, q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts) -> Tensor:
         """See AttentionBackend."""
-        starts, longest = prompts.cu_seqlens, prompts.max_len
-        return bidirectional(q, k, v, starts, longest, self._scale, backend=self._backend)
+        return bidirectional(q, k, v, prompts, self._scale, backend=self._backend)
 
 
 def _last_queries(step: StepSequences) -> Metadata | None:

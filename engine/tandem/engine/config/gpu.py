@@ -24,8 +24,11 @@ class GPUConfig:
         choices=("auto", "torch", "triton"),
     )
     enforce_eager: bool = setting(False, "Launch every kernel by itself instead of CUDA graphs.")
-    max_cudagraph_capture_size: int = setting(
-        2048, "Tokens of the largest step that a CUDA graph is captured for.", unit="tokens"
+    max_cudagraph_capture_size: int | None = setting(
+        None,
+        "Tokens of the largest step that a CUDA graph is captured for; none is 2048, and for an "
+        "encoder the largest step that there can be.",
+        unit="tokens",
     )
     slab_memory: str = setting(
         "auto",
@@ -50,7 +53,8 @@ class GPUConfig:
     def __post_init__(self) -> None:
         check_choices(self)
         check_flag("enforce_eager", self.enforce_eager)
-        check_integer("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 1)
+        if self.max_cudagraph_capture_size is not None:
+            check_integer("max_cudagraph_capture_size", self.max_cudagraph_capture_size, 1)
         for name in ("device_peak_flops", "device_peak_bytes_per_second"):
             if (value := getattr(self, name)) is not None:
                 check_positive(name, value, MOST_PER_SECOND)

@@ -73,7 +73,8 @@ class InprocClient:
         if context.route is not None:
             raise InvalidParameter("route", context.route, "None: one engine has no ways to choose")
         card = self._card
-        request.params.verify().verify_vocabulary(card.vocab_size, card.max_logprobs)
+        if request.pooling is None:  # the engine takes no parameters but one beside pooling
+            request.params.verify().verify_vocabulary(card.vocab_size, card.max_logprobs)
         stream = _Stream(asyncio.get_running_loop())
         left = set(open_choices(request))
         self._post(lambda: self._submit(request, stream))

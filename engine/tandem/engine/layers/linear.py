@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, layer_norm
 
 from tandem.engine.loader import Weights
 from tandem.engine.quant import LinearMethod, LinearPart, Product, Rows
-from tandem.kernels.norm import rms_norm
+from tandem.kernels.norm import add_layer_norm, rms_norm
 
 
 class Embedding:
@@ -52,6 +52,10 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """The normed x; sums are float32."""
         return layer_norm(x, self._gain.shape, self._gain, self._shift, self._eps)
+
+    def of_sum(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The normed x + residual, both [tokens, hidden]; on a GPU by one kernel."""
+        return add_layer_norm(x, residual, self._gain, self._shift, self._eps)
 
 
 class Linear:

@@ -63,13 +63,13 @@ class EncoderLayer:
     num_heads: int
 
     def __call__(self, stream: Tensor, step: StepContext) -> Tensor:
-        """[tokens, hidden] to the same; the stream's memory may be written."""
+        """[tokens, hidden] to the same."""
         projected = self.qkv(stream, step.rows)
         q, k, v = projected.view(len(stream), 3, self.num_heads, -1).unbind(1)
         attended = step.attention.whole(q, k, v, step.prompts).flatten(1)
-        stream = self.attention_norm(self.attention_out.add_to(stream, attended, step.rows))
+        stream = self.attention_norm.of_sum(self.attention_out(attended, step.rows), stream)
         inner = self.activation(self.up(stream, step.rows))
-        return self.out_norm(self.down.add_to(stream, inner, step.rows))
+        return self.out_norm.of_sum(self.down(inner, step.rows), stream)
 
 
 @dataclass(frozen=True, slots=True)

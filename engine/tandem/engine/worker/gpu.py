@@ -14,7 +14,7 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import SlabAllocator
 from tandem.engine.sample import SamplingKind
 from tandem.engine.sample.bounds import BoundsStage
-from tandem.engine.worker.graphs import step_shapes
+from tandem.engine.worker.graphs import encoder_shapes, step_shapes
 from tandem.engine.worker.profile import (
     activation_bytes,
     choice_bytes,
@@ -33,6 +33,8 @@ GRAPH_BYTES = 8 << 20
 to 7 MiB."""
 CHOICE_GRAPH_BYTES = 1 << 20
 """Kept for each graph of a choice, of ten kernels at most, beside the memory that these share."""
+MOST_CAPTURED = 2048
+"""Tokens of a decoder's largest graph, unless that is said: longer prompts keep the device busy."""
 TRITON_CACHE = "TRITON_CACHE_DIR"
 GIB = 2**30
 
@@ -136,10 +138,15 @@ def _bounds(config: EngineConfig, device: torch.device) -> BoundsStage:
 
 
 def _shapes(config: EngineConfig) -> list[StepShape]:
-    if config.gpu.enforce_eager or config.facts.encoder is not None:
-        return []  # an encoder's steps are prompts alone, which no graph holds
-    return step_shapes(
-        max_rows=config.scheduler.max_num_seqs,
-        max_tokens=config.scheduler.max_num_batched_tokens,
-        max_captured=config.gpu.max_cudagraph_capture_size,
+    if config.gpu.enforce_eager:
+        return []
+    tokens, captured = (
+        config.scheduler.max_num_batched_tokens,
+        config.gpu.max_cudagraph_capture_size,
     )
+    rows = config.scheduler.max_num_seqs
+    if config.facts.encoder is None:
+        most = MOST_CAPTURED if captured is None else captured
+        return step_shapes(max_rows=rows, max_tokens=tokens, max_captured=most)
+    most = tokens if captured is None else captured
+    return encoder_shapes(max_rows=rows, max_tokens=tokens, max_captured=most)

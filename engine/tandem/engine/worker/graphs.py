@@ -1,4 +1,5 @@
 """CUDA graphs of whole steps: for classes of decode batches, of prompts and of small mixed steps.
+An encoder's steps are prompts alone, and its classes go up to the largest step.
 
 A step is padded to the smallest class that holds it; larger steps run without a graph. Launching a
 layer's kernels one by one takes the host 0.3 to 1 ms, so the device waits for it up to a thousand
@@ -29,6 +30,14 @@ _LONG_MIXED = ((16, 768), (16, 1024), (64, 1024), (128, 768), (128, 1024))
 """Decodes beside the chunk that the default budget of a step (1,024 tokens, 8 for each decode)
 leaves: launched one by one such a step takes the host 22 to 85 ms, and the device 26."""
 
+_PROMPTS = 32
+"""Prompts that a class of an encoder's steps holds, beside one of the same tokens for as many as
+there can be: each costs attention a tile with nothing to do."""
+_COARSE, _FINE = 4, 8
+"""Sizes of an encoder's steps between a power of two and the next, below 2,048 tokens and from
+there on: of a step that keeps the device busy an eighth is padding at most."""
+_FINE_FROM = 2048
+
 
 def decode_sizes(most: int) -> list[int]:
     """Decodes of each class: close together where a row more or less is felt."""
@@ -47,6 +56,20 @@ def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[St
     shapes += [StepShape(d, n, chunks) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n <= 4 * d]
     shapes += [StepShape(d, n, chunks) for d, n in _LONG_MIXED]
     return [each for each in shapes if each.tokens <= limit and each.decodes <= max_rows]
+
+
+def encoder_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[StepShape]:
+    """Every class of an encoder's steps, bounded as above. Short steps wait for the host most, and
+    so do long ones of a small model: a layer is nine launches whatever it computes."""
+    limit = min(max_tokens, max_captured)
+    sizes = {limit, *(size for size in (16, 32, 64, 128, 192) if size < limit)}
+    start = 256
+    while start < limit:
+        apart = start // (_COARSE if start < _FINE_FROM else _FINE)
+        sizes |= {size for size in range(start, 2 * start, apart) if size < limit}
+        start *= 2
+    shapes = {StepShape(0, n, min(most, max_rows, n)) for n in sizes for most in (_PROMPTS, n)}
+    return sorted(shapes, key=_cost)
 
 
 class StepGraphs:
@@ -107,5 +130,5 @@ def _holds(shape: StepShape, own: StepShape) -> bool:
     )
 
 
-def _cost(shape: StepShape) -> int:
-    return shape.tokens
+def _cost(shape: StepShape) -> tuple[int, int]:
+    return shape.tokens, shape.chunks

@@ -45,7 +45,7 @@ class StepInputs:
     sequences: StepSequences
     logits_indices: Tensor | None
     """int64: tokens whose hidden states a forward pass gives, in this order; None is all of them.
-    In a graph with chunks the last of each row."""
+    In a decoder's graph with chunks the last of each row."""
     kept: Tensor | None
     """int64: which of these are for the head, in this order; None is all of them."""
     targets: Tensor
@@ -63,9 +63,13 @@ class StepStager:
         max_tokens: int,
         max_len: int,
         spare_block: int | None = None,
+        whole: bool = False,
     ) -> None:
-        """``spare_block`` is where padding writes; without one nothing is padded."""
+        """``spare_block`` is where padding writes; without one nothing is padded. ``whole``: a
+        graph gives the states of all of a step's tokens, as an encoder's does."""
         self.batch = batch
+        self.whole = whole
+        """See the parameter."""
         self.device = device
         self.columns = blocks_for(max_len, batch.block_size)
         """Of the table that graphs read."""
@@ -93,7 +97,7 @@ class StepStager:
         Args:
             rows: of sequences that the batch knows, with blocks for all their tokens.
             logits_indices: tokens of the unpadded step whose hidden states are for the head, the
-                last ones of rows if it is padded; None is all.
+                last ones of rows if it is padded to a graph that gives no others; None is all.
             targets: see StepInputs.
             fit: the shape to pad to.
         """
@@ -105,7 +109,9 @@ class StepStager:
         columns = self._new_columns(rows, padded)
         indices = logits_indices
         ends = self._rows_ending(rows, indices)
-        if padded is not None and shape.chunks:
+        if padded is not None and self.whole:
+            assert not own.decodes, "tokens keep their places where only chunks are padded"
+        elif padded is not None and shape.chunks:
             assert indices is None or ends is not None, "a graph gives rows' last tokens alone"
             indices = ends
         elif indices is not None and ends is not None and indices is not rows.ends:
@@ -177,7 +183,7 @@ class StepStager:
                 max_chunk_len=most,
                 logits_rows=LogitsRows(None, most) if shape.chunks else None,
             )
-        ends = fields.ends if shape.chunks else None
+        ends = fields.ends if shape.chunks and not self.whole else None
         return self._of(shape, fields, sequences, ends, kept, targets, padded=True)
 
     def stage_nothing(self, shape: StepShape) -> StepInputs:

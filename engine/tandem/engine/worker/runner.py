@@ -214,13 +214,13 @@ class ModelRunner:
         device, embedded = self.stager.device, None
         if self.batch.embeds:
             embedded = embedded_tokens(self.batch.embeds, rows, device)
-        plain = not more and drafted is None and embedded is None
-        fit = self.graphs.fit if plain else unpadded
+        types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
+        plain = drafted is None and embedded is None and types is None
+        fit = self.graphs.fit if plain and (self.stager.whole or not more) else unpadded
         inputs = self.stager.stage(rows, indices, rows.index[drawing], fit)
         if inputs.padded:
             hidden = self.graphs.replay(inputs.shape)
         else:
-            types = self.batch.token_types(rows.index, rows.counts) if self.batch.pairs else None
             on_step = None if types is None else index_on(types, device)
             hidden = self.hidden(inputs, on_step, embedded)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs

@@ -115,6 +115,7 @@ class Worker:
             max_tokens=self._config.scheduler.max_num_batched_tokens,
             max_len=self._config.max_model_len,
             spare_block=spare_block,
+            whole=self._config.facts.encoder is not None,
         )
 
     def launch(self, plan: SchedulerOutput) -> LaunchedStep:

@@ -1,4 +1,4 @@
-"""RMSNorm in Triton. Roofline: each row read and written once; at few rows, one launch."""
+"""The norms in Triton. Roofline: each row read and written once; at few rows, one launch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from tandem.kernels.launch import dependent
 from tandem.kernels.launch.launcher import Launcher
 
-from .triton_kernels import norm_rows
+from .triton_kernels import add_layer_norm_rows, norm_rows
 
 _norm_rows = Launcher(norm_rows)
+_add_layer_norm_rows = Launcher(add_layer_norm_rows)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -36,7 +37,35 @@ def _launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             dim,
             eps,
             WIDTH=width,
-            num_warps=max(1, min(16, width // 512)),
+            num_warps=_warps(width),
             **dependent(x.device),
         )
     return out
+
+
+def add_layer_norm(x: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, eps: float) -> Tensor:
+    """See the wrapper."""
+    rows, dim = x.shape
+    out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)
+    width = triton.next_power_of_2(dim)
+    if rows:
+        _add_layer_norm_rows(
+            (rows,),
+            x,
+            residual,
+            gain,
+            shift,
+            out,
+            x.stride(0),
+            residual.stride(0),
+            dim,
+            eps,
+            WIDTH=width,
+            num_warps=_warps(width),
+            **dependent(x.device),
+        )
+    return out
+
+
+def _warps(width: int) -> int:
+    return max(1, min(16, width // 512))

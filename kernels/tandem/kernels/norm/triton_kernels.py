@@ -1,4 +1,4 @@
-"""Jit code of RMSNorm, a program a row."""
+"""Jit code of the norms, a program a row."""
 
 from __future__ import annotations
 
@@ -26,3 +26,28 @@ def norm_rows(
     value = tl.load(x + row * x_row + col, mask=keep, other=0.0).to(tl.float32)
     scale = 1.0 / tl.sqrt(tl.sum(value * value, 0) / dim + eps)
     tl.store(out + row * dim + col, (value * scale * gain).to(out.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def add_layer_norm_rows(
+    x, residual, gain, shift, out, x_row, residual_row, dim, eps,
+    WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out = (s - mean(s)) / sqrt(variance(s) + eps) * gain + shift of s = x + residual, of one row.
+    Grid: (rows,).
+
+    x, residual [rows, dim] with a row stride each; gain, shift [dim]; out [rows, dim] dense; WIDTH
+    >= dim, a power of two. Sums are float32, and the variance is of differences from the mean.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.arange(0, WIDTH)
+    keep = col < dim
+    scale = tl.load(gain + col, mask=keep, other=0.0).to(tl.float32)
+    offset = tl.load(shift + col, mask=keep, other=0.0).to(tl.float32)
+    let_go(PDL)
+    value = tl.load(x + row * x_row + col, mask=keep, other=0.0).to(tl.float32)
+    value += tl.load(residual + row * residual_row + col, mask=keep, other=0.0).to(tl.float32)
+    apart = tl.where(keep, value - tl.sum(value, 0) / dim, 0.0)
+    inverse = 1.0 / tl.sqrt(tl.sum(apart * apart, 0) / dim + eps)
+    normed = apart * inverse * scale + offset
+    tl.store(out + row * dim + col, normed.to(out.dtype.element_ty), mask=keep)

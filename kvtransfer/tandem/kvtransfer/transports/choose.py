@@ -32,15 +32,17 @@ def make_transports(
     without nixl a warning is logged. A connector asked for by name that cannot load raises
     TransportError. Where ``kv_node_folder`` names a place to meet, ``auto`` tries cuda_p2p or shm
     before them for each link, then the agent of the node between the two, as ``kv_node_copy`` says;
-    one whose other end is not there goes by the next. With ``on_gpu``,
+    one whose other end is not there goes by the next. There cuda_p2p and shm by name are these two
+    ways, and a link that has neither is down. With ``on_gpu``,
     the slab is in a GPU's memory: nixl reaches slots there, and tcp, which needs them on the host,
     only stands in where nixl cannot load.
     """
 
     make = _Maker(config, incarnation, role, on_gpu, on_garbage)
     if config.kv_connector != "auto":
-        return {config.kv_connector: make(config.kv_connector)}
-    found = {name: make(name) for name in _of_this_node(config, on_gpu)}
+        names = tuple(_of_this_node(config, config.kv_connector)) or (config.kv_connector,)
+        return {name: make(name) for name in names}
+    found = {name: make(name) for name in _of_this_node(config, "cuda_p2p" if on_gpu else "shm")}
     try:
         best = make("nixl")
         return {**found, "nixl": best} if on_gpu else {**found, "nixl": best, "tcp": make("tcp")}
@@ -49,12 +51,14 @@ def make_transports(
         return {**found, "tcp": make("tcp")}
 
 
-def _of_this_node(config: KVTransferConfig, on_gpu: bool) -> Iterator[str]:
-    """What ``auto`` tries between workers that meet in a folder, best first."""
-    name = "cuda_p2p" if on_gpu else "shm"
-    if config.kv_node_folder is not None and config.kv_node_copy != "agent":
+def _of_this_node(config: KVTransferConfig, name: str) -> Iterator[str]:
+    """How workers that meet in a named folder copy, best first; ``name`` is how they do themselves.
+    Nothing without a folder, or of a connector that is one way only."""
+    if config.kv_node_folder is None or name not in ("cuda_p2p", "shm"):
+        return
+    if config.kv_node_copy != "agent":
         yield name
-    if config.kv_node_folder is not None and config.kv_node_copy != "direct":
+    if config.kv_node_copy != "direct":
         yield f"{name}_agent"
 
 

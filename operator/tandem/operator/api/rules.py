@@ -150,9 +150,11 @@ RULES: dict[type, tuple[Rule, ...]] = {
             ".transport",
         ),
         Rule(
-            "!(has(self.connector) && self.connector == 'CudaP2P' && has(self.nodeLocal)"
-            " && has(self.nodeLocal.mode) && self.nodeLocal.mode == 'Disabled')",
-            "kvTransfer.connector CudaP2P needs kvTransfer.nodeLocal; its mode is Disabled",
+            "!has(self.connector) || self.connector != 'CudaP2P' || has(self.nodeLocal)"
+            " && has(self.nodeLocal.volume)"
+            " && (!has(self.nodeLocal.mode) || self.nodeLocal.mode != 'Disabled')",
+            "kvTransfer.connector CudaP2P needs kvTransfer.nodeLocal.volume, where workers of a "
+            "node meet, and mode Auto or Required",
             ".nodeLocal",
         ),
         Rule(

@@ -117,7 +117,11 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     """The hand-off of KV between workers."""
 
     connector: Annotated[
-        Connector | None, doc("Mover of KV bytes: Auto (unless given), CudaP2P, NIXL or TCP.")
+        Connector | None,
+        doc(
+            "Mover of KV bytes: Auto (unless given), CudaP2P (between GPUs of one node, as "
+            "nodeLocal.copy says, and no other way), NIXL or TCP."
+        ),
     ] = None
     transport: Annotated[
         TransportChoice | None,

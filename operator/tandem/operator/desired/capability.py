@@ -41,14 +41,15 @@ def _role_fields() -> Iterator[tuple[str, Question, str]]:
 
 
 def _connector(spec: LLMServiceSpec) -> object:
+    """Of a resource that was made before the API server looked for the volume."""
     value = spec.kv_transfer.connector
-    return value if value is Connector.CUDA_P2P else None
+    return value if value is Connector.CUDA_P2P and node_local_volume(spec) is None else None
 
 
 def _has_folder(spec: LLMServiceSpec) -> bool:
-    """Whether workers meet in a folder of their node, and choose their ways."""
-    chooses = spec.kv_transfer.connector in (None, Connector.AUTO)
-    return chooses and node_local_volume(spec) is not None
+    """Whether workers meet in a folder of their node, and go by who copies there."""
+    meets = spec.kv_transfer.connector in (None, Connector.AUTO, Connector.CUDA_P2P)
+    return meets and node_local_volume(spec) is not None
 
 
 def _node_copy(spec: LLMServiceSpec) -> object:
@@ -72,7 +73,7 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         lambda spec: None if spec.model.source.http is None else "HTTP",
         "use Image or a volume",
     ),
-    ("kvTransfer.connector", _connector, "use Auto, NIXL or TCP"),
+    ("kvTransfer.connector", _connector, "name nodeLocal.volume beside it, mode Auto or Required"),
     (
         "kvTransfer.integrity",
         lambda spec: spec.kv_transfer.integrity,
@@ -81,12 +82,12 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
     (
         "kvTransfer.nodeLocal.copy",
         _node_copy,
-        "it goes with nodeLocal.volume, mode Auto or Required, and connector Auto",
+        "it goes with nodeLocal.volume, mode Auto or Required, and connector Auto or CudaP2P",
     ),
     (
         "kvTransfer.nodeLocal.volume",
         _node_volume,
-        "it goes with connector Auto; remove one of the two",
+        "it goes with connector Auto or CudaP2P; remove one of the two",
     ),
     (
         "observability.tracing.endpoint",

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from tandem.kernels import checks
+from tandem.kernels.attention.bidirectional.prompts import WholePrompts
 from tandem.kernels.errors import BadTensor
 from tandem.kernels.registry import Backend, Op
 
-Bidirectional = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
+__all__ = ["BIDIRECTIONAL", "WholePrompts", "bidirectional"]
+
+Bidirectional = Callable[[Tensor, Tensor, Tensor, WholePrompts, float], Tensor]
 
 BIDIRECTIONAL: Op[Bidirectional] = Op(
     "attention.bidirectional",
@@ -29,8 +32,7 @@ def bidirectional(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor,
-    max_len: int,
+    prompts: WholePrompts,
     scale: float,
     *,
     backend: Backend | None = None,
@@ -41,13 +43,12 @@ def bidirectional(
         q: [tokens, heads, head_dim], any strides with a dense last dimension.
         k: the same shape.
         v: the same shape.
-        cu_seqlens: int32 [sequences + 1]: sequence s is rows cu_seqlens[s] up to the next.
-        max_len: tokens of the longest sequence, or a bound of it.
+        prompts: the sequences; layers of one step share it, and the plan that is made of it.
         scale: usually head_dim ** -0.5.
         backend: an explicit choice; by device otherwise.
 
     Returns:
-        [tokens, heads, head_dim], dense, of q's dtype.
+        [tokens, heads, head_dim], dense, of q's dtype. Tokens of no sequence have any value.
 
     Raises:
         BadTensor: shapes, dtypes or strides that do not fit.
@@ -58,11 +59,12 @@ def bidirectional(
         checks.shape(name, tensor, *q.shape)
         checks.same(name, tensor, "q", q)
         checks.dense_last(name, tensor)
-    checks.shape("cu_seqlens", cu_seqlens, None)
-    checks.kind("cu_seqlens", cu_seqlens, torch.int32)
-    if cu_seqlens.shape[0] < 1 or max_len < 0:
+    starts, longest = prompts.cu_seqlens, prompts.max_len
+    checks.shape("cu_seqlens", starts, None)
+    checks.kind("cu_seqlens", starts, torch.int32)
+    if starts.shape[0] < 1 or longest < 0:
         raise BadTensor(
-            f"cu_seqlens has {cu_seqlens.shape[0]} entries and max_len is {max_len}, expected at "
+            f"cu_seqlens has {starts.shape[0]} entries and max_len is {longest}, expected at "
             "least 1 and 0"
         )
-    return BIDIRECTIONAL.on(q.device, backend)(q, k, v, cu_seqlens, max_len, scale)
+    return BIDIRECTIONAL.on(q.device, backend)(q, k, v, prompts, scale)

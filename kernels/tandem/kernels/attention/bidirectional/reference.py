@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tandem.kernels.attention.bidirectional.prompts import WholePrompts
 
-def bidirectional(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, max_len: int, scale: float
-) -> Tensor:
-    """See the wrapper; ``max_len`` tells nothing here."""
+
+def bidirectional(q: Tensor, k: Tensor, v: Tensor, prompts: WholePrompts, scale: float) -> Tensor:
+    """See the wrapper; what it bounds the lengths by tells nothing here."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    for start, stop in pairwise(cu_seqlens.tolist()):
+    for start, stop in pairwise(prompts.cu_seqlens.tolist()):
         if stop > start:
             queries, keys, values = (
                 each[start:stop].transpose(0, 1).unsqueeze(0) for each in (q, k, v)

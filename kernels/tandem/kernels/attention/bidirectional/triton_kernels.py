@@ -47,21 +47,23 @@ def _attend(
 
 @triton.jit
 def attend_tiles(
-    q, k, v, starts, out, q_t, q_h, k_t, k_h, v_t, v_h, scale,
+    q, k, v, tiles, out, q_t, q_h, k_t, k_h, v_t, v_h, scale,
     HEADS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, STAGES: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """One tile of BM queries of one head. Grid: (tiles of the longest, HEADS, sequences).
+    """One tile of BM queries of one head. Grid: (tiles, HEADS).
 
-    q, k, v [tokens, HEADS, D] with strides of token and head; starts int32 [sequences + 1]; out
-    [tokens, HEADS, D] dense. WIDTH >= D, a power of two. scale carries log2(e). EXACT multiplies
-    float32 as it is.
+    q, k, v [tokens, HEADS, D] with strides of token and head; tiles int32 [tiles, 3], of each the
+    first token of its sequence, that one's length, and its own first query in it, which is behind
+    the end where there is nothing to do; out [tokens, HEADS, D] dense. WIDTH >= D, a power of two.
+    scale carries log2(e). EXACT multiplies float32 as it is.
     """
     PRECISION: tl.constexpr = "ieee" if EXACT else "tf32"
     head = tl.program_id(1)
-    start = tl.load(starts + tl.program_id(2))
-    length = tl.load(starts + tl.program_id(2) + 1) - start
-    first = tl.program_id(0) * BM
+    tile = tiles + tl.program_id(0) * 3
+    start = tl.load(tile)
+    length = tl.load(tile + 1)
+    first = tl.load(tile + 2)
     if first < length:
         row = first + tl.arange(0, BM)
         cols = tl.arange(0, WIDTH)

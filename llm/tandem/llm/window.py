@@ -1,0 +1,64 @@
+"""How much of a batch is in an engine at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import NamedTuple
+
+
+class _Waiting(NamedTuple):
+    weight: int
+    turn: asyncio.Future[None]
+
+
+class Window:
+    """Places for at most so many requests, and so many tokens in all, taken in the order of asking.
+
+    Whoever weighs more than all places goes alone. Belongs to one event loop.
+    """
+
+    def __init__(self, most: int, tokens: int) -> None:
+        """``most`` requests of together ``tokens`` tokens, both at least 1."""
+        self._places = most
+        self._most = self._tokens = tokens
+        self._waiting: deque[_Waiting] = deque()
+
+    async def take(self, weight: int) -> None:
+        """Wait for a place for ``weight`` tokens, behind everybody who waits."""
+        if not self._waiting and self._has_room(weight):
+            self._seat(weight)
+            return
+        waiting = _Waiting(weight, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        try:
+            await waiting.turn
+        except asyncio.CancelledError:
+            if waiting.turn.cancelled():
+                self._call_next()
+            else:  # it was called, and left before it came
+                self.give(weight)
+            raise
+
+    def give(self, weight: int) -> None:
+        """Give the place back."""
+        self._places += 1
+        self._tokens += weight
+        self._call_next()
+
+    def _call_next(self) -> None:
+        while self._waiting:
+            weight, turn = self._waiting[0]
+            if not turn.cancelled():
+                if not self._has_room(weight):
+                    return
+                self._seat(weight)
+                turn.set_result(None)
+            self._waiting.popleft()
+
+    def _has_room(self, weight: int) -> bool:
+        return self._places > 0 and (weight <= self._tokens or self._tokens == self._most)
+
+    def _seat(self, weight: int) -> None:
+        self._places -= 1
+        self._tokens -= weight

@@ -1,0 +1,110 @@
+"""Places for part of a batch."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandem.llm import llm_engine
+from tandem.llm.beside import weight
+from tandem.llm.weighing import prompt_tokens
+from tandem.llm.window import Window
+from tandem.text.prompts import TextPrompt, TokensPrompt
+
+
+async def settle() -> None:
+    """Let everybody run who can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_places_are_taken_in_the_order_of_asking() -> None:
+    """A small one behind a large one that waits does not pass it; both bounds hold."""
+    window, inside = Window(3, 10), []
+
+    async def come(name: str, tokens: int) -> None:
+        await window.take(tokens)
+        inside.append(name)
+
+    asked = [("a", 4), ("b", 5), ("c", 6), ("d", 1), ("e", 1), ("f", 1)]
+    tasks = [asyncio.create_task(come(*each)) for each in asked]
+    await settle()
+    assert inside == ["a", "b"]
+    window.give(4)
+    await settle()
+    assert inside == ["a", "b"]
+    window.give(5)
+    await settle()
+    assert inside == ["a", "b", "c", "d", "e"]
+    window.give(6)
+    await settle()
+    assert inside[5:] == ["f"]
+    await asyncio.gather(*tasks)
+
+
+async def test_what_is_too_large_goes_alone() -> None:
+    """It waits for all places to be free, and others for it."""
+    window, inside = Window(5, 10), []
+
+    async def come(tokens: int) -> None:
+        await window.take(tokens)
+        inside.append(tokens)
+
+    tasks = [asyncio.create_task(come(tokens)) for tokens in (3, 50, 2)]
+    await settle()
+    assert inside == [3]
+    window.give(3)
+    await settle()
+    assert inside == [3, 50]
+    window.give(50)
+    await settle()
+    assert inside == [3, 50, 2]
+    await asyncio.gather(*tasks)
+
+
+async def test_who_leaves_takes_no_place() -> None:
+    """Neither one that waits, nor one that was called and left before it came."""
+    window = Window(1, 10)
+    await window.take(8)
+    leaving = asyncio.create_task(window.take(9))
+    behind = asyncio.create_task(window.take(2))
+    await settle()
+    leaving.cancel()
+    window.give(8)
+    await asyncio.wait_for(behind, 5)
+    called = asyncio.create_task(window.take(10))
+    await settle()
+    window.give(2)
+    called.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await called
+    await asyncio.wait_for(window.take(10), 5)
+
+
+async def test_one_that_leaves_lets_those_behind_it_in() -> None:
+    """Who waited because of it alone."""
+    window = Window(5, 10)
+    await window.take(4)
+    large = asyncio.create_task(window.take(9))
+    small = asyncio.create_task(window.take(2))
+    await settle()
+    assert not small.done()
+    large.cancel()
+    await asyncio.wait_for(small, 5)
+
+
+def test_tokens_of_prompts() -> None:
+    """Ids as they are, texts by their characters."""
+    assert prompt_tokens(TokensPrompt((1, 2, 3), None)) == 3
+    assert prompt_tokens(TextPrompt("four" * 5)) == 5
+    assert prompt_tokens(TextPrompt("")) == 1
+
+
+def test_ids_weigh_what_they_weighed() -> None:
+    """A list of whole numbers is weighed without looking at each."""
+    assert weight([1] * 700) == 1400
+    assert weight([1, "ab"]) == 2 + 1 + 3
+    assert weight([True, 2]) == 4
+    assert weight([[1, 2], [3]]) == 2 + 4 + 2
+    assert llm_engine.STEPS_AHEAD > 2

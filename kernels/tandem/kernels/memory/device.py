@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tandem.kernels.memory.rate import Rate
 from tandem.protocol.errors import TandemError
 
 _PINNED = 1
@@ -155,6 +156,8 @@ class DeviceRange:
         self.address = address
         self.size = size
         self.handle = handle
+        self.rate = Rate()
+        """Of copies from it."""
 
     def empty(self) -> None:
         """Unmap and let go of the memory; the addresses stay."""

@@ -377,6 +377,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """Sockets with answers under way, if every read has one."""
         return self._reads.wakers()
 
+    def pause(self, seconds: float | None) -> None:
+        """See Mover; awake while a copy is likely to end."""
+        if not self._reads.watch(lambda: not self.inbox.empty):
+            super().pause(seconds)
+
     def observe(self) -> None:
         """Slots and links."""
         ring = self.table.ring

@@ -157,6 +157,10 @@ class Mover(Generic[Item, Event]):
         """Other descriptors to wake for."""
         return ()
 
+    def pause(self, seconds: float | None) -> None:
+        """Sleep until something comes, the time at most."""
+        self.inbox.wait(seconds, self.wakers())
+
     def observe(self) -> None:
         """Set the gauges."""
         raise NotImplementedError
@@ -225,7 +229,7 @@ class Mover(Generic[Item, Event]):
             self.observe()
         seconds = self.rest(now_ms())
         if seconds is None or seconds > 0:
-            self.inbox.wait(seconds, self.wakers())
+            self.pause(seconds)
         return True
 
     def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for copies whose end nobody tells: asleep until shortly before, awake for the last moments.
+"""Waiting for copies whose end nobody tells: asleep until shortly before, awake around it.
 
 A GPU's copies wake no thread that sleeps on descriptors, and asking after them all the time would
 take a processor and other threads' turns. So a copy has a moment at which it is likely to be

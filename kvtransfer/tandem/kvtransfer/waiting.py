@@ -13,8 +13,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-AHEAD_SECONDS = 8e-5
-"""How long before the moment one is awake: a nap ends some tens of microseconds late."""
+AHEAD_SECONDS = 1.5e-4
+"""How long before the moment one is awake: a nap ends some tens of microseconds late, and who has
+just woken is slow."""
 WATCH_SECONDS = 5e-4
 """How long after it one stays awake: the link may be shared."""
 

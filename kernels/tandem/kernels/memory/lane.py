@@ -13,6 +13,7 @@ import ctypes
 import math
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,30 +39,32 @@ class Lane:
         self._open: deque[LaneMark] = deque()
         self._seen_at = 0.0
         """When the last end was seen."""
-        self._begin: int | None = None
-        self._nbytes = 0
-        self._source: DeviceRange | None = None
+        self._begun: _Begun | None = None
+        """Since the last mark."""
 
     def copy(self, targets: Numbers, sources: Numbers, sizes: Numbers, source: DeviceRange) -> None:
         """Copy ranges behind what the lane has, those of one call in any order among themselves:
         int64 arrays [ranges] of addresses, addresses in ``source``, and bytes. Raises
         DeviceMemoryError; some may have begun then."""
-        if self._begin is None:
-            self._begin = self._recorded()
+        begun = self._begun
+        if begun is None:
+            begun = self._begun = _Begun(time.perf_counter(), source)
         ends, at, done = np.cumsum(sizes), 0, 0
-        self._source, self._nbytes = source, self._nbytes + int(ends[-1])
+        begun.nbytes += int(ends[-1])
         while at < len(sizes):
             most = MORE_BYTES if at else FIRST_BYTES
             stop = max(at + 1, int(np.searchsorted(ends, done + most, side="right")))
             some = slice(at, stop)
             copy_many(targets[some], sources[some], sizes[some], self._stream.cuda_stream)
             at, done = stop, int(ends[stop - 1])
+            if begun.event is None:  # behind the first, which must not wait for it
+                begun.event, begun.untimed = self._recorded(), done
 
     def mark(self) -> LaneMark:
         """Behind all copies so far, and of those since the mark before it. Raises
         DeviceMemoryError."""
-        mark = LaneMark(self, self._begin, self._recorded(), self._nbytes, self._source)
-        self._begin, self._nbytes, self._source = None, 0, None
+        mark = LaneMark(self, self._begun or _Begun(time.perf_counter(), None), self._recorded())
+        self._begun = None
         self._open.append(mark)
         return mark
 
@@ -71,7 +74,7 @@ class Lane:
 
     def due(self, mark: LaneMark) -> float:
         """When it is likely to be through, by ``time.perf_counter``; inf if nothing says so."""
-        at = max(self._seen_at, self._open[0].begun_at) if self._open else math.inf
+        at = max(self._seen_at, self._open[0].begun.at) if self._open else math.inf
         for each in self._open:
             at += each.seconds
             if each is mark:
@@ -92,17 +95,28 @@ class Lane:
         return event
 
 
+@dataclass(slots=True)
+class _Begun:
+    """Copies between two marks."""
+
+    at: float
+    """By ``time.perf_counter``, before the first."""
+    source: DeviceRange | None
+    nbytes: int = 0
+    event: int | None = None
+    """Behind the first ranges."""
+    untimed: int = 0
+    """Bytes before that."""
+
+
 class LaneMark:
     """A moment in the order of a lane's copies."""
 
-    def __init__(
-        self, lane: Lane, begin: int | None, end: int, nbytes: int, source: DeviceRange | None
-    ) -> None:
-        self._lane, self._begin, self._end = lane, begin, end
-        self._nbytes, self._source = nbytes, source
+    def __init__(self, lane: Lane, begun: _Begun, end: int) -> None:
+        self._lane, self.begun, self._end = lane, begun, end
         self._through = False
-        self.begun_at = time.perf_counter()
-        self.seconds = 0.0 if source is None else source.rate.seconds_for(nbytes)
+        source = begun.source
+        self.seconds = 0.0 if source is None else source.rate.seconds_for(begun.nbytes)
         """That its copies are likely to take."""
 
     @property
@@ -120,9 +134,10 @@ class LaneMark:
         if status:
             raise DeviceMemoryError(f"a copy failed: error {status} of the driver")
         self._through = True
-        if self._begin is not None and self._source is not None:
-            self._source.rate.took(self._nbytes, _seconds_between(self._begin, self._end))
-        self._lane.ended(self, (self._begin, self._end))
+        begun, timed = self.begun, self.begun.nbytes - self.begun.untimed
+        if begun.event is not None and begun.source is not None and timed:
+            begun.source.rate.took(timed, _seconds_between(begun.event, self._end))
+        self._lane.ended(self, (begun.event, self._end))
         return True
 
 

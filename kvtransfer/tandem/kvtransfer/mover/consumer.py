@@ -244,7 +244,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def work(self, now: Millis) -> list[Action]:
         """Reads, one unpack, probes, deadlines."""
-        actions = self._poll_reads(now) if self._reads else []
+        if self._reads:
+            self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
+        actions: list[Action] = []
         if self._unpacks:
             actions += self._unpack(self._unpacks.popleft(), now)
         self.pace.look(self.table.pulls)

@@ -6,6 +6,7 @@ import ctypes
 import select
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 _PR_SET_TIMERSLACK = 29
 
@@ -25,7 +26,7 @@ class _Duration(ctypes.Structure):
 def nap_precisely() -> None:
     """Let naps of the calling thread end when they should: Linux adds up to 50 us to each."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+        _library().prctl(_PR_SET_TIMERSLACK, 1)
 
 
 def sleep_on(descriptors: Sequence[int], seconds: float) -> None:
@@ -34,11 +35,14 @@ def sleep_on(descriptors: Sequence[int], seconds: float) -> None:
     if sys.platform != "linux":
         select.select(descriptors, (), (), seconds)
         return
-    watched = (_Watched * len(descriptors))()
-    for each, descriptor in zip(watched, descriptors, strict=True):
-        each.fd, each.events = descriptor, select.POLLIN
+    watched = (_Watched * len(descriptors))(*((each, select.POLLIN) for each in descriptors))
     whole = int(seconds)
     duration = _Duration(whole, int((seconds - whole) * 1e9))
-    ctypes.CDLL(None).ppoll(
+    _library().ppoll(
         watched, ctypes.c_ulong(len(descriptors)), ctypes.byref(duration), ctypes.c_void_p(None)
     )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

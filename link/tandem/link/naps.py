@@ -35,7 +35,9 @@ def sleep_on(descriptors: Sequence[int], seconds: float) -> None:
     if sys.platform != "linux":
         select.select(descriptors, (), (), seconds)
         return
-    watched = (_Watched * len(descriptors))(*((each, select.POLLIN) for each in descriptors))
+    watched = (_Watched * len(descriptors))(
+        *(_Watched(each, select.POLLIN) for each in descriptors)
+    )
     whole = int(seconds)
     duration = _Duration(whole, int((seconds - whole) * 1e9))
     _library().ppoll(

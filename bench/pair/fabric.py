@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry
 
+from tandem.cli.gpus import environment_of
 from tandem.kernels.memory.device import MappedAllocator
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
@@ -213,7 +214,10 @@ class Child:
         environment = dict(os.environ)
         if asked.isolated:
             words = isolated(words)
-            environment |= {"HOME": asked.folder, "CUDA_VISIBLE_DEVICES": str(gpu)}
+            # Its own first, as `tandem up` says it: a driver that does not see the peer's GPU
+            # copies from it more slowly.
+            names = [str(each) for each in range(torch.cuda.device_count())]
+            environment |= {"HOME": asked.folder} | environment_of(gpu, names)
         else:
             words += ["--gpu", str(gpu)]
         self.process = subprocess.Popen(

@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import ctypes
+import select
 import sys
+from collections.abc import Sequence
+from functools import cache
 
 _PR_SET_TIMERSLACK = 29
+
+
+class _Watched(ctypes.Structure):
+    """struct pollfd."""
+
+    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
+
+
+class _Duration(ctypes.Structure):
+    """struct timespec."""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
 def nap_precisely() -> None:
     """Let naps of the calling thread end when they should: Linux adds up to 50 us to each."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)
+        _library().prctl(_PR_SET_TIMERSLACK, 1)
+
+
+def sleep_on(descriptors: Sequence[int], seconds: float) -> None:
+    """Sleep until one of the descriptors is readable or the time is over, to some microseconds;
+    ``select.poll`` and epoll sleep whole milliseconds, and more of them than were asked for."""
+    if sys.platform != "linux":
+        select.select(descriptors, (), (), seconds)
+        return
+    watched = (_Watched * len(descriptors))(
+        *(_Watched(each, select.POLLIN) for each in descriptors)
+    )
+    whole = int(seconds)
+    duration = _Duration(whole, int((seconds - whole) * 1e9))
+    _library().ppoll(
+        watched, ctypes.c_ulong(len(descriptors)), ctypes.byref(duration), ctypes.c_void_p(None)
+    )
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
+from tandem.link.naps import sleep_on
+
 Item = TypeVar("Item")
 
+_ONCE = (1).to_bytes(8, sys.byteorder)
+SHORT_SECONDS = 0.02
+"""A nap that is shorter is measured in microseconds."""
 MOST_ITEMS = 100_000
 """What strangers have sent never fills the memory: beyond this their links end."""
 
@@ -35,8 +40,12 @@ class WakeQueue(Generic[Item]):
         self._closed = True
         self._lock = threading.RLock()
         """Of the descriptors' lives; a signal handler may have interrupted its holder."""
-        self._bell, self._rope = os.pipe()
-        for descriptor in (self._bell, self._rope):
+        if sys.platform == "linux":
+            # A pipe's reader would wake behind its writer, on the same processor.
+            self._bell = self._rope = os.eventfd(0)
+        else:
+            self._bell, self._rope = os.pipe()
+        for descriptor in {self._bell, self._rope}:
             os.set_blocking(descriptor, False)
         self._closed = False
         self._poller = select.poll()
@@ -72,7 +81,7 @@ class WakeQueue(Generic[Item]):
         """Make the descriptor readable, whoever listens."""
         with self._lock, contextlib.suppress(BlockingIOError):  # full: it is readable anyway
             if not self._closed:
-                os.write(self._rope, b"\0")
+                os.write(self._rope, _ONCE)
 
     @property
     def empty(self) -> bool:
@@ -111,15 +120,15 @@ class WakeQueue(Generic[Item]):
                 self._sleep(seconds, others)
 
     def _sleep(self, seconds: float | None, others: Sequence[int]) -> None:
-        """By poll, which takes any descriptor (select none above 1023) and counts milliseconds: a
-        shorter nap is slept through."""
+        """By poll, which takes any descriptor (select none above 1023) and counts milliseconds;
+        naps of a few are measured more precisely."""
+        if seconds is not None and seconds < SHORT_SECONDS:
+            sleep_on((self._bell, *others), seconds)
+            return
         for descriptor in others:
             self._poller.register(descriptor, select.POLLIN)
         try:
-            if seconds is None or seconds >= 0.001:
-                self._poller.poll(None if seconds is None else seconds * 1000)
-            elif not self._poller.poll(0):
-                time.sleep(seconds)
+            self._poller.poll(None if seconds is None else seconds * 1000)
         finally:
             for descriptor in others:
                 self._poller.unregister(descriptor)
@@ -130,5 +139,5 @@ class WakeQueue(Generic[Item]):
         with self._lock:
             if not self._closed:
                 self._closed = True
-                os.close(self._bell)
-                os.close(self._rope)
+                for descriptor in {self._bell, self._rope}:
+                    os.close(descriptor)

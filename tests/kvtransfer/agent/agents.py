@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -103,6 +104,8 @@ class _HeldRing(HostRing):
 
 class _Late:
     """Behind a copy that has not landed."""
+
+    due = math.inf
 
     def __init__(self, held: Held, land: Callable[[], Mark]) -> None:
         self._held, self._land = held, land

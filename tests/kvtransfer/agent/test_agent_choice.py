@@ -4,12 +4,15 @@ link; and links come back to the agent when it comes back, or comes at all."""
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.kvtransfer.agent.agents import Running
 from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.test_falls import Pair, choosing
 
+from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.transports.agent.sizes import GPU_FACTOR, LandingSizes
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import new_incarnation
@@ -153,3 +156,15 @@ def test_the_way_is_named(workers, folder, running):
         "tandem:kv_transport_info", role="consumer", connector="shm_agent", fallback="0"
     )
     assert preferred == 1
+
+
+def test_landing_slots_of_a_gpu_are_larger_and_fewer_unless_their_size_is_set():
+    """In all as many bytes as its receive slots, for a consumer and for each peer."""
+    slab = torch.zeros(1, dtype=torch.uint8)
+    for size, factor in ((None, GPU_FACTOR), (1 << 20, 1)):
+        config = KVTransferConfig(kv_slot_bytes=size, kv_receive_slots=7, kv_slots_per_peer=5)
+        host, gpu = LandingSizes(config), LandingSizes(config, on_gpu=True)
+        slot_bytes, slots = host.of(4096, slab)
+        assert (slots, host.per_peer) == (7, 5)
+        assert gpu.of(4096, slab) == (slot_bytes * factor, -(-slots // factor))
+        assert gpu.per_peer == -(-5 // factor)

@@ -77,6 +77,9 @@ def test_a_range_is_mapped_to_be_read_and_no_longer_than_wanted():
         assert mapped.size == size == memory.numel()
         mapped.close()
         mapped.close()
+        part = map_range(descriptor, size - 1, 0)
+        assert part.size == size, "of the last grain all is mapped"
+        part.close()
         with pytest.raises(DeviceMemoryError):
             descriptor_of(memory[1 << 20 :])
         with pytest.raises(DeviceMemoryError):

@@ -139,6 +139,8 @@ def test_a_lost_peers_memory_is_let_go_of(consumer: Worker, producer: Worker) ->
 class Slow:
     """Copies that end when they are told to."""
 
+    due = 12.0
+
     def __init__(self, inner: HostCopier) -> None:
         self._inner = inner
         self.through = False
@@ -165,8 +167,10 @@ def test_memory_stays_mapped_under_a_copy(consumer: Worker, producer: Worker) ->
     until(lambda: moved(consumer) and consumer.slab[0].all())
     consumer.transport.close(peer)
     assert consumer.transport.poll(read) is Progress.PENDING
+    assert (consumer.transport.moments(), consumer.transport.stirs()) == ([12.0], False)
     assert mappings() == before + 3
     slow.through = True
+    assert consumer.transport.stirs()
     assert consumer.transport.poll(read) is Progress.DONE
     assert mappings() == before
 

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tandem.kernels.memory.rate import Rate
 from tandem.protocol.errors import TandemError
 
 _PINNED = 1
@@ -88,15 +89,7 @@ class MappedAllocator:
     def __call__(self, size: int) -> Tensor:
         """Flat uint8 memory of at least ``size`` bytes. Raises DeviceMemoryError."""
         torch.cuda.synchronize(self._device)  # makes the device's context this thread's
-        properties = self._properties()
-        grain = ctypes.c_size_t()
-        call_driver(
-            "cuMemGetAllocationGranularity",
-            ctypes.byref(grain),
-            ctypes.byref(properties),
-            ctypes.c_int(_MINIMUM),
-        )
-        whole = -(-size // grain.value) * grain.value
+        whole = _whole_grains(size, _properties_of(self._index))
         address = ctypes.c_ulonglong()
         length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)
         call_driver(
@@ -140,7 +133,7 @@ class MappedAllocator:
 
     def _fill(self, given: DeviceRange) -> None:
         """Make memory for a range that has none, and map it."""
-        handle, properties = ctypes.c_ulonglong(), self._properties()
+        handle, properties = ctypes.c_ulonglong(), _properties_of(self._index)
         address, length = ctypes.c_ulonglong(given.address), ctypes.c_size_t(given.size)
         zero = ctypes.c_ulonglong(0)
         call_driver("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), zero)
@@ -153,18 +146,6 @@ class MappedAllocator:
             given.empty()
             raise
 
-    def _properties(self) -> _Properties:
-        where = _Location(_DEVICE, self._index)
-        network = ctypes.c_int()
-        call_driver(
-            "cuDeviceGetAttribute",
-            ctypes.byref(network),
-            ctypes.c_int(_RDMA_ATTRIBUTE),
-            ctypes.c_int(self._index),
-        )
-        flags = _Flags(rdma=1 if network.value else 0)
-        return _Properties(_PINNED, _POSIX_DESCRIPTOR, where, None, flags)
-
 
 class DeviceRange:
     """Addresses of the device and the memory that is mapped there: one's own, or another
@@ -175,6 +156,8 @@ class DeviceRange:
         self.address = address
         self.size = size
         self.handle = handle
+        self.rate = Rate()
+        """Of copies from it."""
 
     def empty(self) -> None:
         """Unmap and let go of the memory; the addresses stay."""
@@ -218,11 +201,13 @@ def descriptor_of(tensor: Tensor) -> tuple[int, int]:
 
 
 def map_range(descriptor: int, size: int, device: int, *, writable: bool = False) -> DeviceRange:
-    """Map another process's range, all ``size`` bytes of it, to be read (and written, if
-    ``writable``) by a device of this one; the descriptor stays the caller's. Raises
-    DeviceMemoryError, also where the range's GPU cannot be reached from here."""
+    """Map another process's range from its start on, ``size`` bytes and what lies behind them in
+    the last grain of memory, to be read (and written, if ``writable``) by a device of this one; the
+    descriptor stays the caller's. Raises DeviceMemoryError, also where the range's GPU cannot be
+    reached from here."""
     handle, address = ctypes.c_ulonglong(), ctypes.c_ulonglong()
-    length, zero = ctypes.c_size_t(size), ctypes.c_ulonglong(0)
+    whole = _whole_grains(size, _properties_of(device))
+    length, zero = ctypes.c_size_t(whole), ctypes.c_ulonglong(0)
     call_driver(
         "cuMemImportFromShareableHandle",
         ctypes.byref(handle),
@@ -238,9 +223,35 @@ def map_range(descriptor: int, size: int, device: int, *, writable: bool = False
         access = _Access(_Location(_DEVICE, device), rights)
         call_driver("cuMemSetAccess", address, length, ctypes.byref(access), ctypes.c_size_t(1))
     except DeviceMemoryError:
-        _free(address.value, size, handle.value)
+        _free(address.value, whole, handle.value)
         raise
-    return DeviceRange(address.value, size, handle.value)
+    return DeviceRange(address.value, whole, handle.value)
+
+
+def _properties_of(device: int) -> _Properties:
+    """Of memory that is made here: on this device, for other processes and, where it can, NICs."""
+    network = ctypes.c_int()
+    call_driver(
+        "cuDeviceGetAttribute",
+        ctypes.byref(network),
+        ctypes.c_int(_RDMA_ATTRIBUTE),
+        ctypes.c_int(device),
+    )
+    flags = _Flags(rdma=1 if network.value else 0)
+    where = _Location(_DEVICE, device)
+    return _Properties(_PINNED, _POSIX_DESCRIPTOR, where, None, flags)
+
+
+def _whole_grains(size: int, properties: _Properties) -> int:
+    """Bytes of the grains that ``size`` bytes of such memory take: no less can be mapped."""
+    grain = ctypes.c_size_t()
+    call_driver(
+        "cuMemGetAllocationGranularity",
+        ctypes.byref(grain),
+        ctypes.byref(properties),
+        ctypes.c_int(_MINIMUM),
+    )
+    return -(-size // grain.value) * grain.value
 
 
 def use_device(device: int) -> None:

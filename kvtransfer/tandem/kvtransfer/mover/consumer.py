@@ -244,7 +244,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def work(self, now: Millis) -> list[Action]:
         """Reads, one unpack, probes, deadlines."""
-        actions = self._poll_reads(now) if self._reads else []
+        if self._reads:
+            self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
+        actions: list[Action] = []
         if self._unpacks:
             actions += self._unpack(self._unpacks.popleft(), now)
         self.pace.look(self.table.pulls)
@@ -292,8 +294,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             seconds = time.perf_counter() - started
             self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
-            self.metrics.bytes.labels("consumer").inc(read.nbytes)
-            self.metrics.parts.labels("consumer").inc()
+            self.metrics.bytes_of("consumer").inc(read.nbytes)
+            self.metrics.parts_of("consumer").inc()
             return self._over(read, now)
         if read.slot is None:
             pull = self.table.pulls.get(read.key)
@@ -312,7 +314,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             if fault is None:
                 self.memory.unpack(item.slot, item.block_ids, self.parts.slab)
         if fault is None:
-            self.metrics.phase.labels("unpack").observe(time.perf_counter() - started)
+            self.metrics.phase_of("unpack").observe(time.perf_counter() - started)
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")
@@ -377,11 +379,16 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """Sockets with answers under way, if every read has one."""
         return self._reads.wakers()
 
+    def pause(self, seconds: float | None) -> None:
+        """See Mover; awake while a copy is likely to end."""
+        if not self._reads.watch(lambda: not self.inbox.empty):
+            super().pause(seconds)
+
     def observe(self) -> None:
         """Slots and links."""
         ring = self.table.ring
-        self.metrics.slots.labels("consumer", "free").set(ring.free)
-        self.metrics.slots.labels("consumer", "quarantined").set(ring.quarantined)
+        self.metrics.slots_of("consumer", "free").set(ring.free)
+        self.metrics.slots_of("consumer", "quarantined").set(ring.quarantined)
         held = len(ring) - ring.free - ring.quarantined
-        self.metrics.slots.labels("consumer", "held").set(held)
+        self.metrics.slots_of("consumer", "held").set(held)
         self.metrics.links.labels("consumer").set(len(self.table.links))

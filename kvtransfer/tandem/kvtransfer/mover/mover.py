@@ -41,6 +41,7 @@ Event = TypeVar("Event")
 Item = TypeVar("Item")
 
 NAP_SECONDS = 0.0002
+YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
 _LONGEST_NAP = 0.05
@@ -106,6 +107,8 @@ class Mover(Generic[Item, Event]):
         self.control: Channel | None = None
         """Set before ``start``."""
         self._outbox: deque[Event] = deque()
+        self._told = False
+        """Whether this turn has told the engine something."""
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -157,6 +160,10 @@ class Mover(Generic[Item, Event]):
         """Other descriptors to wake for."""
         return ()
 
+    def pause(self, seconds: float | None) -> None:
+        """Sleep until something comes, the time at most."""
+        self.inbox.wait(seconds, self.wakers())
+
     def observe(self) -> None:
         """Set the gauges."""
         raise NotImplementedError
@@ -173,6 +180,7 @@ class Mover(Generic[Item, Event]):
         """Queue for the engine's thread and wake it."""
         self._outbox.append(event)
         self.parts.notify()
+        self._told = True
 
     def active(self) -> None:
         """Bytes moved: short naps for a while."""
@@ -220,12 +228,15 @@ class Mover(Generic[Item, Event]):
                 return False
             self._carry_out(self.take(item, now), now)
         self._carry_out(self.work(now), now)
+        if self._told:  # who was told has the interpreter first: it wakes in the meantime
+            self._told = False
+            time.sleep(YIELD_SECONDS)
         if items or self._observed_at < self._active_at:
             self._observed_at = time.monotonic()
             self.observe()
         seconds = self.rest(now_ms())
         if seconds is None or seconds > 0:
-            self.inbox.wait(seconds, self.wakers())
+            self.pause(seconds)
         return True
 
     def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:

@@ -45,7 +45,7 @@ class Phases:
 
     def read(self, key: RequestKey, nbytes: int, seconds: float) -> None:
         """A part was read just now."""
-        self._metrics.phase.labels("read").observe(seconds)
+        self._metrics.phase_of("read").observe(seconds)
         parts = self._parts.get(key)
         if parts is not None and len(parts) < MAX_PARTS:
             now = time.monotonic()
@@ -76,7 +76,7 @@ class Phases:
         if isinstance(event, Loaded | FirstTokenEnded | LoadFailed | Cancelled):
             self._at.pop(event.key, None)
             self._parts.pop(event.key, None)
-            self._metrics.endings.labels("consumer", _OUTCOMES[type(event)]).inc()
+            self._metrics.endings_of("consumer", _OUTCOMES[type(event)]).inc()
         if isinstance(event, LoadFailed):
             self._metrics.failures.labels("consumer", event.cause).inc()
         assert not isinstance(event, BlocksFree) or event.key not in self._at
@@ -100,4 +100,4 @@ class Phases:
             return
         at[name] = time.monotonic()
         if since in at:
-            self._metrics.phase.labels(phase).observe(at[name] - at[since])
+            self._metrics.phase_of(phase).observe(at[name] - at[since])

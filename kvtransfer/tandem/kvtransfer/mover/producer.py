@@ -202,7 +202,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Send and tell at once; packs wait for their turn, so that messages do not wait."""
         if isinstance(action, Send):
             if isinstance(action.message, Committed):
-                self.metrics.endings.labels("producer", "committed").inc()
+                self.metrics.endings_of("producer", "committed").inc()
             self.say(action.to, action.message)
         elif isinstance(action, Tell):
             if isinstance(action.event, Revoked):
@@ -269,15 +269,15 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             digest=self.memory.pack(self.parts.slab, item.block_ids, item.slot),
         )
         self.memory.write(item.slot, header_bytes(header))
-        self.metrics.phase.labels("pack").observe(time.perf_counter() - started)
+        self.metrics.phase_of("pack").observe(time.perf_counter() - started)
         self._gave(nbytes)
         return self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
 
     def _gave(self, nbytes: int) -> None:
         """Bytes are D's to read: a part, or a chunk's blocks."""
         self.parts.board.transfers += 1
-        self.metrics.bytes.labels("producer").inc(nbytes)
-        self.metrics.parts.labels("producer").inc()
+        self.metrics.bytes_of("producer").inc(nbytes)
+        self.metrics.parts_of("producer").inc()
         self.active()
 
     def rest(self, now: Millis) -> float | None:
@@ -294,6 +294,6 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def observe(self) -> None:
         """Slots and leases."""
         ring = self.table.ring
-        self.metrics.slots.labels("producer", "free").set(ring.free)
-        self.metrics.slots.labels("producer", "held").set(len(ring) - ring.free)
+        self.metrics.slots_of("producer", "free").set(ring.free)
+        self.metrics.slots_of("producer", "held").set(len(ring) - ring.free)
         self.metrics.leases.set(self.table.num_leased)

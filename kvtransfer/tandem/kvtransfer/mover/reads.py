@@ -15,8 +15,10 @@ from tandem.kvtransfer.transports.base import (
     Extent,
     Progress,
     Ticket,
+    Timed,
     Transport,
 )
+from tandem.kvtransfer.waiting import nap_before, watch
 
 LEAST_NAP_SECONDS = 2e-5
 COPY_SECONDS = 0.05
@@ -41,6 +43,7 @@ class Reads:
         self._transports = transports
         self._block_bytes = block_bytes
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
+        self._timed = [each for each in transports.values() if isinstance(each, Timed)]
         self._copied_at = float("-inf")
         """When the last copy was begun."""
 
@@ -90,15 +93,31 @@ class Reads:
         return found
 
     def nap(self, usual: Callable[[], float]) -> float:
-        """Seconds until the next look: short beside the age of the copy that was begun last, so
-        that its end is seen soon; 0.05 where sockets wake who waits; else ``usual``."""
+        """Seconds until the next look: shortly before a copy is likely to be through; 0.05 where
+        sockets wake who waits; short beside the age of the copy that was begun last, where nothing
+        foretells its end; else ``usual``."""
+        foretold = nap_before(self._moments())
         if self.wakers():
-            return 0.05
+            return 0.05 if foretold is None else max(LEAST_NAP_SECONDS, foretold)
+        if foretold is not None:
+            return max(LEAST_NAP_SECONDS, foretold)
         age = time.monotonic() - self._copied_at
         return max(LEAST_NAP_SECONDS, age / 32) if age < COPY_SECONDS else usual()
 
+    def watch(self, until: Callable[[], bool]) -> bool:
+        """Look without a pause while a copy is likely to end, or ``until`` says to stop; False, and
+        at once, if none is."""
+        return watch(self._moments(), lambda: until() or any(e.stirs() for e in self._timed))
+
     def wakers(self) -> list[int]:
         """Sockets with answers under way, if every read has one."""
-        if not self._open or any(name != "tcp" for name, _ in self._open):
-            return []
-        return self._transports["tcp"].filenos()
+        found: list[int] = []
+        for name in {name for name, _ in self._open}:
+            descriptors = self._transports[name].filenos()
+            if not descriptors:
+                return []
+            found += descriptors
+        return found
+
+    def _moments(self) -> list[float]:
+        return [moment for each in self._timed for moment in each.moments()]

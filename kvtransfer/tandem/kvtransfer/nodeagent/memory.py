@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import mmap
 import os
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from tandem.kernels.memory import device
-from tandem.kernels.memory.copies import copy_many
 from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange
+from tandem.kernels.memory.lane import Lane
 from tandem.kernels.memory.shared import SharedMemory
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.agent.wire import HOST, MAX_RING_BYTES
 from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import Mark, StreamEvent, Through
+from tandem.kvtransfer.transports.mapped.copiers import Mark, Through
 
 _STAT_BLOCK = 512
 
@@ -143,7 +143,7 @@ class DeviceRing:
         except DeviceMemoryError as error:
             raise TransportError(f"landing slots cannot be mapped: {error}") from error
         self.size = size
-        self._stream: Any = torch.cuda.Stream(torch.device("cuda", index))  # type: ignore[no-untyped-call]
+        self._lane = Lane(index)
 
     def copy(self, source: Source, batch: Batch) -> Mark:
         """See Ring."""
@@ -152,14 +152,14 @@ class DeviceRing:
         joined = batch.joined()
         try:
             device.use_device(self._index)
-            there = joined.sources + source.seen_by(self._index).address
+            seen = source.seen_by(self._index)
+            there = joined.sources + seen.address
             here = joined.targets + self._range.address
-            copy_many(here, there, joined.sizes, self._stream.cuda_stream)
+            self._lane.copy(here, there, joined.sizes, seen)
         except DeviceMemoryError as error:
-            self._stream.synchronize()  # those that have begun: their slot is the consumer's again
+            self._lane.wait()  # those that have begun: their slot is the consumer's again
             raise TransportError(str(error)) from error
-        with torch.cuda.device(self._index):
-            return StreamEvent(self._stream)
+        return self._lane.mark()
 
     def close(self) -> None:
         """See Ring."""

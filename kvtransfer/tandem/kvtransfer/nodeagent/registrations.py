@@ -18,7 +18,7 @@ from tandem.kvtransfer.transports.agent.wire import Copy, Fault, Give, Ground, T
 from tandem.kvtransfer.transports.base import Region
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Mark
-from tandem.kvtransfer.transports.mapped.tags import PeerTags, Turns
+from tandem.kvtransfer.transports.mapped.tags import Numbers, PeerTags, Turns
 
 logger = logging.getLogger(__name__)
 
@@ -94,14 +94,16 @@ class Running:
     producer: Producer
     consumer: Consumer
     mark: Mark
+    blocks: Numbers
+    """What is copied, by number, where it is blocks."""
     turns: Turns | None
-    """Of the tags of its blocks, before it began."""
+    """Of their tags, before it began."""
 
     def tags(self) -> bytes:
         """Of its blocks, as they are now, cleared where they are of another turn."""
         if self.turns is None or self.producer.tags is None:
             return b""
-        return b"".join(self.producer.tags.tags_of(_blocks_of(self.request), self.turns))
+        return b"".join(self.producer.tags.tags_of(self.blocks, self.turns))
 
     def end(self) -> None:
         """Its memory may go now, as far as it was waited for."""
@@ -140,11 +142,13 @@ class Producers:
         if not compare_digest(request.secret, producer.secret):
             return Fault.DENIED
         batch = _batch_of(request, consumer.slot_bytes)
+        blocks, rests = np.divmod(batch.sources, request.size)
         if not _is_within(request, batch, producer, consumer):
             return Fault.OUTSIDE
         assert producer.tags is not None, "it is registered"
-        tagged = request.ground is Ground.BLOCKS
-        turns = producer.tags.turns_of(_blocks_of(request)) if tagged else None
+        if batch.tagged and (rests.any() or blocks.max() >= len(producer.tags)):
+            return Fault.OUTSIDE
+        turns = producer.tags.turns_of(blocks) if batch.tagged else None
         try:
             mark = consumer.ring.copy(producer.sources[request.ground], batch)
         except TransportError as error:
@@ -152,11 +156,7 @@ class Producers:
             return Fault.FAILED
         producer.under_way += 1
         consumer.under_way += 1
-        return Running(request, producer, consumer, mark, turns)
-
-
-def _blocks_of(request: Copy) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    return np.array(request.places, dtype=np.int64) // request.size
+        return Running(request, producer, consumer, mark, blocks, turns)
 
 
 def _batch_of(request: Copy, slot_bytes: int) -> Batch:
@@ -168,7 +168,7 @@ def _batch_of(request: Copy, slot_bytes: int) -> Batch:
 
 
 def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consumer) -> bool:
-    """Whether all bytes are the producer's, land in the one slot and, of blocks, have tags."""
+    """Whether all bytes are the producer's, land in the one slot and, if blocks, are whole ones."""
     if len(request.places) * request.size > consumer.slot_bytes:
         return False
     if request.slot >= consumer.num_slots:
@@ -176,8 +176,5 @@ def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consum
     source = producer.sources[request.ground]
     if not batch.fits(source_bytes=source.size, target_bytes=consumer.ring.size):
         return False
-    if request.ground is Ground.SLOTS:
-        return True
-    blocks, rest = np.divmod(batch.sources, request.size)
-    same = request.size == producer.block_bytes == consumer.block_bytes
-    return same and not rest.any() and blocks.max() < len(producer.tags or ())
+    whole = request.size == producer.block_bytes == consumer.block_bytes
+    return whole or not batch.tagged

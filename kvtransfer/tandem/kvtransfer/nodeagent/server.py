@@ -36,6 +36,8 @@ from tandem.kvtransfer.transports.agent.wire import (
     Take,
     ToAgent,
 )
+from tandem.kvtransfer.waiting import nap_before, watch
+from tandem.link.naps import nap_precisely, sleep_on
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ class NodeAgent:
         self._running: list[tuple[Caller, Running]] = []
         self._listener = _listen(self.path, group)
         self._stop_reader, self._stop_writer = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._stop_reader, selectors.EVENT_READ)
 
@@ -76,6 +78,7 @@ class NodeAgent:
 
     def run(self) -> None:
         """Serve until ``stop``."""
+        nap_precisely()
         try:
             while self._turn():
                 pass
@@ -87,7 +90,8 @@ class NodeAgent:
                 each.close()
 
     def _turn(self) -> bool:
-        for key, ready in self._selector.select(self._rest()):
+        self._pause()
+        for key, ready in self._selector.select(0 if self._running else self._rest()):
             if key.fileobj is self._stop_reader:
                 return False
             if key.fileobj is self._listener:
@@ -113,11 +117,21 @@ class NodeAgent:
                 self._watch(caller)
         return True
 
+    def _pause(self) -> None:
+        """Sleep while copies run, until something comes or one is to be asked after."""
+        if not self._running or self._in_turn:
+            return
+        moments = [copy.mark.due for _, copy in self._running]
+        if not watch(moments, self._stirs):
+            nap = nap_before(moments)
+            sleep_on([self._selector.fileno()], _LOOK_SECONDS if nap is None else nap)
+
+    def _stirs(self) -> bool:
+        return any(copy.mark.done() for _, copy in self._running) or bool(self._selector.select(0))
+
     def _rest(self) -> float | None:
         if self._in_turn:
             return 0
-        if self._running:
-            return _LOOK_SECONDS
         return None if all(each.is_registered for each in self._callers.values()) else 0.2
 
     def _watch(self, caller: Caller) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, NewType, Protocol, overload
+from typing import NamedTuple, NewType, Protocol, overload, runtime_checkable
 
 from tandem.kvtransfer.memory.blocks import Blocks
 from tandem.kvtransfer.memory.slots import SlotMemory
@@ -176,4 +176,18 @@ class Transport(Protocol):
 
     def stop(self) -> None:
         """Let go of everything; the memory is the owner's again: no byte lands after it."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A transport that knows when copies of its own are likely to be through."""
+
+    def moments(self) -> Sequence[float]:
+        """At which copies under way are likely to be through, by ``time.perf_counter``; inf where
+        nothing says so."""
+        ...
+
+    def stirs(self) -> bool:
+        """Whether ``advance`` and ``poll`` would find a copy through; asked without a pause."""
         ...

@@ -58,6 +58,10 @@ class Asker:
         """Whether an agent is there, as far as one knows."""
         return self._line is not None
 
+    def filenos(self) -> list[int]:
+        """Of the agent's socket, if all requests have been said."""
+        return [] if self._line is None or self._unsaid else [self._line.fileno()]
+
     def connect(self) -> None:
         """Call the agent, if it has not been called. Raises TransportError where there is none."""
         if self._line is None:

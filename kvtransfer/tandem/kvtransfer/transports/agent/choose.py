@@ -19,5 +19,5 @@ def make_agent(
         where, allowed = ("a GPU", "cuda_p2p_agent") if on_gpu else ("the host", "shm_agent")
         raise TransportError(f"kv_connector: {name}, with KV in memory of {where}: try {allowed}")
     place = open_folder(config.kv_node_folder)
-    sizes = LandingSizes(config)
+    sizes = LandingSizes(config, on_gpu=on_gpu)
     return AgentTransport(name, incarnation, make_copier(on_gpu), place, sizes, on_gpu=on_gpu)

@@ -11,23 +11,34 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.sizes import slot_sizes
 from tandem.kvtransfer.transports.agent.wire import MAX_RING_BYTES, MAX_SLOTS
 
+GPU_FACTOR = 2
+"""A GPU's landing slots are so many times larger than its receive slots, and fewer: a piece costs
+agent and worker some 0.2 ms each, in which a link copies 64 MiB."""
+
 
 @dataclass(frozen=True, slots=True)
 class LandingSizes:
     """As the settings of receive slots say."""
 
     config: KVTransferConfig
+    on_gpu: bool = False
+
+    @property
+    def _factor(self) -> int:
+        """Receive slots to a landing slot; one where the setting says a slot's size."""
+        return GPU_FACTOR if self.on_gpu and self.config.kv_slot_bytes is None else 1
 
     @property
     def per_peer(self) -> int:
         """Slots that one producer's blocks may take."""
-        return self.config.kv_slots_per_peer
+        return -(-self.config.kv_slots_per_peer // self._factor)
 
     def of(self, block_bytes: int, slab: Tensor) -> tuple[int, int]:
         """Bytes of a slot, and slots; for blocks of ``slab`` (uint8 [blocks, block_bytes])."""
-        wanted = self.config.kv_receive_slots
-        total = None
+        wanted, total = self.config.kv_receive_slots, None
         if slab.is_cuda:
             total = torch.cuda.get_device_properties(slab.device).total_memory
-        slot_bytes = slot_sizes(self.config, block_bytes, count=wanted, gpu_bytes=total).slot_bytes
-        return slot_bytes, max(1, min(wanted, MAX_SLOTS, MAX_RING_BYTES // slot_bytes))
+        sizes = slot_sizes(self.config, block_bytes, count=wanted, gpu_bytes=total)
+        slot_bytes = sizes.slot_bytes * self._factor
+        count = -(-wanted // self._factor)
+        return slot_bytes, max(1, min(count, MAX_SLOTS, MAX_RING_BYTES // slot_bytes))

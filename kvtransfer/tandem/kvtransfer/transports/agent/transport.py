@@ -38,6 +38,7 @@ from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source, traits_of
 from tandem.kvtransfer.transports.mapped.wire import Given
+from tandem.kvtransfer.waiting import is_foretold
 from tandem.protocol.ids import Incarnation
 
 logger = logging.getLogger(__name__)
@@ -187,8 +188,17 @@ class AgentTransport:
             self._lose()
 
     def filenos(self) -> list[int]:
-        """None: answers are asked after."""
-        return []
+        """The agent's answers come by its socket; none while the end of a copy of one's own is not
+        foretold."""
+        return self._asker.filenos() if all(map(is_foretold, self.moments())) else []
+
+    def moments(self) -> list[float]:
+        """See Timed; of copies out of landing slots."""
+        return [each.mark.due for each in self._taking]
+
+    def stirs(self) -> bool:
+        """See Timed."""
+        return any(each.mark.done() for each in self._taking)
 
     def close(self, peer: Incarnation) -> None:
         """Nothing is wanted of the peer any more: its reads fail, and slots that the agent may

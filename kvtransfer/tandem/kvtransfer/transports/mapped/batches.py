@@ -12,6 +12,9 @@ from tandem.kvtransfer.transports.base import BlockExtents, Check, Extent, Regio
 
 Numbers = NDArray[np.int64]
 
+LARGE_BYTES = 4 << 20
+"""Ranges of so many bytes are copied as fast one by one."""
+
 
 class Batch(NamedTuple):
     """Extents between one region of P and one of D; offsets and sizes in bytes."""
@@ -25,7 +28,10 @@ class Batch(NamedTuple):
     """Whether each is a block whose tag is to be read."""
 
     def joined(self) -> Batch:
-        """With neighbours at both ends as one range: fewer and larger copies."""
+        """With neighbours at both ends as one range: fewer and larger copies. Of large ranges it
+        is itself."""
+        if self.sizes[0] >= LARGE_BYTES:
+            return self
         stops, ends = self.sources + self.sizes, self.targets + self.sizes
         apart = (self.sources[1:] != stops[:-1]) | (self.targets[1:] != ends[:-1])
         first = np.concatenate(([0], np.flatnonzero(apart) + 1))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.kernels.memory import device, shared
-from tandem.kernels.memory.copies import copy_many
 from tandem.kernels.memory.device import DeviceMemoryError, DeviceRange
+from tandem.kernels.memory.lane import Lane
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.base import Region, Traits
 from tandem.kvtransfer.transports.mapped.batches import Batch
@@ -19,6 +20,11 @@ from tandem.kvtransfer.transports.mapped.batches import Batch
 
 class Mark(Protocol):
     """A moment in the order of copies."""
+
+    @property
+    def due(self) -> float:
+        """When it is likely to come, by ``time.perf_counter``; inf if nothing says so."""
+        ...
 
     def done(self) -> bool:
         """Whether all copies before it are through."""
@@ -86,6 +92,8 @@ def traits_of(name: str, copier: Copier, *, on_gpu: bool) -> Traits:
 class Through:
     """Nothing is under way."""
 
+    due = -math.inf
+
     def done(self) -> bool:
         """Yes."""
         return True
@@ -151,18 +159,6 @@ class HostCopier:
         return Through()
 
 
-class StreamEvent:
-    """Behind what a stream had."""
-
-    def __init__(self, stream: Any) -> None:
-        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._event.record(stream)
-
-    def done(self) -> bool:
-        """See Mark."""
-        return bool(self._event.query())
-
-
 class CudaCopier:
     """Memory of GPUs of one machine, copied on a stream of its own by the copy engines: an engine's
     step beside them is slowed by 8 to 10 %, where a gather kernel costs it 35 to 41."""
@@ -172,7 +168,7 @@ class CudaCopier:
     def __init__(self, where: torch.device) -> None:
         """Of this worker's slab."""
         self._index = where.index if where.index is not None else torch.cuda.current_device()
-        self._stream: Any = torch.cuda.Stream(where)  # type: ignore[no-untyped-call]
+        self._lane = Lane(self._index)
         self._threads = threading.local()
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
@@ -209,14 +205,14 @@ class CudaCopier:
         here, there = batch.targets + target.data_ptr(), batch.sources + source.address
         try:
             self._enter()
-            copy_many(here, there, batch.sizes, self._stream.cuda_stream)
+            self._lane.copy(here, there, batch.sizes, source)
         except DeviceMemoryError as error:
             raise TransportError(str(error)) from error
 
     def mark(self) -> Mark:
         """See Copier."""
-        with torch.cuda.device(self._index):
-            return StreamEvent(self._stream)
+        self._enter()
+        return self._lane.mark()
 
     def _enter(self) -> None:
         """The device's context is this thread's."""

@@ -169,6 +169,14 @@ class MappedTransport:
         """None: copies are asked after."""
         return []
 
+    def moments(self) -> list[float]:
+        """See Timed."""
+        return [each.mark.due for each in self._reads.values() if each.mark is not None]
+
+    def stirs(self) -> bool:
+        """See Timed."""
+        return any(each.mark is not None and each.mark.done() for each in self._reads.values())
+
     def close(self, peer: Incarnation) -> None:
         """Unmap the peer's memory behind the last copy: until then it is not free."""
         known = self._peers.pop(peer, None)

@@ -1,0 +1,94 @@
+"""Asleep until shortly before a copy is likely to end, awake around that moment, and no longer."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+
+from tandem.kvtransfer import events
+from tandem.kvtransfer.transports.mapped.copiers import HostCopier
+from tandem.kvtransfer.waiting import WATCH_SECONDS, is_foretold, nap_before, watch
+
+
+def test_one_sleeps_until_the_first_moment_is_near() -> None:
+    """And not at all when it is near, or has just passed."""
+    now = time.perf_counter()
+    nap = nap_before([now + 200.0, now + 100.0])
+    assert nap is not None
+    assert 0.0 < nap < 100.0
+    assert nap_before([now]) == 0.0
+
+
+@pytest.mark.parametrize("moment", [math.inf, -math.inf, -2 * WATCH_SECONDS])
+def test_what_is_not_known_or_long_past_is_not_slept_for(moment: float) -> None:
+    """Another copy's moment, however far, must not hide it."""
+    now = time.perf_counter()
+    assert not is_foretold(now + moment)
+    assert nap_before([now + moment, now + 100.0]) is None
+    assert nap_before([]) is None
+    assert not watch([now + moment], lambda: True)
+
+
+def test_one_stays_awake_until_it_stirs_or_the_moment_has_passed() -> None:
+    """Nothing is asked of copies whose moment is far."""
+    asked: list[float] = []
+
+    def stirs(at: int) -> bool:
+        asked.append(time.perf_counter())
+        return len(asked) == at
+
+    assert not watch([time.perf_counter() + 100.0], lambda: stirs(1))
+    assert not asked
+    assert watch([time.perf_counter()], lambda: stirs(2))
+    assert 1 <= len(asked) <= 2
+    assert watch([time.perf_counter()], lambda: stirs(0)), "it ends, though nothing stirs"
+
+
+class Late:
+    """Behind copies that are through at a moment that is foretold."""
+
+    def __init__(self, due: float) -> None:
+        self.due = due
+        self.early = 0
+        """How often one was asked long before."""
+
+    def done(self) -> bool:
+        """See Mark."""
+        ahead = self.due - time.perf_counter()
+        self.early += ahead > 0.1
+        return ahead <= 0
+
+
+class Foretelling:
+    """A copier of the host whose copies take a while."""
+
+    def __init__(self, inner: HostCopier) -> None:
+        self._inner = inner
+        self.marks: list[Late] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def mark(self) -> Late:
+        """See Copier."""
+        self.marks.append(Late(time.perf_counter() + 0.4))
+        return self.marks[-1]
+
+
+def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) -> None:
+    """Where it is not, it is asked after a hundred times."""
+    config = make_config(kv_connector="shm", kv_node_folder=str(folder))
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    transport = consumer.service._mover.parts.transports["shm"]
+    transport._copier = copier = Foretelling(transport._copier)
+    key = make_key("late")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 20, [1, 2, 3, 4, 5], consumer.incarnation)
+    consumer.load(key, [7, 8, 9, 10, 11])
+    consumer.wait_for(events.Loaded, key)
+    assert 0 < sum(mark.early for mark in copier.marks) < 30

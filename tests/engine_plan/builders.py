@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tests.engine_plan.sim import SimExecutor
@@ -10,6 +11,7 @@ from tests.engine_plan.sim import SimExecutor
 from tandem.engine.config import EngineConfig, ModelFacts
 from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.core.step_outputs import StepOutputs
+from tandem.engine.kv_memory import StepSize
 from tandem.engine.scheduler.admission import end_of
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.ids import RequestKey
@@ -88,16 +90,18 @@ class Harness:
         num_cpu_blocks: int = 0,
         metrics: Any = None,
         gate: Any = None,
+        step_sizes: Sequence[StepSize] = (),
         **flat: Any,
     ) -> None:
-        """``gate`` makes the only one; None is the usual ones."""
+        """``gate`` makes the only one; None is the usual ones. ``step_sizes``: what the executor
+        says that it pads steps to."""
         self.config = config_of(**flat)
         self.clock = Clock()
         self.executor = SimExecutor(num_blocks, verify=True, num_cpu_blocks=num_cpu_blocks)
         self.core = EngineCore(
             self.config,
             self.executor,
-            self.executor.start(self.config),
+            replace(self.executor.start(self.config), step_sizes=tuple(step_sizes)),
             connector=connector,
             metrics=metrics,
             gates=None if gate is None else [gate()],

@@ -8,7 +8,8 @@ import pytest
 from tests.engine_plan.test_mixed_steps import harness_of
 
 from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS
-from tandem.engine.scheduler.chunks import cost_behind, tokens_behind
+from tandem.engine.scheduler.chunks import cost_behind
+from tandem.engine.scheduler.padding import Padding, StepRoom
 from tandem.engine.scheduler.stats import PromptLoad
 from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.protocol.steps import Crowd, decode_seconds, seconds_at
@@ -144,14 +145,16 @@ def test_a_worker_that_became_slower_is_learned_anew() -> None:
 
 
 def test_chunks_behind_a_long_context_are_shorter() -> None:
-    """By the operations of attention; a prompt gets on whatever its context is."""
-    steepness = 4e-5
-    assert tokens_behind(0, 500, 0.0) == 500
-    assert tokens_behind(10_000, 500, steepness) == pytest.approx(500 / 1.41, abs=2)
-    assert tokens_behind(30_000, 100, steepness) == LEAST_CHUNK_TOKENS
-    assert tokens_behind(30_000, 10, steepness) == 10
-    count = tokens_behind(10_000, 500, steepness)
-    assert 0.97 * 500 < cost_behind(10_000, count, steepness) <= 500
+    """By the operations of attention; the first prompt of a step gets on whatever its context."""
+
+    def most(start: int, budget: int, steepness: float = 4e-5) -> int:
+        return StepRoom(Padding(), 4, budget, steepness).most(start, 2048)
+
+    assert most(0, 500, 0.0) == 500
+    assert most(10_000, 500) == pytest.approx(500 / 1.41, abs=4)
+    assert most(30_000, 100) == LEAST_CHUNK_TOKENS
+    assert StepRoom(Padding(), 4, 100, 4e-5).most(30_000, 10) == 10
+    assert 0.97 * 500 < cost_behind(10_000, most(10_000, 500), 4e-5) <= 500
 
 
 def test_max_itl_ms_counts_contexts() -> None:
@@ -178,5 +181,5 @@ def test_steps_that_vary_keep_within_their_bound() -> None:
         if number > 500:
             late.append(took > bound)
     assert sum(late) / len(late) < 0.04
-    assert 1.05 < steps.overrun < 1.5
+    assert 1.05 < steps.margin < 1.5
     assert steps.prompt_tokens_within(Crowd(10), bound, 2048) > 400

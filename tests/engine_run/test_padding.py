@@ -235,18 +235,20 @@ def test_a_step_fits_the_smallest_class_that_holds_it():
     for decodes, chunk in ((1, 1023), (16, 1008), (64, 960), (90, 700), (128, 1024)):
         found = graphs.fit(StepShape(decodes, chunk, 1))
         assert found is not None, "a default budget beside decodes is launched as a graph"
-        assert found.tokens < 1.5 * (decodes + chunk)
+        assert found.tokens <= 128 + decodes + chunk
     assert graphs.fit(StepShape(129, 1024, 1)) is None
     assert graphs.fit(StepShape(1, 0, 0)) == StepShape(1, 0, 0)
     assert graphs.fit(StepShape(33, 0, 0)) == StepShape(40, 0, 0)
     assert graphs.fit(StepShape(0, 100, 3)) == StepShape(0, 128, 8)
-    assert graphs.fit(StepShape(3, 60, 1)) == StepShape(16, 64, 8)
+    assert graphs.fit(StepShape(3, 60, 1)) == StepShape(16, 112, 8)
     assert graphs.fit(StepShape(257, 0, 0)) is None
     assert graphs.fit(StepShape(0, 600, 1)) == StepShape(0, 640, 8)
     assert graphs.fit(StepShape(0, 2048, 8)) == StepShape(0, 2048, 8)
     assert graphs.fit(StepShape(0, 2049, 1)) is None
-    assert graphs.fit(StepShape(1, 600, 1)) == StepShape(16, 768, 8)
-    assert graphs.fit(StepShape(1, 1025, 1)) is None
+    assert graphs.fit(StepShape(1, 600, 1)) == StepShape(16, 624, 8)
+    assert graphs.fit(StepShape(22, 513, 1)) == StepShape(64, 576, 8)
+    assert graphs.fit(StepShape(1, 1137, 1)) is None
+    assert [StepShape(*each) for each in graphs.sizes if graphs.fit(StepShape(*each)) != each] == []
     assert graphs.fit(StepShape(0, 100, 9)) is None
 
 

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tandem.protocol.layout import KVLayout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class StepSize(NamedTuple):
+    """A graph of a whole step, to which smaller steps are padded."""
+
+    decodes: int
+    chunk_tokens: int
+    """Of all rows of prompts."""
+    chunks: int
+    """Rows of prompts, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,8 @@ class Capacity:
     """Blocks in host memory behind them, where blocks are offloaded."""
     device_name: str = ""
     """As the driver names the rank's device; empty for a CPU."""
+    step_sizes: tuple[StepSize, ...] = ()
+    """Graphs of steps: the first that holds a step is what it is padded to."""
 
 
 @dataclass(frozen=True, slots=True)

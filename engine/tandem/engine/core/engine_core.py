@@ -102,6 +102,7 @@ class EngineCore:
             fingerprint=self.fingerprint.digest,
             connectors=[each for each in given if each is not None],
             gates=self._gates,
+            step_sizes=capacity.step_sizes,
             clock=clock,
         )
         self._executor = executor

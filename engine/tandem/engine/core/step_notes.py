@@ -33,6 +33,7 @@ class StepNotes:
         self._measured = scheduler.measured
         self._measured.steepness = costs.steepness
         self._costs = costs
+        self._padding = scheduler.padding
         self._prefill_rate = PrefillRate()
         self._prompt_load = PromptLoad()
 
@@ -45,20 +46,22 @@ class StepNotes:
         self._roster.stats.add_cost(*self._costs.of(plan))
         if plan.drafts:
             return  # several tokens of a row need not be a prompt's
-        chunked = ended = decodes = context = 0
-        weight = 0.0
+        chunked = chunks = ended = decodes = context = 0
+        seen = 0.0
         for row in plan.rows:
             count = row.num_tokens
             if count > 1:
                 chunked += count
-                weight += cost_behind(row.num_computed, count, self._measured.steepness)
+                chunks += 1
+                seen += cost_behind(row.num_computed, count, self._measured.steepness) - count
                 ended += bool(row.sample_choices)
             else:
                 decodes += 1
                 context += row.num_computed
         crowd = Crowd(decodes, context)
         if plan.rows:
-            self._measured.note(crowd, round(weight), seconds)
+            weight = self._padding.weight(decodes, chunked, chunks) if chunks else 0
+            self._measured.note(crowd, weight + round(seen), seconds)
         if chunked:
             self._prompt_load.note(seconds - self._measured.decode_seconds(crowd), ended, now)
         if chunked and seconds > 0 and 2 * chunked > plan.num_tokens:

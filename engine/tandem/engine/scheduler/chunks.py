@@ -7,7 +7,7 @@ not: each chunk more costs it a launch and a part of the device's speed.
 
 from __future__ import annotations
 
-from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
+from tandem.engine.config.scheduler import SchedulerConfig
 
 
 class Chunks:
@@ -36,9 +36,3 @@ def cost_behind(start: int, count: int, steepness: float) -> float:
     """What ``count`` tokens behind ``start`` take, in tokens of a prompt's start: each looks back
     at all before it, which costs ``steepness`` of a token for each."""
     return count * (1 + steepness * (start + count / 2))
-
-
-def tokens_behind(start: int, budget: int, steepness: float) -> int:
-    """How many tokens behind ``start`` cost ``budget``, but so many as let a prompt get on."""
-    fitting = int(budget / (1 + steepness * (start + budget / 2)))
-    return min(budget, max(fitting, LEAST_CHUNK_TOKENS))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.engine.config.scheduler import LEAST_CHUNK_TOKENS, SchedulerConfig
+from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
-from tandem.engine.scheduler.chunks import Chunks, cost_behind, tokens_behind
+from tandem.engine.scheduler.chunks import Chunks
 from tandem.engine.scheduler.connector import InStepConnector
 from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held
 from tandem.engine.scheduler.noted import note_preemption
+from tandem.engine.scheduler.padding import Padding, StepRoom
 from tandem.engine.scheduler.remote import RemoteKV, Way
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.step_times import MeasuredSteps
@@ -37,15 +38,14 @@ class Draft:
         "new",
         "num_tokens",
         "prompts",
-        "steepness",
+        "room",
     )
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         """Tokens that still fit."""
-        self.steepness = 0.0
-        """By what share of its time a prompt's token costs more for each token before it, where
-        the budget stands for time."""
+        self.room: StepRoom | None = None
+        """What a step that is bounded in time has room for."""
         self.context = 0
         """Tokens before those of the decodes, all together."""
         self.num_tokens = 0
@@ -70,10 +70,12 @@ class Planner:
         remote: RemoteKV | None = None,
         in_step: InStepConnector | None = None,
         measured: MeasuredSteps | None = None,
+        padding: Padding | None = None,
         *,
         computes_whole: bool = False,
     ) -> None:
-        """``measured`` is what ``max_itl_ms`` goes by; ``computes_whole``: no prompt is cut."""
+        """``measured`` and ``padding`` are what ``max_itl_ms`` goes by; ``computes_whole``: no
+        prompt is cut."""
         self._roster = roster
         self._in_step = in_step
         self._manager = roster.manager
@@ -81,6 +83,7 @@ class Planner:
         self._budget = config.max_num_batched_tokens
         self._mixed = config.mixed_tokens
         self._measured = measured or MeasuredSteps()
+        self._padding = padding or Padding()
         self._max_itl = None if config.max_itl_ms is None else config.max_itl_ms / 1000
         self._chunks = Chunks(config, roster.manager.block_size)
         self._max_num_seqs = config.max_num_seqs
@@ -169,20 +172,26 @@ class Planner:
         rows = draft.num_tokens = len(draft.decodes)
         draft.budget = budget
         if decoding:
-            draft.budget = min(budget, self.mixed_prompt_tokens(Crowd(rows, draft.context)))
-            draft.steepness = self._measured.steepness if self._max_itl is not None else 0.0
+            if self._max_itl is None:
+                draft.budget = min(budget, self._mixed(rows) - rows)
+            else:
+                draft.room = self._room(Crowd(rows, draft.context), self._max_itl)
         return prompts, preempted
 
     def mixed_prompt_tokens(self, crowd: Crowd) -> int:
-        """Prompt tokens of a step beside these decodes, at most; of a step without any, all. Where
-        a step is bounded in time, they are of a prompt's start."""
+        """Tokens of one prompt, from its start, in a step beside these decodes, at most; of a step
+        without any, all."""
         if not crowd.streams:
             return self._budget
         if self._max_itl is not None:
-            most = self._budget - crowd.streams
-            fitting = self._measured.prompt_tokens_within(crowd, self._max_itl, most)
-            return min(most, max(fitting, LEAST_CHUNK_TOKENS))
+            return self._room(crowd, self._max_itl).most(0, self._budget - crowd.streams)
         return self._mixed(crowd.streams) - crowd.streams
+
+    def _room(self, crowd: Crowd, seconds: float) -> StepRoom:
+        """Of a step of these decodes that may take so long."""
+        steps = self._measured
+        fitting = steps.prompt_tokens_within(crowd, seconds, 2 * self._budget)
+        return StepRoom(self._padding, crowd.streams, fitting, steps.steepness)
 
     def _hold_drafted(self, draft: Draft) -> list[Held]:
         """Tokens and blocks for sequences with drafts, before the others; one token is left."""
@@ -224,8 +233,9 @@ class Planner:
         """The next chunk of a sequence with several tokens to compute, of ``most`` at most."""
         remaining = request.num_uncomputed
         alone = not draft.prompts and self._roster.waiting.peek() is None
-        fitting = tokens_behind(request.num_computed, draft.budget, draft.steepness)
-        most = fitting if most is None else min(fitting, most)
+        most = draft.budget if most is None else min(draft.budget, most)
+        if draft.room is not None:
+            most = draft.room.most(request.num_computed, min(most, remaining))
         count = self._chunks.count(request.num_computed, remaining, most, alone=alone)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
@@ -243,7 +253,9 @@ class Planner:
         request.num_pending += last
         if end >= request.cache_due:
             draft.due.append(request)
-        draft.budget -= min(draft.budget, round(cost_behind(start, count, draft.steepness)))
+        draft.budget -= count
+        if draft.room is not None:
+            draft.room.take(start, count)
         draft.num_tokens += count
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
@@ -272,6 +284,8 @@ class Planner:
             if self._computes_whole and len(request.token_ids) > draft.budget:
                 break
             left = self._chunks.most_begun + before - draft.num_tokens
+            if draft.room is not None and draft.room.is_full:
+                break
             if way is Way.WAIT or left <= 0 or not self._start(request, now):
                 break
             self._draft_prompt(draft, request, left)

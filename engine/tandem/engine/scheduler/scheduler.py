@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.engine.cache.manager import KVCacheManager
 from tandem.engine.config.scheduler import SchedulerConfig
+from tandem.engine.kv_memory import StepSize
 from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.admission import (
     Limits,
@@ -30,6 +31,7 @@ from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
 from tandem.engine.scheduler.gates import Gate, Gates
+from tandem.engine.scheduler.padding import Padding
 from tandem.engine.scheduler.planner import Planner
 from tandem.engine.scheduler.remote import RemoteKV
 from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
@@ -59,18 +61,19 @@ class Scheduler:
         fingerprint: str = "",
         connectors: Sequence[KVConnector] = (),
         gates: Sequence[Gate] = (),
+        step_sizes: Sequence[StepSize] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``fingerprint`` is the root of block hashes; ``connectors`` are asked in their order, one
-        InStepConnector at most among them; ``gates`` are what requests may wait for; ``clock``
-        gives seconds, monotonic."""
+        """``fingerprint``: the root of block hashes; ``connectors``: asked in their order, one of
+        them InStepConnector at most; ``gates``: what requests may wait for; ``step_sizes``: what
+        ranks pad steps to; ``clock``: seconds, monotonic."""
         self.config = config
         self.limits = limits
         self.manager = manager
         self.outbox = Outbox()
         self._connector = connector = compose(connectors)
         in_step = [each for each in connectors if isinstance(each, InStepConnector)]
-        assert len(in_step) < 2, "one connector at most moves blocks within steps"
+        assert len(in_step) < 2, "two connectors move blocks within steps"
         self._in_step = in_step[0] if in_step else None
         self._hands_over = len(connectors) > len(in_step)
         self.roster = Roster(manager, self.outbox, connector=connector, gates=Gates(gates))
@@ -86,20 +89,19 @@ class Scheduler:
                 vocab_size=limits.vocab_size,
                 in_step=self._in_step,
             )
-        self.measured = MeasuredSteps()
+        self.measured, self.padding = MeasuredSteps(), Padding(step_sizes)
         self._planner = Planner(
             config,
             self.roster,
             self._remote,
             self._in_step,
             self.measured,
+            self.padding,
             computes_whole=limits.computes_whole,
         )
         self._fingerprint = fingerprint
         self._clock = clock
-        self._arrivals = 0
-        self._planned = 0
-        self._updated = 0
+        self._arrivals = self._planned = self._updated = 0
         self._fence: Fence = FenceDone()
         self._in_flight: deque[tuple[int, list[Chunk]]] = deque()
 
@@ -327,8 +329,7 @@ class Scheduler:
         return Refusal(code=RefusalCode.CAPACITY, message=message)
 
     def _group_of(self, source: EngineCoreRequest) -> RequestGroup:
-        now = self._clock()
-        budget = source.budget_ms
+        now, budget = self._clock(), source.budget_ms
         self._arrivals += 1
         root = root_hash(
             fingerprint=self._fingerprint,

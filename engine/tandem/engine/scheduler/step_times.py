@@ -2,31 +2,41 @@
 
 A step's time is what its decodes take and what its prompt tokens add. Either is kept as the medians
 of its last steps, in classes of sizes that double; a step that built kernels moves no median.
-Contexts of decodes, which are read, count apart by a slope. Those of prompts, which are multiplied,
-count as more tokens: how many is known from the model's shape.
-
-Half of all steps take longer than medians say. Who promises a bound asks by how much: steps of
-decodes and prompts are compared with what was foretold of them, and nearly all of the last ones
-kept to that times ``overrun``.
+What prompt tokens add to decodes is kept apart from what they take alone, with a margin for how far
+such steps are from their forecast. Contexts of decodes, which are read, count apart by a slope.
+Those of prompts, which are multiplied, count as more tokens: how many is known from the model's
+shape.
 """
 
 from __future__ import annotations
 
-from collections import deque
-
 from tandem.engine.scheduler.step_classes import STRAY, StepClasses
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 
+MISSES = 0.01
+"""Of the steps of prompts beside decodes, those that may take longer than their bound."""
+PACE = 0.02
+"""By what a miss widens the margin."""
+WIDEST = 2.0
+"""Margin at most: a device that is shared must not end all prompts."""
 FRESH = 16
 """Steps until the medians are looked up anew."""
-FORETOLD = 256
-"""Last steps of decodes and prompts that are compared with what was foretold of them."""
-LEAST_FORETOLD = 32
-"""Of them, before they are gone by."""
-KEPT_WITHIN = 0.98
-"""Share of them that took at most ``overrun`` times what was foretold."""
 RESIDENCE_SHARE = 0.1
 """Weight of the latest request in the mean time that requests live here."""
+
+
+class Margin:
+    """A quantile of how long steps take over their forecast, followed step by step: a miss moves it
+    up by as much as a hundred steps without one move it down (Robbins and Monro, 1951), so that in
+    the long run one of a hundred is over it, whatever the distribution, and however it changes."""
+
+    def __init__(self) -> None:
+        self.ratio = 1.0
+
+    def note(self, ratio: float) -> None:
+        """A step took ``ratio`` of what was foretold."""
+        moved = PACE * (1 - MISSES) if ratio > self.ratio else -PACE * MISSES
+        self.ratio = min(WIDEST, max(1.0, self.ratio + moved))
 
 
 class MeasuredSteps:
@@ -35,16 +45,17 @@ class MeasuredSteps:
     def __init__(self) -> None:
         self._decode = StepClasses()
         self._prompt = StepClasses()
-        self._overruns: deque[float] = deque(maxlen=FORETOLD)
+        self._beside = StepClasses()
+        self._margin = Margin()
         self._stale = 0
-        self.overrun = 1.0
-        """How many times longer than foretold steps of decodes and prompts may take; 1 at least."""
         self.decode_steps: StepTimes = ()
         """Seconds of steps of decodes alone, without what their contexts take."""
         self.context_s = 0.0
         """Seconds for each token of a decode's context."""
         self.prompt_steps: StepTimes = ()
         """Seconds that prompt tokens take, or add to a step of decodes, at a prompt's start."""
+        self.beside_steps: StepTimes = ()
+        """Seconds that they add to a step of decodes, which has read the weights already."""
         self.steepness = 0.0
         """By what share a prompt's token takes longer for each token before it."""
         self.residence_s = 0.0
@@ -61,10 +72,13 @@ class MeasuredSteps:
             self._prompt.note(prompt_tokens, seconds)
         elif self.decode_steps:
             alone = self.decode_seconds(crowd)
-            self._compare(alone, prompt_tokens, seconds)
-            added = seconds - alone
-            if added > 0:
-                self._prompt.note(prompt_tokens, added)
+            if self.beside_steps:
+                foretold = alone + seconds_at(self.beside_steps, prompt_tokens)
+                if seconds < STRAY * foretold:  # beyond, no smaller step would have been in time
+                    self._margin.note(seconds / foretold)
+            if seconds > alone:
+                self._prompt.note(prompt_tokens, seconds - alone)
+                self._beside.note(prompt_tokens, seconds - alone)
         elif self.prompt_steps:  # whose prompts never end makes no step of decodes alone
             left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
             if left > 0:
@@ -84,9 +98,13 @@ class MeasuredSteps:
         self.context_s = self._decode.slope
         self.decode_steps = self._decode.points()
         self.prompt_steps = self._prompt.points()
-        if len(self._overruns) >= LEAST_FORETOLD:
-            ordered = sorted(self._overruns)
-            self.overrun = max(1.0, ordered[int(KEPT_WITHIN * (len(ordered) - 1))])
+        self.beside_steps = self._beside.points()
+
+    @property
+    def margin(self) -> float:
+        """What a step of prompts beside decodes takes over its forecast, but for one of a hundred:
+        1 or more."""
+        return self._margin.ratio
 
     def decode_seconds(self, crowd: Crowd) -> float:
         """Of a step of these decodes alone; 0 while unknown."""
@@ -94,27 +112,20 @@ class MeasuredSteps:
 
     def prompt_tokens_within(self, crowd: Crowd, seconds: float, most: int) -> int:
         """Prompt tokens, of a prompt's start, that a step of ``crowd`` may hold to end within
-        ``seconds`` even where it takes ``overrun`` times what is foretold; ``most`` at most, and 0
-        while no prompt was measured. Where no decode was, a step of a few is taken to need what the
-        step of the fewest prompt tokens did: either reads all weights once."""
+        ``seconds`` in all but one of a hundred steps, ``most`` at most, and 0 while no prompt was
+        measured. Where no decode was, a step of a few is taken to need what the step of the fewest
+        prompt tokens did: either reads all weights once. Where no step of both was, prompt tokens
+        are taken to need what they do alone."""
         if not self.prompt_steps:
             return 0
+        points = self.beside_steps or self.prompt_steps
         fewest = self.prompt_steps[0][1]
-        left = seconds / self.overrun - (self.decode_seconds(crowd) or fewest)
+        left = seconds / self.margin - (self.decode_seconds(crowd) or fewest)
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            if seconds_at(self.prompt_steps, middle) <= left:
+            if seconds_at(points, middle) <= left:
                 low = middle
             else:
                 high = middle - 1
         return low
-
-    def _compare(self, alone: float, prompt_tokens: int, seconds: float) -> None:
-        """A step took ``seconds``, ``alone`` being foretold of its decodes. Strays did something
-        else, which no smaller step would have spared."""
-        if not self.prompt_steps:
-            return
-        times = seconds / (alone + seconds_at(self.prompt_steps, prompt_tokens))
-        if times < STRAY:
-            self._overruns.append(times)

@@ -16,6 +16,7 @@ from functools import partial
 
 from torch import Tensor
 
+from tandem.engine.kv_memory import StepSize
 from tandem.engine.worker.capturing import Captured, Capturing, captures
 from tandem.engine.worker.inputs import StepInputs, StepStager
 from tandem.engine.worker.staging import StepShape
@@ -24,11 +25,13 @@ CHUNKS = 8
 """Prompt chunks that a graph of a mixed step holds, at most."""
 _CHUNK_TOKENS = (16, 32, 64, 128, 192, *range(256, 2049, 128))
 """Tokens of chunks, in a step without decodes; products compute as many rows at a time."""
-_MIXED_TOKENS = (64, 128, 256, 512)
-_MIXED_DECODES = (16, 64, 128, 256)
-_LONG_MIXED = ((16, 768), (16, 1024), (64, 1024), (128, 768), (128, 1024))
-"""Decodes beside the chunk that the default budget of a step (1,024 tokens, 8 for each decode)
-leaves: launched one by one such a step takes the host 22 to 85 ms, and the device 26."""
+_MIXED_DECODES = (16, 64, 128)
+_MIXED_TOKENS = tuple(range(128, 1153, 128))
+"""Decodes and chunks together, beside up to 128 decodes: as many rows as products compute at a
+time. On an H100 a step of 22 decodes and 520 tokens of a prompt took 24 ms in a graph of 896
+tokens, and one of 510 took 19 in one of 640; kernel by kernel it takes the host 22 to 85."""
+_CROWDED = ((256, 64), (256, 128), (256, 256), (256, 512))
+"""Decodes, and tokens of chunks beside them."""
 
 _PROMPTS = 32
 """Prompts that a class of an encoder's steps holds, beside one of the same tokens for as many as
@@ -53,8 +56,8 @@ def step_shapes(*, max_rows: int, max_tokens: int, max_captured: int) -> list[St
     chunks = min(CHUNKS, max_rows)
     shapes = [StepShape(n, 0, 0) for n in decode_sizes(min(max_rows, limit))]
     shapes += [StepShape(0, n, chunks) for n in _CHUNK_TOKENS]
-    shapes += [StepShape(d, n, chunks) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n <= 4 * d]
-    shapes += [StepShape(d, n, chunks) for d, n in _LONG_MIXED]
+    shapes += [StepShape(d, n - d, chunks) for d in _MIXED_DECODES for n in _MIXED_TOKENS if n > d]
+    shapes += [StepShape(d, n, chunks) for d, n in _CROWDED]
     return [each for each in shapes if each.tokens <= limit and each.decodes <= max_rows]
 
 
@@ -101,6 +104,11 @@ class StepGraphs:
         """Run the class on what is staged: hidden states [rows of the class, hidden], valid until
         the next replay of it."""
         return self._graphs[shape].replay()
+
+    @property
+    def sizes(self) -> tuple[StepSize, ...]:
+        """Of all, in the order in which ``fit`` looks at them."""
+        return tuple(StepSize(*each) for each in (*self._decodes, *self._others))
 
     def decodes(self) -> Iterator[tuple[StepShape, Tensor]]:
         """The classes without chunks, the largest first, and what each leaves."""

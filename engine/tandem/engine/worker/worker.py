@@ -78,7 +78,7 @@ class Worker:
         self._runner = runner
         logger.info("rank ready in %.1f s", time.monotonic() - started)
         name = torch.cuda.get_device_name(self._device) if on_gpu else ""
-        return Capacity(blocks, layout, offloaded, name)
+        return Capacity(blocks, layout, offloaded, name, runner.graphs.sizes)
 
     def _runner_of(self, model: CausalModel) -> ModelRunner:
         """A runner over one block, as long as nobody knows how many there will be."""

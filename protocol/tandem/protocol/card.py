@@ -22,7 +22,7 @@ class WorkerRole(StrEnum):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """All that must be equal before two workers may exchange KV."""
+    """What a worker's KV is of and how it lies in memory."""
 
     revision: str
     """Digest of weights and config, as hub/ gave it."""
@@ -33,9 +33,22 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """32 hex digits; compared instead of the fields, and the root of block hashes."""
+        """32 hex digits of all of it: the root of block hashes."""
         fields = msgspec.msgpack.encode(self)
         return blake2b(fields, digest_size=16, person=b"tandem-print").hexdigest()
+
+    @property
+    def compatibility(self) -> str:
+        """32 hex digits, equal for workers that may exchange KV: all but the tokens of a block,
+        whose number may differ between them."""
+        fields = msgspec.msgpack.encode(self.with_block_size(0))
+        return blake2b(fields, digest_size=16, person=b"tandem-compat").hexdigest()
+
+    def with_block_size(self, block_size: int) -> "Fingerprint":
+        """That of a worker which differs in nothing but the tokens of its blocks."""
+        replace = msgspec.structs.replace
+        groups = tuple(replace(each, block_size=block_size) for each in self.layout.groups)
+        return replace(self, layout=KVLayout(groups))
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

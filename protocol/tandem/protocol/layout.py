@@ -59,6 +59,11 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
+    def num_rows(self) -> int:
+        """Runs of a block's tokens that lie together: one a head, of K and of V, of each layer."""
+        return self.num_layers * 2 * self.num_kv_heads
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of KV per token over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]

@@ -40,6 +40,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of one part: what fits a slot behind its header."""
     blocks_per_copy: int = 1
     """Blocks of one read, where blocks are copied into blocks."""
+    part_bytes: int = 0
+    """What fits a slot behind its header."""
+    rows: int = 1
+    """Runs of a block's tokens that lie together: one for each head of K and V of each layer."""
+    item_bytes: int = 1
+    """Bytes of one number."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):

@@ -17,6 +17,8 @@ from tandem.kvtransfer.transports.base import (
     Ticket,
     Transport,
 )
+from tandem.kvtransfer.transports.parts import part_extents
+from tandem.protocol.layout import KVLayout
 
 LEAST_NAP_SECONDS = 2e-5
 COPY_SECONDS = 0.05
@@ -37,9 +39,10 @@ class Ended(NamedTuple):
 class Reads:
     """Used by the transfer thread alone."""
 
-    def __init__(self, transports: Mapping[str, Transport], block_bytes: int) -> None:
+    def __init__(self, transports: Mapping[str, Transport], layout: KVLayout) -> None:
         self._transports = transports
-        self._block_bytes = block_bytes
+        self._block_bytes = layout.block_bytes
+        self._group = layout.groups[0]
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._copied_at = float("-inf")
         """When the last copy was begun."""
@@ -52,8 +55,7 @@ class Reads:
     ) -> None:
         """Post a read of the peer that gave this welcome; ``slot_bytes`` are of D's own slots."""
         if item.slot is None or item.remote_slot is None:
-            blocks = item.block_ids, item.remote_blocks
-            extents: Sequence[Extent] = BlockExtents(*blocks, self._block_bytes)
+            extents = self._blocks(item)
         else:
             extents = [
                 slot_extent(
@@ -70,6 +72,12 @@ class Reads:
         self._open[(welcome.connector, ticket)] = (item, started)
         if item.slot is None:
             self._copied_at = time.monotonic()
+
+    def _blocks(self, item: Read) -> Sequence[Extent]:
+        blocks = item.block_ids, item.remote_blocks
+        if item.form is None:
+            return BlockExtents(*blocks, self._block_bytes)
+        return part_extents(*blocks, item.start, item.stop, self._group, item.form.block_size)
 
     def ended(self) -> list[Ended]:
         """Those that are terminal by now, which are forgotten; and, once each, those that are in an

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
@@ -51,6 +52,10 @@ def make_transports(
 
 def _of_this_node(config: KVTransferConfig, on_gpu: bool) -> Iterator[str]:
     """What ``auto`` tries between workers that meet in a folder, best first."""
+    if config.kv_node_folder is not None and config.kv_wire_dtype != WireDtype.AUTO:
+        said = "KV goes through slots, not by mapped memory: kv_wire_dtype is %s"
+        logger.info(said, config.kv_wire_dtype)
+        return
     name = "cuda_p2p" if on_gpu else "shm"
     if config.kv_node_folder is not None and config.kv_node_copy != "agent":
         yield name

@@ -99,7 +99,10 @@ def test_a_link_of_too_many_pieces_goes_by_slots_and_says_why(
     words = f"a block of {sizes[0]} tokens there is {pieces} pieces of blocks of {sizes[1]} here"
     assert words in health.reason
     assert health.transport == "nixl"
-    assert f"shm fails for KV of {pair.producer.incarnation.hex()[:8]}: {words}" in caplog.text
+    assert (
+        f"shm fails for KV of {pair.producer.incarnation.hex()[:8]}: not by shm: {words}"
+        in caplog.text
+    )
     assert pair.consumer.metric("tandem:kv_links_uncut_total", connector="shm") == 1
     assert pair.consumer.metric("tandem:kv_links_uncut_total", connector="shm_agent") == 1
     pair.hand_over("a", TOKENS, blocks(sizes[0]), blocks(sizes[1]))

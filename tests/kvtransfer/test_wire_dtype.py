@@ -27,7 +27,7 @@ def pair_of(workers, sizes, dtype, producer: str, consumer: str, connector: str 
 
 def received(pair: Pair) -> float:
     """Bytes that D has read."""
-    return pair.consumer.metric("tandem:kv_handoff_bytes_total", role="consumer")
+    return float(pair.consumer.metric("tandem:kv_handoff_bytes_total", role="consumer"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

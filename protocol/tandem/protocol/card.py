@@ -39,9 +39,15 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compatibility(self) -> str:
-        """32 hex digits, equal for workers that may exchange KV: all but the tokens of a block,
-        whose number may differ between them."""
-        fields = msgspec.msgpack.encode(self.with_block_size(0))
+        """32 hex digits, equal for workers whose KV is of one kind: how many tokens a block of
+        theirs has, and among how many ranks a layer's heads are shared, is apart from it."""
+        replace = msgspec.structs.replace
+        groups = tuple(
+            replace(each, num_kv_heads=each.num_kv_heads * self.tensor_parallel_size)
+            for each in self.with_block_size(0).layout.groups
+        )
+        whole = replace(self, layout=KVLayout(groups), tensor_parallel_size=1)
+        fields = msgspec.msgpack.encode(whole)
         return blake2b(fields, digest_size=16, person=b"tandem-compat").hexdigest()
 
     def with_block_size(self, block_size: int) -> "Fingerprint":

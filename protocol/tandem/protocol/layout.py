@@ -74,6 +74,18 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         return self.token_bytes * self.block_size
 
 
+class Shard(msgspec.Struct, frozen=True):
+    """Whose heads of each layer a slab holds: a rank's, of ``size`` that have equally many."""
+
+    rank: int = 0
+    size: int = 1
+
+    def heads(self, num_kv_heads: int) -> range:
+        """Of a layer that has ``num_kv_heads`` in all, which ``size`` divides."""
+        own = num_kv_heads // self.size
+        return range(self.rank * own, (self.rank + 1) * own)
+
+
 class KVLayout(msgspec.Struct, frozen=True):
     """The groups of one rank's slab, in slab order."""
 

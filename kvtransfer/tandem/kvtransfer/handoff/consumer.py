@@ -39,10 +39,10 @@ from tandem.kvtransfer.handoff.endings import (
 )
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import (
-    Item,
     available,
     begins,
     blocks_of,
+    in_words,
     manifest,
     num_blocks,
 )
@@ -122,7 +122,7 @@ def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
     theirs = policy.block_size if pull.form is None else pull.form.sender_block_size
     items = manifest(policy.groups, ready.num_tokens, theirs)
     if ready.items != items:
-        message = f"READY's manifest is {_words(ready.items)}, wanted is {_words(items)}"
+        message = f"READY's manifest is {in_words(ready.items)}, wanted is {in_words(items)}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
     form = pull.form or policy
     counts = announced(pull.direct, items, ready.upto, ready.num_tokens, form)
@@ -229,11 +229,6 @@ def _blocks(pull: Pull, flight: Flight, policy: ConsumerPolicy) -> tuple[int, ..
 def _sizes(blocks: tuple[tuple[int, ...], ...]) -> str:
     """How many blocks of each item, for people."""
     return ", ".join(str(len(each)) for each in blocks) or "no"
-
-
-def _words(items: tuple[Item, ...]) -> str:
-    """A manifest for people."""
-    return ", ".join(f"{each.kind} [{each.start}, {each.stop})" for each in items) or "empty"
 
 
 def _on_slot(pull: Pull, event: Granted, now: Millis, policy: ConsumerPolicy) -> Result:

@@ -119,6 +119,11 @@ def is_complete(items: Iterable[Item], reached: Iterable[int]) -> bool:
     return all(at >= item.stop for item, at in zip(items, reached, strict=True))
 
 
+def in_words(items: Sequence[Item]) -> str:
+    """A manifest for people."""
+    return ", ".join(f"{each.kind} [{each.start}, {each.stop})" for each in items) or "empty"
+
+
 def why_not_carried(layout: KVLayout) -> str | None:
     """Which group of a layout cannot be handed over, or None. One group's blocks are the slab's."""
     for index, group in enumerate(layout.groups):

@@ -25,7 +25,6 @@ from tandem.kvtransfer.handoff.actions import (
     Tell,
     Unpack,
 )
-from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
@@ -33,7 +32,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.cards import form_with, why_refused
+from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
 from tandem.kvtransfer.mover.make_slots import make_all_slots
@@ -45,6 +44,7 @@ from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.transports.base import Check, Progress, Transport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.layout import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -103,13 +103,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.prober = Prober(self)
         self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
-        self._forms: dict[Incarnation, Form | None] = {}
-        """In what the parts or copies of each link are cut."""
-        self._fell: dict[Incarnation, str] = {}
-        """Why a peer's link does not go by the better way."""
-        self.block_sizes: dict[Incarnation, int] = {}
-        """Tokens of the blocks of peers; read by the engine's thread."""
-        self._reads = Reads(parts.transports, parts.layout)
+        self.ends = Ends(parts, policy)
+        shard = Shard(0, parts.fingerprint.tensor_parallel_size)
+        self._reads = Reads(parts.transports, parts.layout, shard)
         self._unpacks: deque[Unpack] = deque()
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
@@ -138,8 +134,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
         logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
         self.falls.worked(peer, connector)
-        fell = self._fell.get(peer, "")
-        self.book.mark(peer, up=True, reason=fell, transport=connector)
+        self.book.mark(peer, up=True, reason=self.ends.fell_for(peer), transport=connector)
         self.parts.notify()
         self.observe()
 
@@ -151,26 +146,14 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             assert item.welcome is not None
             self._links[item.peer] = item.link
             self._welcomes[item.peer] = item.welcome
-            refused = why_refused(item.welcome, self.parts)
-            if refused is not None:
-                logger.warning("no link to %s: %s", item.host, refused)
-                self.book.mark(item.peer, up=False, reason=refused)
-                self.drop(item.peer, refused, millis(self.config.kv_quarantine_seconds))
-                return []
-            form = form_with(item.welcome, self.parts, self.table.policy)
-            if isinstance(form, str):
-                self._does_not_cut(item.peer, form, now)
-                return []
-            self._forms[item.peer] = form
-            self.block_sizes[item.peer] = item.welcome.block_size
-            self.prober.begin(item.peer, item.host, item.welcome, now)
+            self._meet(item.peer, item.host, item.welcome, now)
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
         if isinstance(item, d_events.Opened):
             up = item.producer in self.table.links
             direct = up and self._welcomes[item.producer].connector in self.parts.direct
-            form = self._forms[item.producer] if up else None
+            form = self.ends.form(item.producer) if up else None
             item = msgspec.structs.replace(item, link_up=up, direct=direct, form=form)
             self.phases.begin(item.key)
             self.pace.begin(item.key)
@@ -184,14 +167,19 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return self.table.apply(load, now)
         return self.table.apply(item, now)
 
-    def _does_not_cut(self, peer: Incarnation, why: str, now: Millis) -> None:
-        """The better way copies no blocks of another size: by another, which is told of."""
-        connector = self._welcomes[peer].connector
-        said = f"not by {connector}: {why}"
-        self.metrics.uncut_links.labels(connector).inc()
-        self._fell[peer] = said
-        self.book.mark(peer, up=False, reason=said)
-        self.fall(peer, why, now, millis(self.config.kv_quarantine_seconds))
+    def _meet(self, peer: Incarnation, host: str, card: ProducerCard, now: Millis) -> None:
+        rest = millis(self.config.kv_quarantine_seconds)
+        refused = self.ends.why_refused(card)
+        if refused is not None:
+            logger.warning("no link to %s: %s", host, refused)
+            self.book.mark(peer, up=False, reason=refused)
+            self.drop(peer, refused, rest)
+        elif (uncut := self.ends.why_uncut(peer, card)) is not None:
+            self.metrics.uncut_links.labels(card.connector).inc()
+            self.book.mark(peer, up=False, reason=uncut)
+            self.fall(peer, uncut, now, rest)
+        else:
+            self.prober.begin(peer, host, card, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer
@@ -216,7 +204,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if transport is not None:  # else the link was refused for it
             transport.close(peer)
         self.pace.forget(peer)
-        self._forms.pop(peer, None)
+        self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
         self.parts.notify()
         return actions

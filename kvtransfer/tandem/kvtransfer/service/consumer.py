@@ -123,7 +123,7 @@ class HandoffConsumer:
     def hashed_as(self, key: RequestKey) -> Fingerprint:
         """Under whose fingerprint, and so in blocks of what size: that of the key's producer."""
         own, peer = self._fingerprint, self._open.get(key)
-        size = self._mover.block_sizes.get(peer) if peer else None
+        size = self._mover.ends.block_size(peer) if peer else None
         if size is None or size == own.layout.block_size:
             return own
         return own.with_block_size(size)

@@ -1,19 +1,20 @@
-"""P's blocks copied into D's where the two differ in size: a run of bytes for each head's tokens.
+"""P's blocks copied into D's where they lie otherwise: a run of bytes for each head's tokens.
 
 A block is one run for each head of K and V of each layer, of ``head_dim`` numbers a token. Where
-blocks differ in size, the smaller one's runs lie apart in the larger one. Pure.
+blocks differ in size, the smaller one's runs lie apart in the larger one; where ends hold other
+heads, those that both have are copied. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandem.kvtransfer.transports.base import Check, Extent, Place, Region
-from tandem.protocol.layout import DTYPE_BYTES, KVGroup
+from tandem.protocol.layout import DTYPE_BYTES, KVGroup, Shard
 
 Numbers = NDArray[np.int64]
 
@@ -57,29 +58,42 @@ class PartExtents(Sequence[Extent]):
         return Extent(local, remote, self.nbytes, check)
 
 
+class End(NamedTuple):
+    """A slab: the tokens of its blocks, and whose heads they are of."""
+
+    block_size: int
+    shard: Shard
+
+
 def part_extents(
     block_ids: Sequence[int],
     remote_blocks: Sequence[int],
     start: int,
     stop: int,
     group: KVGroup,
-    remote_size: int,
+    mine: End,
+    theirs: End,
 ) -> PartExtents:
-    """Tokens [start, stop) in P's blocks, of ``remote_size`` tokens each, for those in D's, of
-    ``group``; one size divides the other, and ``start`` is a whole number of the smaller."""
-    own, unit = group.block_size, min(group.block_size, remote_size)
+    """Tokens [start, stop) of the heads that both ends have, in P's blocks, for those in D's, of
+    ``group``. One block size divides the other, ``start`` is a whole number of the smaller, and the
+    ends have a head in common."""
+    unit = min(mine.block_size, theirs.block_size)
     width = group.head_dim * DTYPE_BYTES[group.dtype]
-    runs = np.arange(group.num_rows, dtype=np.int64)[None, :] * width
+    num_heads = group.num_kv_heads * mine.shard.size
+    here, there = mine.shard.heads(num_heads), theirs.shard.heads(num_heads)
+    heads = np.arange(max(here.start, there.start), min(here.stop, there.stop), dtype=np.int64)
+    layers = np.arange(2 * group.num_layers, dtype=np.int64)[:, None]
     at = np.arange(start // unit, -(-stop // unit), dtype=np.int64) * unit
 
-    def places(blocks: Sequence[int], size: int) -> tuple[Numbers, Numbers]:
-        """Index of the block of each unit, and offsets [units, runs] in the slab."""
+    def places(blocks: Sequence[int], size: int, own: range) -> tuple[Numbers, Numbers]:
+        """Index of the block of each unit, and offsets [units * runs] in the slab."""
+        runs = (layers * len(own) + heads - own.start).reshape(1, -1) * size
         index = at // size - start // size
-        head = np.array(blocks, dtype=np.int64)[index] * (len(runs[0]) * width * size)
-        return index, head[:, None] + (at % size * width)[:, None] + runs * size
+        block = np.array(blocks, dtype=np.int64)[index] * (2 * group.num_layers * len(own) * size)
+        return index, ((block + at % size)[:, None] + runs).reshape(-1) * width
 
-    theirs, sources = places(remote_blocks, remote_size)
-    _, targets = places(block_ids, own)
-    last = np.flatnonzero(np.diff(theirs, append=-1))
-    ends = ((last + 1) * len(runs[0]) - 1).tolist()
-    return PartExtents(sources.reshape(-1), targets.reshape(-1), unit * width, remote_blocks, ends)
+    index, sources = places(remote_blocks, theirs.block_size, there)
+    _, targets = places(block_ids, mine.block_size, here)
+    runs = len(sources) // len(at)
+    ends = (np.flatnonzero(np.diff(index, append=-1)) + 1) * runs - 1
+    return PartExtents(sources, targets, unit * width, remote_blocks, ends.tolist())

@@ -8,7 +8,7 @@ from tests.workers.pair import PROMPT, Half, Pair
 
 def cached(half: Half) -> int:
     """Tokens that it has found in its own cache so far."""
-    return half.core.scheduler.make_stats().hit_tokens
+    return half.core.scheduler.roster.stats.hit_tokens
 
 
 @pytest.mark.parametrize("sizes", [(16, 64), (64, 16), (32, 16)])

@@ -16,6 +16,7 @@ from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.mover.mover import MoverParts
+from tandem.protocol.layout import Shard
 
 MOST_SLOT_BYTES = 1 << 44
 """Of all slots of a worker: places in them are numbers that every transport can write."""
@@ -39,10 +40,10 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
             f"block_size is {card.block_size} at the peer and {layout.block_size} here; one has to "
             "divide the other"
         )
-    whole = parts.fingerprint.tensor_parallel_size
-    if (card.tensor_parallel_rank, card.tensor_parallel_size) != (0, whole):
-        theirs = f"rank {card.tensor_parallel_rank} of {card.tensor_parallel_size}"
-        return f"the peer's KV is that of {theirs}; taken over is that of rank 0 of {whole}"
+    shard = Shard(card.tensor_parallel_rank, card.tensor_parallel_size)
+    if shard != parts.shard:
+        theirs, mine = (f"rank {each.rank} of {each.size}" for each in (shard, parts.shard))
+        return f"the peer's KV is that of {theirs}; taken over is that of {mine}"
     if card.connector in parts.direct and card.wire_dtype is not WireDtype.AUTO:
         return f"kv_wire_dtype is {card.wire_dtype} at the peer, and {card.connector} has no slots"
     return why_not_carried(layout)

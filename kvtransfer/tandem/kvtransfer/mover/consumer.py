@@ -44,7 +44,6 @@ from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.transports.base import Check, Progress, Transport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-from tandem.protocol.layout import Shard
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +103,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self.ends = Ends(parts, policy)
-        shard = Shard(0, parts.fingerprint.tensor_parallel_size)
-        self._reads = Reads(parts.transports, parts.layout, shard)
+        self._reads = Reads(parts.transports, parts.layout, parts.shard)
         self._unpacks: deque[Unpack] = deque()
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
@@ -169,8 +167,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def _meet(self, peer: Incarnation, host: str, card: ProducerCard, now: Millis) -> None:
         rest = millis(self.config.kv_quarantine_seconds)
-        refused = self.ends.why_refused(card)
-        if refused is not None:
+        if (refused := self.ends.why_refused(card)) is not None:
             logger.warning("no link to %s: %s", host, refused)
             self.book.mark(peer, up=False, reason=refused)
             self.drop(peer, refused, rest)

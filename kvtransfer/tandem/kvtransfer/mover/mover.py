@@ -36,7 +36,7 @@ from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import DTYPE_BYTES, KVLayout
+from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,11 @@ class MoverParts:
         group = self.layout.groups[0]
         ids = part_ids(block_ids, start, stop, group.block_size, form)
         return Packed(packing_of(form, group), ids)
+
+    @property
+    def shard(self) -> Shard:
+        """Whose heads the slab has: there is one rank."""
+        return Shard(0, self.fingerprint.tensor_parallel_size)
 
     @property
     def direct(self) -> dict[str, Transport]:

@@ -58,8 +58,9 @@ class SimWorker(Side):
         self.card: ModelCard = self.core.card(role=role, incarnation=self.incarnation)
         self.connection = Connection(clock, way, self)
         endpoint: Any = self.connection
+        known = self.core.fingerprint
         self.view = Worker(
-            self.incarnation, self.card, endpoint, role, self.core.fingerprint.digest
+            self.incarnation, self.card, endpoint, role, known.digest, known.compatibility
         )
         self._inbox: list[EngineCoreRequest | RequestKey] = []
         self._turns = False

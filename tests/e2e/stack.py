@@ -33,6 +33,8 @@ class Stack:
         decode: int = 1,
         worker_flags: list[str] | None = None,
         router_flags: list[str] | None = None,
+        prefill_flags: list[str] | None = None,
+        decode_flags: list[str] | None = None,
     ) -> None:
         numbers = iter(free_ports(4 * (prefill + decode) + 1))
         shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]
@@ -40,10 +42,11 @@ class Stack:
         self.workers: dict[str, Child] = {}
         self.probes: dict[str, int] = {}
         ports = []
+        own = {"prefill": prefill_flags or [], "decode": decode_flags or []}
         for role, count in (("prefill", prefill), ("decode", decode)):
             for index in range(count):
                 each = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-                child = worker_child(role, index, model, each, shared)
+                child = worker_child(role, index, model, each, [*shared, *own[role]])
                 ports.append(each.worker)
                 self.workers[child.name] = child
                 self.probes[child.name] = each.probe

@@ -32,11 +32,18 @@ LAYOUT = KVLayout(
 )
 NUM_BLOCKS = 64
 GPU_RANGE = 256 << 20
-FINGERPRINT = Fingerprint(revision="test", dtype="float32", layout=LAYOUT)
 ROUTER = b"R" * 16
 FOLDER_VARIABLE = "TEST_KV_NODE_FOLDER"
 SECONDS = 20.0
 """No wait of a test is longer."""
+
+
+def fingerprint_of(layout: KVLayout) -> Fingerprint:
+    """Of a worker whose slab has this layout."""
+    return Fingerprint(revision="test", dtype="float32", layout=layout)
+
+
+FINGERPRINT = fingerprint_of(LAYOUT)
 
 
 def make_config(**changes: object) -> KVTransferConfig:
@@ -71,10 +78,10 @@ def hash_of(name: str) -> int:
     return int.from_bytes(name.encode().ljust(8, b".")[:8], "little") >> 1
 
 
-def slab_for(config: KVTransferConfig) -> torch.Tensor:
+def slab_for(config: KVTransferConfig, layout: KVLayout = LAYOUT) -> torch.Tensor:
     """uint8 [NUM_BLOCKS, block_bytes], all zero, that other processes can map; on a GPU at the
     start of a range that is large enough to be missed."""
-    size = NUM_BLOCKS * LAYOUT.block_bytes
+    size = NUM_BLOCKS * layout.block_bytes
     if config.kv_connector in ("cuda_p2p", "cuda_p2p_agent"):
         memory = MappedAllocator(torch.device("cuda"))(GPU_RANGE)[:size].zero_()
     else:
@@ -96,13 +103,15 @@ class Switch:
 class _Worker:
     """What both roles share."""
 
-    def __init__(self, config: KVTransferConfig, transports: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: KVTransferConfig, transports: Mapping[str, Any], layout: KVLayout
+    ) -> None:
         # One that a test made has a name of its own, by which peers know it.
         named = [each.incarnation for each in transports.values() if hasattr(each, "incarnation")]
         self.incarnation: Incarnation = named[0] if named else new_incarnation()
         self.registry = CollectorRegistry()
         self.config = config
-        self.slab = slab_for(config)
+        self.slab = slab_for(config, layout)
         self.woken = threading.Event()
         self.seen: list[Any] = []
 
@@ -147,13 +156,14 @@ class Producer(_Worker):
     """A prefill worker whose engine is the test."""
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
-        super().__init__(config or make_config(), more.get("transports") or {})
+        layout = more.pop("layout", LAYOUT)
+        super().__init__(config or make_config(), more.get("transports") or {}, layout)
         self.service = HandoffProducer(
             self.config,
             slab=self.slab,
-            layout=LAYOUT,
+            layout=layout,
             num_blocks=NUM_BLOCKS,
-            fingerprint=more.pop("fingerprint", FINGERPRINT),
+            fingerprint=more.pop("fingerprint", None) or fingerprint_of(layout),
             incarnation=self.incarnation,
             registry=self.registry,
             notify=self.woken.set,
@@ -199,13 +209,14 @@ class Consumer(_Worker):
     """A decode worker whose engine is the test."""
 
     def __init__(self, config: KVTransferConfig | None = None, **more) -> None:
-        super().__init__(config or make_config(), more.get("transports") or {})
+        layout = more.pop("layout", LAYOUT)
+        super().__init__(config or make_config(), more.get("transports") or {}, layout)
         self.service = HandoffConsumer(
             self.config,
             slab=self.slab,
-            layout=LAYOUT,
+            layout=layout,
             num_blocks=NUM_BLOCKS,
-            fingerprint=more.pop("fingerprint", FINGERPRINT),
+            fingerprint=more.pop("fingerprint", None) or fingerprint_of(layout),
             incarnation=self.incarnation,
             registry=self.registry,
             notify=more.pop("notify", self.woken.set),

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.kvtransfer.machines import (
+    BLOCK,
     COMMIT_MS,
     D_INC,
     EXPECT_MS,
@@ -67,7 +68,7 @@ def test_parts_never_exceed_the_credits_and_slots():
     face.admit(A, 64)
     face.compute(A, 64)
     face.deliver_p(Open(A, None))
-    face.deliver_p(Want(A, 0, 2, (8,)))
+    face.deliver_p(Want(A, 0, 2, (8,), BLOCK))
     assert [part.index for part in face.packs] == [0, 1]
     assert all(part.stop - part.start == 8 for part in face.packs)
 
@@ -78,7 +79,7 @@ def test_a_part_is_no_larger_than_the_consumers_slots():
     face.admit(A, 16)
     face.compute(A, 16)
     face.deliver_p(Open(A, None))
-    face.deliver_p(Want(A, 0, 2, (1,)))
+    face.deliver_p(Want(A, 0, 2, (1,), BLOCK))
     assert [(part.start, part.stop) for part in face.packs] == [(0, 4), (4, 8)]
 
 
@@ -135,7 +136,7 @@ def test_a_done_too_early_or_for_too_little_is_no_commit():
         face.compute(A, 16)
         face.deliver_p(Open(A, None))
         if wanted:
-            face.deliver_p(Want(A, 0, 1, (1,)))
+            face.deliver_p(Want(A, 0, 1, (1,), BLOCK))
         face.end(A)
         face.to_d.clear()
         face.deliver_p(Done(A, ok=True))
@@ -144,7 +145,7 @@ def test_a_done_too_early_or_for_too_little_is_no_commit():
 
 def test_a_second_want_or_one_out_of_range_ends_the_export():
     """A consumer that contradicts itself gets nothing."""
-    for want in (Want(A, 3, 1, (1,)), Want(A, 20, 1, (1,))):
+    for want in (Want(A, 3, 1, (1,), BLOCK), Want(A, 20, 1, (1,), BLOCK), Want(A, 0, 1, (1,), 3)):
         face = Face()
         face.admit(A, 16)
         face.deliver_p(Open(A, None))

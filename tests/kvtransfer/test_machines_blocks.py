@@ -1,7 +1,17 @@
 """Both machines where P's blocks are copied into D's: what holds of copies, tags and blocks."""
 
 import pytest
-from tests.kvtransfer.machines import COMMIT_MS, LEASE_MS, P_INC, TOKEN, A, Face, named, ready
+from tests.kvtransfer.machines import (
+    BLOCK,
+    COMMIT_MS,
+    LEASE_MS,
+    P_INC,
+    TOKEN,
+    A,
+    Face,
+    named,
+    ready,
+)
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff import export as p
@@ -196,7 +206,7 @@ def test_a_want_ends_an_export_whose_blocks_are_copied():
     face.open(A)
     face.flow()
     face.compute(A, 8)
-    face.deliver_p(Want(A, 0, 2, (2,)))
+    face.deliver_p(Want(A, 0, 2, (2,), BLOCK))
     assert face.to_d[-1] == Gone(A, GoneReason.PROTOCOL)
 
 

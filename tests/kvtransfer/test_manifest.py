@@ -120,7 +120,7 @@ def test_done_without_an_item_is_answered_gone():
         p.Fenced(A, 8),
         p.First(A, TOKEN, None),
         p.Asked(A, D_INC, Open(A, None)),
-        p.Asked(A, D_INC, Want(A, 0, 1, (2, 1))),
+        p.Asked(A, D_INC, Want(A, 0, 1, (2, 1), BLOCK)),
         p.Packed(A, 0, ok=True),
         p.Asked(A, D_INC, Taken(A, 0)),
     ):

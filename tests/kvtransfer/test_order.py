@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.kvtransfer.machines import A, Face, make_key
+from tests.kvtransfer.machines import BLOCK, A, Face, make_key
 
 from tandem.kvtransfer.handoff import export as p
 from tandem.kvtransfer.handoff import pull as d
@@ -31,7 +31,7 @@ def test_send_slots_go_to_the_oldest_export_until_it_wants_no_more():
         face.admit(key, 32)
     for key in (C, B, A):  # whoever asks first
         face.deliver_p(Open(key, None))
-        face.deliver_p(Want(key, 0, 2, (8,)))
+        face.deliver_p(Want(key, 0, 2, (8,), BLOCK))
     for key in (A, B, C):
         face.compute(key, 32)
     packed = []

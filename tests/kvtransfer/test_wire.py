@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.kvtransfer.handoff import messages as m
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import Item
 from tandem.kvtransfer.memory.header import (
     HEADER_BYTES,
@@ -44,7 +45,15 @@ _TO_P = st.one_of(
     st.builds(m.Probe, _COUNT),
     st.builds(m.ProbeDone, _COUNT, st.booleans()),
     st.builds(m.Open, _KEY, st.none() | _COUNT),
-    st.builds(m.Want, _KEY, _COUNT, st.integers(1, 1 << 16), st.tuples(st.integers(1, 1 << 24))),
+    st.builds(
+        m.Want,
+        _KEY,
+        _COUNT,
+        st.integers(1, 1 << 16),
+        st.tuples(st.integers(1, 1 << 24)),
+        st.integers(1, 1 << 24),
+        st.sampled_from(WireDtype),
+    ),
     st.builds(m.Taken, _KEY, _COUNT),
     st.builds(m.Done, _KEY, st.booleans()),
     st.builds(Beat, _COUNT, _COUNT, st.booleans()),
@@ -59,6 +68,10 @@ _CARD = st.builds(
     _COUNT,
     st.just(9),
     st.just(("x",)),
+    st.integers(0, 1 << 24),
+    st.integers(0, 7),
+    st.integers(1, 8),
+    st.sampled_from(WireDtype),
 )
 _TO_D = st.one_of(
     st.builds(Welcome, _CARD),
@@ -129,8 +142,9 @@ def test_numbers_out_of_range_are_wire_errors():
     key = RequestKey(b"R" * 16, "a", 0)
     for message in (
         m.Taken(key, -1),
-        m.Want(key, 0, 0, (1,)),
-        m.Want(key, 0, 1, (0,)),
+        m.Want(key, 0, 0, (1,), 4),
+        m.Want(key, 0, 1, (0,), 4),
+        m.Want(key, 0, 1, (1,), 0),
         Hello(1, "f" * 65),
     ):
         with pytest.raises(WireError):

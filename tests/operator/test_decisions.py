@@ -239,8 +239,8 @@ def test_links_are_counted_from_the_routers_words():
     links = links_of(fleet, 4)
     assert (links.healthy, links.total) == (2, 4)
     assert links.quarantined == ["a to c: digest"]
-    fleet["workers"] = [{"fingerprint": "x", "peers": {"a": False}}, {"fingerprint": "y"}]
-    assert "2 fingerprints" in links_of(fleet, 1).quarantined[-1]
+    fleet["workers"] = [{"compatibility": "x", "peers": {"a": False}}, {"compatibility": "y"}]
+    assert "KV of 2 kinds" in links_of(fleet, 1).quarantined[-1]
 
 
 def condition(kind: ConditionType, status: Any, reason: Reason) -> Condition:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tandem.protocol.card import Fingerprint, ModelCard, WorkerRole
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import KVGroup, KVLayout
@@ -22,14 +24,16 @@ def fake_card(
     control: str | None = None,
     pooling: ModelPooling | None = None,
     prompt_embeds: int | None = None,
+    block_size: int = 16,
 ) -> ModelCard:
     """The card of a worker that has no model."""
-    fingerprint = Fingerprint(revision=revision, dtype="float32", layout=KVLayout((_GROUP,)))
+    layout = KVLayout((msgspec.structs.replace(_GROUP, block_size=block_size),))
+    fingerprint = Fingerprint(revision=revision, dtype="float32", layout=layout)
     return ModelCard(
         model="fake",
         fingerprint=fingerprint,
         max_model_len=max_model_len,
-        block_size=16,
+        block_size=block_size,
         num_blocks=1000,
         vocab_size=vocab_size,
         max_num_seqs=64,

@@ -183,8 +183,7 @@ class FakeWorker:
     revision: str = "r1"
     behaviour: Behaviour = serve_well
     answer: list[int] = field(default_factory=lambda: list(range(100, 140)))
-    end: int = 0
-    """What the model says after the answer."""
+    end: int = 0  # what the model says after the answer
     step: float = 0.002
     """Seconds between two tokens."""
     num_cached: int = 0
@@ -198,6 +197,7 @@ class FakeWorker:
     prompt_embeds: int | None = None  # see fake_card
     beat_seconds: float = 0.05
     has_work: bool = False
+    block_size: int = 16
     load: LoadReport = _IDLE
     insomnia: str = ""  # why it never sleeps
 
@@ -209,8 +209,7 @@ class FakeWorker:
         self.peers: dict[str, Incarnation] = {}
         self.bytes_per_s, self.waiting_bytes = 0.0, 0
         self.resets: list[str] = []
-        self.num_greeted = 0
-        self.silent = False
+        self.num_greeted, self.silent = 0, False
         self._routers: dict[bytes, _Router] = {}
         self._turns: list[tuple[float, Turn, Iterator[float]]] = []
         self.commands: list[Command] = []
@@ -234,6 +233,7 @@ class FakeWorker:
             max_logprobs=self.max_logprobs,
             pooling=self.pooling,
             prompt_embeds=self.prompt_embeds,
+            block_size=self.block_size,
             control=f"10.0.0.1:{self.port}" if self.role is WorkerRole.PREFILL else None,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

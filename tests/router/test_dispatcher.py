@@ -90,6 +90,40 @@ async def test_short_or_cached_prompts_stay_whole(
     assert d.submitted[2].kv is None
 
 
+async def test_workers_of_other_block_sizes_are_a_pair_and_get_their_own_hashes(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """Each is hashed in its own blocks, and credited with the tokens of its own hits."""
+    p, d = prefill(block_size=16), decode(block_size=64)
+    await stack.find(p, d)
+    await stack.run(make_request(200))
+    (mine,), (other,) = d.submitted, p.submitted
+    assert (len(other.block_hashes), len(mine.block_hashes)) == (12, 3)
+    assert set(other.block_hashes).isdisjoint(mine.block_hashes)
+    assert mine.kv == Consume(p.incarnation)
+
+    d.tell_blocks(BlockEvents(stored=mine.block_hashes[:2]))
+    p.tell_blocks(BlockEvents(stored=other.block_hashes[:5]))
+    await until(lambda: len(stack.fleet.index) == 7)
+    hashes = {
+        worker.fingerprint: sent.block_hashes
+        for worker in stack.pool.workers.values()
+        for sent in (mine if worker.incarnation == d.incarnation else other,)
+    }
+    hits = stack.fleet.hits(hashes)
+    assert hits == {d.incarnation: 128, p.incarnation: 80}
+
+
+async def test_a_request_goes_on_where_blocks_have_another_size(stack: Stack, decode: Make) -> None:
+    """The KV is of the same kind: tokens that were emitted stand."""
+    d1, d2 = decode(behaviour=die_after(2)), decode(block_size=64)
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+    assert tokens_of(await stack.run(make_request(200))) == ANSWER
+    assert len(d2.submitted[0].block_hashes) == 3
+
+
 async def test_one_token_goes_whole_to_the_prefill_worker(
     stack: Stack, prefill: Make, decode: Make
 ) -> None:

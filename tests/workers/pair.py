@@ -88,18 +88,24 @@ class Pair:
     """P and D, linked."""
 
     def __init__(
-        self, connector: str = "tcp", *, engine: dict[str, Any] | None = None, **settings: object
+        self,
+        connector: str = "tcp",
+        *,
+        engine: dict[str, Any] | None = None,
+        block_sizes: tuple[int, int] = (16, 16),
+        **settings: object,
     ) -> None:
         """``engine``: settings of both engines, their model's ``folder`` among them; the others are
-        the hand-off's."""
+        the hand-off's. ``block_sizes`` are P's and D's."""
         fields: dict[str, Any] = {"kv_connector": connector, "kv_control_port": 0, **settings}
         self.kv = KVTransferConfig(**fields)
         self.p_id, self.d_id = new_incarnation(), new_incarnation()
         self.decode_stands = False
         """D's engine takes no step."""
         allocate = slab_allocator(self.kv)
-        self.prefill = Half(self._producer, allocate, **(engine or {}))
-        self.decode = Half(self._consumer, allocate, **(engine or {}))
+        own = ({**(engine or {}), "block_size": size} for size in block_sizes)
+        self.prefill = Half(self._producer, allocate, **next(own))
+        self.decode = Half(self._consumer, allocate, **next(own))
         self.consumer.set_peers({self.producer.control: self.p_id})
         self.until(lambda: self.consumer.peer_up(self.p_id))
         self.until(lambda: self.d_id in self.producer.consumers())

@@ -15,7 +15,8 @@ from tandem.engine.request import Request
 from tandem.engine.scheduler.connector import Hold, Loaded, Lookup, Remote
 from tandem.kvtransfer import events
 from tandem.protocol.errors import Refusal, RefusalCode
-from tandem.protocol.ids import RequestKey
+from tandem.protocol.hashing import hash_blocks, root_hash
+from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.requests import Consume
 
@@ -68,9 +69,22 @@ class DecodeConnector:
         pull = self._pulls.get(request.key)
         if pull is not None:
             pull.loading = True
-            full = tokens.stop // request.group.block_size
-            hashes = request.hashes_upto(full) if self._consumer.wants_hashes else ()
+            hashes = self._hashes(request, tokens.stop) if self._consumer.wants_hashes else ()
             self._consumer.begin_load(request.key, block_ids, tokens.start, tokens.stop, hashes)
+
+    def _hashes(self, request: Request, num_tokens: int) -> Sequence[BlockHash]:
+        """Of the full blocks as the producer has them, whose size may be its own."""
+        peers = self._consumer.hashed_as(request.key)
+        size, source = peers.layout.block_size, request.source
+        if size == request.group.block_size:
+            return request.hashes_upto(num_tokens // size)
+        root = root_hash(
+            fingerprint=peers.digest,
+            block_size=size,
+            adapter=source.adapter,
+            salt=source.cache_salt,
+        )
+        return hash_blocks(root, request.token_ids[:num_tokens], size, source.prompt_embeds)
 
     def started(self, request: Request) -> None:
         """A decode worker exports nothing."""

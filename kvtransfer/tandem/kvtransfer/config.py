@@ -5,9 +5,11 @@ cli/ makes flags of them.
 
 from dataclasses import dataclass, fields
 
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import CONTROL_PORT
 from tandem.protocol.settings import (
+    check_choices,
     check_integer,
     check_optional_integer,
     check_positive,
@@ -20,6 +22,8 @@ CONNECTORS = (
 )
 MEETING = ("auto", "cuda_p2p", "shm")
 """Those whose links go by who copies in a named folder."""
+BY_SLOTS = ("auto", "nixl", "tcp", "memory")
+"""Connectors that pack KV into slots, or may."""
 NODE_COPIES = ("auto", "direct", "agent")
 PREFLIGHTS = ("off", "warn", "require")
 MIN_SLOT_BYTES = 4 << 10
@@ -141,6 +145,14 @@ class KVTransferConfig:
         "link by link.",
         choices=NODE_COPIES,
     )
+    kv_wire_dtype: str = setting(
+        "auto",
+        "Type in which KV travels; auto is the one in which it is held, fp8 is float8_e4m3 with a "
+        "scale for each head of K and V of each layer in each block: half the bytes of bfloat16, "
+        "and other tokens now and then. It holds for a link if either end asks for it, and only "
+        "where KV goes through slots: auto leaves out what maps memory.",
+        choices=tuple(WireDtype),
+    )
     kv_data_port: int = setting(0, "First port to try for the tcp connector; 0 takes any free.")
     kv_data_ports: int = setting(16, "How many ports to try from the first on.", unit="ports")
     kv_tcp_streams: int | None = setting(
@@ -153,13 +165,7 @@ class KVTransferConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.kv_connector not in CONNECTORS:
-            raise InvalidParameter(
-                "kv_connector", self.kv_connector, f"one of {', '.join(CONNECTORS)}"
-            )
-        if self.kv_node_copy not in NODE_COPIES:
-            allowed = f"one of {', '.join(NODE_COPIES)}"
-            raise InvalidParameter("kv_node_copy", self.kv_node_copy, allowed)
+        check_choices(self)
         meets = self.kv_connector in MEETING and self.kv_node_folder is not None
         if self.kv_node_copy != "auto" and not meets:
             allowed = (
@@ -167,6 +173,9 @@ class KVTransferConfig:
                 f"{', '.join(MEETING)}"
             )
             raise InvalidParameter("kv_node_copy", self.kv_node_copy, allowed)
+        if self.kv_wire_dtype != WireDtype.AUTO and self.kv_connector not in BY_SLOTS:
+            allowed = f"auto, unless kv_connector is one of {', '.join(BY_SLOTS)}"
+            raise InvalidParameter("kv_wire_dtype", self.kv_wire_dtype, allowed)
         check_optional_integer("kv_slot_bytes", self.kv_slot_bytes, MIN_SLOT_BYTES)
         check_optional_integer("kv_credits", self.kv_credits, 1)
         for name in ("kv_send_slots", "kv_receive_slots", "kv_slots_per_peer"):
@@ -174,9 +183,6 @@ class KVTransferConfig:
         check_integer("kv_probe_bytes", self.kv_probe_bytes, 64)
         least = self.kv_min_megabytes_per_second
         check_optional_integer("kv_min_megabytes_per_second", least, 1)
-        if self.kv_preflight not in PREFLIGHTS:
-            allowed = f"one of {', '.join(PREFLIGHTS)}"
-            raise InvalidParameter("kv_preflight", self.kv_preflight, allowed)
         if self.kv_preflight == "require" and least is None:
             allowed = "off or warn, unless kv_min_megabytes_per_second says what is required"
             raise InvalidParameter("kv_preflight", self.kv_preflight, allowed)

@@ -91,6 +91,13 @@ class HandoffMetrics:
         self.turned_away = Counter(
             "tandem:kv_links_refused", "HELLOs that were turned away.", registry=registry
         )
+        self.uncut_links = Counter(
+            "tandem:kv_links_uncut",
+            "Links that go another way as this one does not copy blocks into those of another "
+            "size, or not so many pieces of one.",
+            ["connector"],
+            registry=registry,
+        )
         self.probe_rate = Histogram(
             "tandem:kv_link_probe_bytes_per_second",
             "Rate at which a new link delivered the pattern.",

@@ -64,4 +64,5 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
 def copies_blocks(kv: KVTransferConfig) -> bool:
     """Whether blocks of GPUs are copied between workers that meet on this machine."""
     near = kv.kv_connector == "auto" and kv.kv_node_folder is not None
+    near = near and kv.kv_wire_dtype == "auto"
     return near or kv.kv_connector in ("cuda_p2p", "cuda_p2p_agent")

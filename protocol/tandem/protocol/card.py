@@ -22,7 +22,7 @@ class WorkerRole(StrEnum):
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """All that must be equal before two workers may exchange KV."""
+    """What a worker's KV is of and how it lies in memory."""
 
     revision: str
     """Digest of weights and config, as hub/ gave it."""
@@ -33,9 +33,28 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """32 hex digits; compared instead of the fields, and the root of block hashes."""
+        """32 hex digits of all of it: the root of block hashes."""
         fields = msgspec.msgpack.encode(self)
         return blake2b(fields, digest_size=16, person=b"tandem-print").hexdigest()
+
+    @property
+    def compatibility(self) -> str:
+        """32 hex digits, equal for workers whose KV is of one kind: how many tokens a block of
+        theirs has, and among how many ranks a layer's heads are shared, is apart from it."""
+        replace = msgspec.structs.replace
+        groups = tuple(
+            replace(each, num_kv_heads=each.num_kv_heads * self.tensor_parallel_size)
+            for each in self.with_block_size(0).layout.groups
+        )
+        whole = replace(self, layout=KVLayout(groups), tensor_parallel_size=1)
+        fields = msgspec.msgpack.encode(whole)
+        return blake2b(fields, digest_size=16, person=b"tandem-compat").hexdigest()
+
+    def with_block_size(self, block_size: int) -> "Fingerprint":
+        """That of a worker which differs in nothing but the tokens of its blocks."""
+        replace = msgspec.structs.replace
+        groups = tuple(replace(each, block_size=block_size) for each in self.layout.groups)
+        return replace(self, layout=KVLayout(groups))
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,6 +59,11 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
         return (self.num_layers, 2, self.num_kv_heads, self.block_size, self.head_dim)
 
     @property
+    def num_rows(self) -> int:
+        """Runs of a block's tokens that lie together: one a head, of K and of V, of each layer."""
+        return self.num_layers * 2 * self.num_kv_heads
+
+    @property
     def token_bytes(self) -> int:
         """Bytes of KV per token over all layers."""
         return self.num_layers * 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
@@ -67,6 +72,18 @@ class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     def block_bytes(self) -> int:
         """Bytes of one block over all layers."""
         return self.token_bytes * self.block_size
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """Whose heads of each layer a slab holds: a rank's, of ``size`` that have equally many."""
+
+    rank: int = 0
+    size: int = 1
+
+    def heads(self, num_kv_heads: int) -> range:
+        """Of a layer that has ``num_kv_heads`` in all, which ``size`` divides."""
+        own = num_kv_heads // self.size
+        return range(self.rank * own, (self.rank + 1) * own)
 
 
 class KVLayout(msgspec.Struct, frozen=True):

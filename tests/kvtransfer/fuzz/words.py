@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.hand_link import HandLink
 
 from tandem.kvtransfer.handoff import messages as m
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import Item
 from tandem.protocol.errors import WireError
 from tandem.protocol.ids import RequestKey, new_incarnation
@@ -46,7 +47,15 @@ _CONNECTORS = st.lists(st.sampled_from(["tcp", "shm", "nixl", "", "x" * 33]), ma
 
 TO_PRODUCER = st.one_of(
     st.builds(m.Open, KEY, st.none() | NUMBER),
-    st.builds(m.Want, KEY, NUMBER, NUMBER, st.lists(NUMBER, max_size=3).map(tuple)),
+    st.builds(
+        m.Want,
+        KEY,
+        NUMBER,
+        NUMBER,
+        st.lists(NUMBER, max_size=3).map(tuple),
+        NUMBER,
+        st.sampled_from(WireDtype),
+    ),
     st.builds(m.Taken, KEY, NUMBER),
     st.builds(m.Done, KEY, st.booleans()),
     st.builds(m.Probe, NUMBER),

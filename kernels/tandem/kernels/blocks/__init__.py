@@ -1,4 +1,4 @@
-"""Whole KV blocks as bytes: gather, scatter, copy, digest.
+"""KV blocks as bytes, whole or in parts of their tokens: gather, scatter, copy, digest.
 
 The slab is seen as [num_blocks, block_bytes] uint8: a block with all its layers is one row. Called
 by kvtransfer (send and receive slots) and by the runner (copy-on-write forks).
@@ -26,6 +26,9 @@ def _move(name: str) -> Op[Move]:
 
 
 PACK, UNPACK, COPY = _move("pack"), _move("unpack"), _move("copy")
+PartMove = Callable[[Tensor, Tensor, Tensor, int], None]
+PACK_PARTS: Op[PartMove] = Op("blocks.pack_parts", {Backend.TORCH: f"{_TORCH}:pack_parts"})
+UNPACK_PARTS: Op[PartMove] = Op("blocks.unpack_parts", {Backend.TORCH: f"{_TORCH}:unpack_parts"})
 DIGEST: Op[Callable[[Tensor], Tensor]] = Op(
     "blocks.digest",
     {
@@ -54,6 +57,33 @@ def unpack(packed: Tensor, ids: Tensor, slab: Tensor, *, backend: Backend | None
     UNPACK.on(slab.device, backend)(packed, ids, slab)
 
 
+def pack_parts(
+    slab: Tensor, ids: Tensor, out: Tensor, rows: int, *, backend: Backend | None = None
+) -> None:
+    """Gather parts of blocks: out[i] = part ids[i] % parts of block ids[i] // parts.
+
+    A block is ``rows`` runs of bytes, one behind the other, each of the same tokens; a part is an
+    equal share of each run. How many parts a block has follows from the sizes.
+
+    Args:
+        slab: [num_blocks, block_bytes] uint8, dense; whole multiples of a part.
+        ids: int64 [n], in range.
+        out: [n, part_bytes] uint8, dense; on the slab's device.
+        rows: runs of a block; they divide part_bytes.
+        backend: an explicit choice; by device otherwise.
+    """
+    _check_parts(slab, ids, out, rows)
+    PACK_PARTS.on(slab.device, backend)(slab, ids, out, rows)
+
+
+def unpack_parts(
+    packed: Tensor, ids: Tensor, slab: Tensor, rows: int, *, backend: Backend | None = None
+) -> None:
+    """Scatter parts of blocks, where `pack_parts` finds them. The ids are distinct."""
+    _check_parts(slab, ids, packed, rows)
+    UNPACK_PARTS.on(slab.device, backend)(packed, ids, slab, rows)
+
+
 def copy(slab: Tensor, source: Tensor, to: Tensor, *, backend: Backend | None = None) -> None:
     """Copy blocks within the slab: slab[to[i]] = slab[source[i]].
 
@@ -77,6 +107,19 @@ def digest(data: Tensor, *, backend: Backend | None = None) -> int:
     if not data.is_contiguous():
         raise BadTensor(f"data has strides {data.stride()}, expected dense bytes")
     return int(DIGEST.on(data.device, backend)(data.view(-1))) & ((1 << 64) - 1)
+
+
+def _check_parts(slab: Tensor, ids: Tensor, rows: Tensor, runs: int) -> None:
+    checks.shape("slab", slab, None, None)
+    checks.shape("packed", rows, ids.shape[0], None)
+    for name, tensor in (("slab", slab), ("packed", rows)):
+        checks.kind(name, tensor, torch.uint8)
+        if not tensor.is_contiguous():
+            raise BadTensor(f"{name} has strides {tensor.stride()}, expected dense blocks")
+    if slab.shape[1] % rows.shape[1] or rows.shape[1] % runs:
+        raise BadTensor(
+            f"parts of {rows.shape[1]} bytes in {runs} runs, of blocks of {slab.shape[1]} bytes"
+        )
 
 
 def _check(slab: Tensor, ids: Tensor, rows: Tensor) -> None:

@@ -7,6 +7,7 @@ from typing import NewType
 import msgspec
 
 from tandem.kvtransfer.events import ConsumerEvent, ProducerEvent
+from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.messages import KeyedToConsumer, KeyedToProducer
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -38,6 +39,7 @@ class Pack(msgspec.Struct, frozen=True):
     slot: int
     block_ids: tuple[int, ...]
     group: int = 0
+    form: Form | None = None
 
 
 class Tag(msgspec.Struct, frozen=True):
@@ -68,6 +70,10 @@ class Read(msgspec.Struct, frozen=True):
     nbytes: int
     remote_blocks: tuple[int, ...] = ()
     block_ids: tuple[int, ...] = ()
+    start: int = 0
+    stop: int = 0
+    """Tokens [start, stop) of the item, for which these blocks are."""
+    form: Form | None = None
 
 
 class Unpack(msgspec.Struct, frozen=True):
@@ -83,6 +89,7 @@ class Unpack(msgspec.Struct, frozen=True):
     block_ids: tuple[int, ...]
     nbytes: int
     group: int = 0
+    form: Form | None = None
 
 
 class Blame(msgspec.Struct, frozen=True):

@@ -37,11 +37,12 @@ from tandem.kvtransfer.handoff.endings import (
     loaded,
     settled,
 )
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import (
-    Item,
     available,
     begins,
     blocks_of,
+    in_words,
     manifest,
     num_blocks,
 )
@@ -100,6 +101,7 @@ def _on_open(_pull: None, event: Opened, now: Millis, policy: ConsumerPolicy) ->
         budget=budget,
         deadline=budget,
         direct=event.direct,
+        form=event.form,
     )
     if not event.link_up:
         return fail(pull, FailCause.PEER, "no link to the prefill worker", now, policy, say=False)
@@ -117,11 +119,13 @@ def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolic
     same = first or ready.num_tokens == pull.num_tokens
     if not same or not 0 <= ready.upto <= ready.num_tokens or not ready.num_tokens:
         return fail(pull, FailCause.IDENTITY, "READY contradicts itself", now, policy)
-    items = manifest(policy.groups, ready.num_tokens, policy.block_size)
+    theirs = policy.block_size if pull.form is None else pull.form.sender_block_size
+    items = manifest(policy.groups, ready.num_tokens, theirs)
     if ready.items != items:
-        message = f"READY's manifest is {_words(ready.items)}, wanted is {_words(items)}"
+        message = f"READY's manifest is {in_words(ready.items)}, wanted is {in_words(items)}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
-    counts = announced(pull.direct, items, ready.upto, ready.num_tokens, policy)
+    form = pull.form or policy
+    counts = announced(pull.direct, items, ready.upto, ready.num_tokens, form)
     if tuple(len(each) for each in ready.blocks) != counts:
         message = f"READY names {_sizes(ready.blocks)} blocks, wanted is {counts or 'none'}"
         return fail(pull, FailCause.IDENTITY, message, now, policy)
@@ -177,8 +181,10 @@ def _on_load(pull: Pull, event: Load, now: Millis, policy: ConsumerPolicy) -> Re
     if pull.direct:
         pull = copies_cut(pull, policy)
     elif event.from_token < event.to_token:
-        most = tuple(each.blocks_per_part for each in policy.groups)
-        want = Want(pull.key, event.from_token, policy.credits, most)
+        form = pull.form or policy
+        most = tuple(each.blocks_per_part for each in form.groups)
+        dtype = WireDtype.AUTO if pull.form is None else pull.form.dtype
+        want = Want(pull.key, event.from_token, policy.credits, most, form.block_size, dtype)
         actions.append(Send(pull.producer, want))
     return done_if_complete(pull, now, policy, actions)
 
@@ -201,7 +207,8 @@ def _follows(pull: Pull, part: Part, policy: ConsumerPolicy) -> bool:
     the kind that the link brings, and fits."""
     if pull.direct or part.group >= len(pull.items) or pull.num_tokens is None:
         return False
-    item, group, size = pull.items[part.group], policy.groups[part.group], policy.block_size
+    form = pull.form or policy
+    item, group, size = pull.items[part.group], form.groups[part.group], form.block_size
     blocks = num_blocks(part.start, part.stop, size)
     return (
         part.index == pull.next_index
@@ -224,11 +231,6 @@ def _sizes(blocks: tuple[tuple[int, ...], ...]) -> str:
     return ", ".join(str(len(each)) for each in blocks) or "no"
 
 
-def _words(items: tuple[Item, ...]) -> str:
-    """A manifest for people."""
-    return ", ".join(f"{each.kind} [{each.start}, {each.stop})" for each in items) or "empty"
-
-
 def _on_slot(pull: Pull, event: Granted, now: Millis, policy: ConsumerPolicy) -> Result:
     flight = _replace(pull.queued[0], slot=event.slot)
     pull = _replace(pull, queued=pull.queued[1:], reading=(*pull.reading, flight))
@@ -241,6 +243,9 @@ def _on_slot(pull: Pull, event: Granted, now: Millis, policy: ConsumerPolicy) ->
         flight.nbytes,
         flight.remote_blocks,
         _blocks(pull, flight, policy) if pull.direct else (),
+        flight.start,
+        flight.stop,
+        pull.form,
     )
     return armed(pull, now, policy), [read]
 
@@ -266,6 +271,7 @@ def _on_read_done(pull: Pull, event: ReadDone, now: Millis, policy: ConsumerPoli
         block_ids=_blocks(pull, flight, policy),
         nbytes=flight.nbytes,
         group=flight.group,
+        form=pull.form,
     )
     taken = Send(pull.producer, Taken(pull.key, flight.index))
     return armed(pull, now, policy), [unpack] if pull.direct else [taken, unpack]

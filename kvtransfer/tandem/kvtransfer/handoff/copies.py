@@ -10,15 +10,16 @@ from collections.abc import Iterable
 
 import msgspec
 
+from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Item, available, num_blocks
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Flight, Pull
 
 
 def announced(
-    direct: bool, items: Iterable[Item], upto: int, num_tokens: int, policy: ConsumerPolicy
+    direct: bool, items: Iterable[Item], upto: int, num_tokens: int, form: Form | ConsumerPolicy
 ) -> tuple[int, ...]:
     """How many blocks of each item READY names; nothing where parts go by slots."""
-    size, found = policy.block_size, []
+    size, found = form.block_size, []
     for item in items if direct else ():
         stop = available(item, upto, num_tokens, size)
         found.append(num_blocks(item.start, stop, size) if stop > item.start else 0)
@@ -29,8 +30,9 @@ def copies_cut(pull: Pull, policy: ConsumerPolicy) -> Pull:
     """The pull with a copy queued for all that was announced and is not under way."""
     if not pull.direct or pull.num_tokens is None:
         return pull
-    size, cut, queued, index = policy.block_size, list(pull.cut), list(pull.queued), pull.next_index
-    for item, group, remote in zip(pull.items, policy.groups, pull.remote, strict=False):
+    form = pull.form or policy
+    size, cut, queued, index = form.block_size, list(pull.cut), list(pull.queued), pull.next_index
+    for item, group, remote in zip(pull.items, form.groups, pull.remote, strict=False):
         at = item.group
         until = available(item, pull.upto, pull.num_tokens, size)
         while cut[at] < until:

@@ -35,8 +35,9 @@ def is_due(pull: Pull, policy: ConsumerPolicy) -> bool:
     assert pull.start is not None
     if pull.num_tokens is None or pull.upto == pull.num_tokens:
         return True
+    size = (pull.form or policy).block_size
     for item in pull.items:  # for each part: loops are twice as fast as generators here
-        upto = available(item, pull.upto, pull.num_tokens, policy.block_size)
+        upto = available(item, pull.upto, pull.num_tokens, size)
         if pull.reached[item.group] < upto:
             return True
     return False

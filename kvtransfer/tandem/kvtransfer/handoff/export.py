@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Group, Item
 from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason, Open, Taken, Want
 from tandem.kvtransfer.handoff.tables import PEvent, PState
@@ -70,6 +71,8 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
     next_index: int = 0
     credits: int = 0
     max_blocks: tuple[int, ...] = ()
+    form: Form | None = None
+    """In what parts are cut; None is P's own blocks as they are held."""
     out: tuple[Out, ...] = ()
     engine_holds: bool = False
     """The engine was given the key and has not let go."""

@@ -37,12 +37,13 @@ def can_cut(export: Export, policy: ProducerPolicy) -> bool:
 
 def next_part(export: Export, policy: ProducerPolicy) -> tuple[int, int] | None:
     """The item of the next part and where it would stop: whole blocks, except at the item's end."""
-    size = policy.block_size
+    form = export.form or policy
+    size = form.block_size
     for item in export.items:
         at = item.group
         packed, upto = export.packed[at], available(item, export.ready, export.num_tokens, size)
         if upto > packed:
-            blocks = min(policy.groups[at].blocks_per_part, export.max_blocks[at])
+            blocks = min(form.groups[at].blocks_per_part, export.max_blocks[at])
             return at, min(upto, packed + blocks * size)
     return None
 

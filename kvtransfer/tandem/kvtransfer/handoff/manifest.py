@@ -40,6 +40,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks of one part: what fits a slot behind its header."""
     blocks_per_copy: int = 1
     """Blocks of one read, where blocks are copied into blocks."""
+    part_bytes: int = 0
+    """What fits a slot behind its header."""
+    rows: int = 1
+    """Runs of a block's tokens that lie together: one for each head of K and V of each layer."""
+    item_bytes: int = 1
+    """Bytes of one number."""
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True):
@@ -111,6 +117,11 @@ def begins(items: Iterable[Item], from_token: int) -> tuple[int, ...]:
 def is_complete(items: Iterable[Item], reached: Iterable[int]) -> bool:
     """Whether every item has got to its end; ``reached`` is how far each is, without a gap."""
     return all(at >= item.stop for item, at in zip(items, reached, strict=True))
+
+
+def in_words(items: Sequence[Item]) -> str:
+    """A manifest for people."""
+    return ", ".join(f"{each.kind} [{each.start}, {each.stop})" for each in items) or "empty"
 
 
 def why_not_carried(layout: KVLayout) -> str | None:

@@ -12,13 +12,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import MAX_GROUPS, Item
 from tandem.link.frames import Decoder
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
-HANDOFF_VERSION = 5
+HANDOFF_VERSION = 6
 """Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""
@@ -64,6 +65,14 @@ class ProducerCard(msgspec.Struct, frozen=True):
     """Blocks of P's slab, for transports that read them."""
     groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=99)] = ()
     """Kinds of the groups of P's KV layout, in order."""
+    block_size: Small = 0
+    """Tokens of a block of P's."""
+    tensor_parallel_rank: Small = 0
+    """Whose slab it is."""
+    tensor_parallel_size: Small = 1
+    """Of how many that share each layer's heads."""
+    wire_dtype: WireDtype = WireDtype.AUTO
+    """In what type P wants KV to travel; if fp8 at either end, it does."""
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
@@ -110,17 +119,22 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Want(msgspec.Struct, frozen=True, tag="want"):
-    """D → P: cut parts from this token on, so many ahead of what I took."""
+    """D → P: cut parts from this token on, so many ahead of what I took; block_size and dtype say
+    in what they are to travel."""
 
     key: RequestKey
     from_token: Count
-    """A multiple of the block size."""
+    """A multiple of ``block_size``."""
     credits: Annotated[int, Meta(ge=1, le=1 << 16)]
     max_blocks: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=1 << 24)], ...],
         Meta(min_length=1, max_length=MAX_GROUPS),
     ]
     """Blocks of a part that D takes, by group."""
+    block_size: Annotated[int, Meta(ge=1, le=1 << 24)]
+    """Tokens of a block on its way: P's own are as many, or a multiple."""
+    dtype: WireDtype = WireDtype.AUTO
+    """In what type the parts are to be packed."""
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):

@@ -28,6 +28,7 @@ from tandem.kvtransfer.handoff.export import (
     Packed,
     ProducerPolicy,
 )
+from tandem.kvtransfer.handoff.form import WireDtype, form_of_parts
 from tandem.kvtransfer.handoff.lease import (
     ENDED,
     Result,
@@ -203,7 +204,10 @@ def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerP
     if export is None or export.state in ENDED:
         reason = GoneReason.UNKNOWN if export is None else why(export)
         return export, [Send(event.source, Gone(event.key, reason))]
-    fits = not want.from_token % policy.block_size and want.from_token <= export.num_tokens
+    fits = not want.from_token % want.block_size and want.from_token <= export.num_tokens
+    fits = fits and not policy.block_size % want.block_size
+    narrow = want.dtype is not WireDtype.AUTO
+    fits = fits and not (narrow and any(each.item_bytes < 2 for each in policy.groups))
     groups = len(want.max_blocks) == len(export.items)
     if export.direct or export.wants or not (fits and groups):
         return end(export, GoneReason.PROTOCOL, now, policy, answered=False)
@@ -213,6 +217,9 @@ def _on_want(export: Export | None, event: Asked, now: Millis, policy: ProducerP
         packed=begins(export.items, want.from_token),
         credits=want.credits,
         max_blocks=want.max_blocks,
+        form=form_of_parts(
+            policy.groups, policy.block_size, want.block_size, policy.block_size, want.dtype
+        ),
     )
     return wanting, []
 
@@ -225,14 +232,15 @@ def _on_slot(export: Export, event: Granted, _now: Millis, policy: ProducerPolic
     table = export.tables[group]
     blocks = blocks_of(export.items[group], table, start, stop, policy.block_size)
     out = Out(index, event.slot, start, stop, group=group)
-    action = Pack(key, export.consumer, index, start, stop, event.slot, blocks, group)
+    action = Pack(key, export.consumer, index, start, stop, event.slot, blocks, group, export.form)
     packed = (*export.packed[:group], stop, *export.packed[group + 1 :])
     return _replace(export, packed=packed, next_index=index + 1, out=(*export.out, out)), [action]
 
 
 def _part(export: Export, out: Out, policy: ProducerPolicy) -> Part:
-    count = num_blocks(out.start, out.stop, policy.block_size)
-    nbytes = policy.header_bytes + count * policy.groups[out.group].block_bytes
+    form = export.form or policy
+    count = num_blocks(out.start, out.stop, form.block_size)
+    nbytes = policy.header_bytes + count * form.groups[out.group].block_bytes
     return Part(export.key, out.index, out.start, out.stop, out.slot, nbytes, out.group)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Group, Item, begin
 from tandem.kvtransfer.handoff.messages import Committed, Final, Gone, Part, Ready
 from tandem.kvtransfer.handoff.tables import DEvent, DState
@@ -69,6 +70,8 @@ class Pull(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest of the state's deadlines."""
     direct: bool = False
     """P's blocks are copied into D's: parts are cut here, and need no slot."""
+    form: Form | None = None
+    """In what parts or copies are cut; None is D's own blocks as they are held."""
     num_tokens: int | None = None
     """Known from the first READY."""
     upto: int = 0
@@ -108,6 +111,8 @@ class Opened(msgspec.Struct, frozen=True):
     link_up: bool
     direct: bool = False
     """The link's transport copies blocks into blocks."""
+    form: Form | None = None
+    """In what the link's parts or copies are cut, where D's own blocks are not it."""
     kind = DEvent.OPEN
 
 

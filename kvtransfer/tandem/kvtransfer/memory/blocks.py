@@ -120,16 +120,15 @@ class Blocks:
     """Of P's blocks; nobody reads D's."""
 
     def has(self, offset: int, nbytes: int) -> bool:
-        """Whether these bytes are whole blocks, or the start of one."""
-        size = self.slab.shape[1]
-        return offset % size == 0 and offset >= 0 and 0 < nbytes <= self.slab.numel() - offset
+        """Whether these bytes are the slab's."""
+        return offset >= 0 and 0 < nbytes <= self.slab.numel() - offset
 
     def span(self, offset: int, nbytes: int) -> Tensor:
         """uint8 [nbytes] from ``offset`` bytes behind block 0 on."""
         return self.slab.view(-1)[offset : offset + nbytes]
 
     def tag_at(self, offset: int) -> bytes:
-        """Tag of the block that begins there, as it is now."""
+        """Tag of the block that this byte is of, as it is now."""
         return self.tags.read(offset // self.slab.shape[1])
 
     def turn_at(self, offset: int) -> bytes:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tandem.kernels.blocks import digest, pack, unpack
+from tandem.kernels.blocks import digest
 from tandem.kernels.memory.device import MappedAllocator
 from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.packing import WHOLE, Packing
 from tandem.kvtransfer.memory.slots import SlotMemory
 
 
@@ -31,15 +32,19 @@ class _OnStream(SlotMemory):
             self.pack(slab, [0], 0)
             self.unpack(0, [0], slab)
 
-    def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
+    def pack(
+        self, slab: Tensor, block_ids: Sequence[int], slot: int, packing: Packing = WHOLE
+    ) -> int:
         """See SlotMemory."""
         with self._own_stream():
-            return super().pack(slab, block_ids, slot)
+            return super().pack(slab, block_ids, slot, packing)
 
-    def unpack(self, slot: int, block_ids: Sequence[int], slab: Tensor) -> None:
+    def unpack(
+        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+    ) -> None:
         """See SlotMemory."""
         with self._own_stream():
-            super().unpack(slot, block_ids, slab)
+            super().unpack(slot, block_ids, slab, packing)
 
     @contextmanager
     def _own_stream(self) -> Iterator[None]:
@@ -61,24 +66,29 @@ class HostSlotsOfDevice(_OnStream):
         """Slot and bytes of the payload that was summed last: ``unpack`` takes the very bytes."""
         super().__init__(count, slot_bytes, slab)
 
-    def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
+    def pack(
+        self, slab: Tensor, block_ids: Sequence[int], slot: int, packing: Packing = WHOLE
+    ) -> int:
         """See SlotMemory."""
         self._staged = None
         with self._own_stream():
-            payload = self._payload(slot, len(block_ids), slab.shape[1])
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
             staged = self._staging[: payload.numel()]
-            pack(slab, torch.tensor(block_ids, dtype=torch.int64), staged.view_as(payload))
+            ids = torch.tensor(block_ids, dtype=torch.int64)
+            packing.pack(slab, ids, staged.view_as(payload))
             payload.copy_(staged.view_as(payload), non_blocking=True)
             return digest(staged)
 
-    def unpack(self, slot: int, block_ids: Sequence[int], slab: Tensor) -> None:
+    def unpack(
+        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+    ) -> None:
         """See SlotMemory."""
         with self._own_stream():
-            payload = self._payload(slot, len(block_ids), slab.shape[1])
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
             staged = self._staging[: payload.numel()].view_as(payload)
             if self._staged != (slot, payload.numel()):
                 staged.copy_(payload, non_blocking=True)
-            unpack(staged, torch.tensor(block_ids, dtype=torch.int64), slab)
+            packing.unpack(staged, torch.tensor(block_ids, dtype=torch.int64), slab)
         self._staged = None
 
     def digest(self, slot: int, nbytes: int) -> int:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.kernels.blocks import digest, pack, unpack
+from tandem.kernels.blocks import digest
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.packing import WHOLE, Packing
 from tandem.kvtransfer.memory.sizes import PAGE
 
 
@@ -67,19 +68,23 @@ class SlotMemory:
         """Overwrite the start of a slot."""
         self.view(slot, len(data))[:] = data
 
-    def pack(self, slab: Tensor, block_ids: Sequence[int], slot: int) -> int:
+    def pack(
+        self, slab: Tensor, block_ids: Sequence[int], slot: int, packing: Packing = WHOLE
+    ) -> int:
         """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, and
-        return its digest; done when this returns. The slot has no header meanwhile: whoever reads
-        it too late reads no part."""
+        return its digest; done when this returns. ``block_ids`` are those that ``packing`` goes by.
+        The slot has no header meanwhile: whoever reads it too late reads no part."""
         self.write(slot, bytes(HEADER_BYTES))
-        payload = self._payload(slot, len(block_ids), slab.shape[1])
-        pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
+        payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
+        packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
         return digest(payload)
 
-    def unpack(self, slot: int, block_ids: Sequence[int], slab: Tensor) -> None:
+    def unpack(
+        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+    ) -> None:
         """Scatter a slot's payload into blocks of ``slab``; done when this returns."""
-        payload = self._payload(slot, len(block_ids), slab.shape[1])
-        unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
+        payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
+        packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
 
     def digest(self, slot: int, nbytes: int) -> int:
         """Digest of the payload of a slot that holds ``nbytes`` in all."""

@@ -5,19 +5,26 @@ Asked once a link, before its transport is: what is refused here costs that link
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
+from tandem.kvtransfer.handoff.form import (
+    Form,
+    WireDtype,
+    form_of_copies,
+    form_of_parts,
+    is_ratio,
+)
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import ProducerCard
-from tandem.protocol.layout import KVLayout
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy
+from tandem.kvtransfer.mover.mover import MoverParts
+from tandem.protocol.layout import Shard
 
 MOST_SLOT_BYTES = 1 << 44
 """Of all slots of a worker: places in them are numbers that every transport can write."""
 
 
-def why_refused(card: ProducerCard, layout: KVLayout, offered: Collection[str]) -> str | None:
-    """What stands between the peer and this worker, if anything. ``offered`` are the transports
-    that this worker has."""
+def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
+    """What stands between the peer and this worker, if anything."""
+    layout, offered = parts.layout, parts.transports
     if card.connector not in offered:
         ours = ", ".join(offered)
         return f"the peer chose connector {card.connector!r}; offered is {ours}"
@@ -28,4 +35,26 @@ def why_refused(card: ProducerCard, layout: KVLayout, offered: Collection[str]) 
     if card.groups != mine:
         theirs = ", ".join(card.groups) or "none"
         return f"the peer's groups of KV are {theirs}; here they are {', '.join(mine)}"
+    if not is_ratio(card.block_size, layout.block_size):
+        return (
+            f"block_size is {card.block_size} at the peer and {layout.block_size} here; one has to "
+            "divide the other"
+        )
+    shard = Shard(card.tensor_parallel_rank, card.tensor_parallel_size)
+    if shard != parts.shard:
+        there, here = (f"rank {each.rank} of {each.size}" for each in (shard, parts.shard))
+        return f"the peer's KV is that of {there}; taken over is that of {here}"
+    if card.connector in parts.direct and card.wire_dtype is not WireDtype.AUTO:
+        return f"kv_wire_dtype is {card.wire_dtype} at the peer, and {card.connector} has no slots"
     return why_not_carried(layout)
+
+
+def form_with(card: ProducerCard, parts: MoverParts, policy: ConsumerPolicy) -> Form | str | None:
+    """In what parts or copies of the peer's KV are cut, or why its transport copies none of it."""
+    own, theirs = policy.block_size, card.block_size
+    if card.connector in parts.direct:
+        most = parts.transports[card.connector].traits.max_pieces
+        return form_of_copies(policy.groups, own, theirs, most)
+    asked = {card.wire_dtype, WireDtype(parts.config.kv_wire_dtype)}
+    dtype = WireDtype.FP8 if WireDtype.FP8 in asked else WireDtype.AUTO
+    return form_of_parts(policy.groups, own, theirs, theirs, dtype)

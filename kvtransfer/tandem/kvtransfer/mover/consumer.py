@@ -32,7 +32,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
 from tandem.kvtransfer.memory.slots import SlotMemory
-from tandem.kvtransfer.mover.cards import why_refused
+from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
 from tandem.kvtransfer.mover.make_slots import make_all_slots
@@ -102,13 +102,14 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.prober = Prober(self)
         self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
-        self._reads = Reads(parts.transports, block_bytes)
+        self.ends = Ends(parts, policy)
+        self._reads = Reads(parts.transports, parts.layout, parts.shard)
         self._unpacks: deque[Unpack] = deque()
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
         self._tags: dict[tuple[RequestKey, int], Sequence[bytes]] = {}
         """By key and part: of copies that have not been checked."""
-        self._fingerprint = fingerprint_digest(parts.fingerprint)
+        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     # -- links --------------------------------------------------------------------------------
 
@@ -131,7 +132,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
         logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
         self.falls.worked(peer, connector)
-        self.book.mark(peer, up=True, transport=self._welcomes[peer].connector)
+        self.book.mark(peer, up=True, reason=self.ends.fell_for(peer), transport=connector)
         self.parts.notify()
         self.observe()
 
@@ -143,19 +144,15 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             assert item.welcome is not None
             self._links[item.peer] = item.link
             self._welcomes[item.peer] = item.welcome
-            refused = why_refused(item.welcome, self.parts.layout, self.parts.transports)
-            if refused is not None:
-                logger.warning("no link to %s: %s", item.host, refused)
-                self.drop(item.peer, refused, millis(self.config.kv_quarantine_seconds))
-                return []
-            self.prober.begin(item.peer, item.host, item.welcome, now)
+            self._meet(item.peer, item.host, item.welcome, now)
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
         if isinstance(item, d_events.Opened):
             up = item.producer in self.table.links
             direct = up and self._welcomes[item.producer].connector in self.parts.direct
-            item = msgspec.structs.replace(item, link_up=up, direct=direct)
+            form = self.ends.form(item.producer) if up else None
+            item = msgspec.structs.replace(item, link_up=up, direct=direct, form=form)
             self.phases.begin(item.key)
             self.pace.begin(item.key)
         if isinstance(item, Reserved):
@@ -167,6 +164,19 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             load = d_events.Load(item.key, tables, item.from_token, item.to_token)
             return self.table.apply(load, now)
         return self.table.apply(item, now)
+
+    def _meet(self, peer: Incarnation, host: str, card: ProducerCard, now: Millis) -> None:
+        rest = millis(self.config.kv_quarantine_seconds)
+        if (refused := self.ends.why_refused(card)) is not None:
+            logger.warning("no link to %s: %s", host, refused)
+            self.book.mark(peer, up=False, reason=refused)
+            self.drop(peer, refused, rest)
+        elif (uncut := self.ends.why_uncut(peer, card)) is not None:
+            self.metrics.uncut_links.labels(card.connector).inc()
+            self.book.mark(peer, up=False, reason=uncut)
+            self.fall(peer, uncut, now, rest)
+        else:
+            self.prober.begin(peer, host, card, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer
@@ -191,6 +201,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if transport is not None:  # else the link was refused for it
             transport.close(peer)
         self.pace.forget(peer)
+        self.ends.forget(peer)
         self.book.mark(peer, up=False, reason=item.reason)
         self.parts.notify()
         return actions
@@ -308,11 +319,13 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         started = time.perf_counter()
         if item.slot is None:
             seen, hashes = self._tags.pop((item.key, item.index)), self._hashes.get(item.key, ())
-            fault = fault_of_copy(item, seen, hashes, self.parts.layout.block_size)
+            size = (item.form or self.table.policy).block_size
+            fault = fault_of_copy(item, seen, hashes, size)
         else:
             fault = fault_of_slot(self.memory, item, self._fingerprint)
             if fault is None:
-                self.memory.unpack(item.slot, item.block_ids, self.parts.slab)
+                packed = self.parts.packing(item.form, item.block_ids, item.start, item.stop)
+                self.memory.unpack(item.slot, packed.ids, self.parts.slab, packed.packing)
         if fault is None:
             self.metrics.phase_of("unpack").observe(time.perf_counter() - started)
         self.parts.board.transfers += 1

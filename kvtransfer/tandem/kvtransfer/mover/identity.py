@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.kvtransfer.handoff.actions import Unpack
+from tandem.kvtransfer.handoff.manifest import num_blocks
 from tandem.kvtransfer.memory.blocks import CLEARED, tags_from
 from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, key_digest, read_header
 from tandem.kvtransfer.memory.slots import SlotMemory
@@ -43,14 +44,16 @@ def fault_of_slot(memory: SlotMemory, item: Unpack, fingerprint: bytes) -> Fault
 def fault_of_copy(
     item: Unpack, seen: Sequence[bytes], hashes: Sequence[BlockHash], block_size: int
 ) -> Fault | None:
-    """What is wrong with copied blocks, if anything: ``seen`` are their tags, read after them.
+    """What is wrong with copied blocks, if anything: ``seen`` are their tags, read after them, of
+    P's blocks, which have ``block_size`` tokens.
 
     A tag that was cleared is a lease that has ended meanwhile, of which GONE is on its way: nothing
     that speaks against the link.
     """
     first = item.start // block_size
-    if len(seen) != len(item.block_ids):
-        return FailCause.IDENTITY, f"{len(seen)} tags for {len(item.block_ids)} blocks"
+    count = num_blocks(item.start, item.stop, block_size)
+    if len(seen) != count:
+        return FailCause.IDENTITY, f"{len(seen)} tags for {count} blocks"
     wanted = tags_from(item.key, item.group, first, len(seen), hashes)
     if list(seen) == wanted:  # hundreds at once: an engine's next step waits for it
         return None

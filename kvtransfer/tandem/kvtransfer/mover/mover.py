@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,18 +22,21 @@ from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import Channel, now_ms
 from tandem.kvtransfer.control.mail import LinkNumber, Say
 from tandem.kvtransfer.handoff.actions import Action, Millis
+from tandem.kvtransfer.handoff.form import Form
 from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.memory.blocks import Blocks, BlockTags, SharedTags
 from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.packing import Packing, packing_of, part_ids
 from tandem.kvtransfer.memory.sizes import SlotSizes
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.link.naps import nap_precisely
 from tandem.link.wake_queue import WakeQueue
+from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import KVLayout
+from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +57,7 @@ class MoverParts:
 
     config: KVTransferConfig
     incarnation: Incarnation
-    fingerprint: str
+    fingerprint: Fingerprint
     layout: KVLayout
     slab: Tensor
     """uint8 [num_blocks, block_bytes]."""
@@ -67,16 +70,31 @@ class MoverParts:
         """The layout's groups with the blocks of a part: what fits a slot of this worker; and of a
         copy: what any of its transports reads at once."""
         most = min((each.traits.max_extents for each in self.direct.values()), default=1)
+        room = sizes.slot_bytes - HEADER_BYTES
         return tuple(
             Group(
                 kind=group.kind,
                 span=group.span,
                 block_bytes=group.block_bytes,
-                blocks_per_part=max(1, (sizes.slot_bytes - HEADER_BYTES) // group.block_bytes),
+                blocks_per_part=max(1, room // group.block_bytes),
                 blocks_per_copy=most,
+                part_bytes=room,
+                rows=group.num_rows,
+                item_bytes=DTYPE_BYTES[group.dtype],
             )
             for group in self.layout.groups
         )
+
+    def packing(self, form: Form | None, block_ids: Sequence[int], start: int, stop: int) -> Packed:
+        """How tokens [start, stop) in these blocks go into a slot, or come out of it."""
+        group = self.layout.groups[0]
+        ids = part_ids(block_ids, start, stop, group.block_size, form)
+        return Packed(packing_of(form, group), ids)
+
+    @property
+    def shard(self) -> Shard:
+        """Whose heads the slab has: there is one rank."""
+        return Shard(0, self.fingerprint.tensor_parallel_size)
 
     @property
     def direct(self) -> dict[str, Transport]:
@@ -91,6 +109,13 @@ class MoverParts:
         shared = any(each.traits.maps_memory for each in self.direct.values())
         tags = SharedTags(len(self.slab)) if shared else BlockTags(len(self.slab))
         return Blocks(self.slab, tags)
+
+
+class Packed(NamedTuple):
+    """What slots are asked to move."""
+
+    packing: Packing
+    ids: Sequence[int]
 
 
 class Mover(Generic[Item, Event]):

@@ -26,6 +26,7 @@ from tandem.kvtransfer.handoff.actions import (
 )
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import (
     Committed,
@@ -119,7 +120,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._needs_advance = [
             each for each in parts.transports.values() if each.traits.needs_advance
         ]
-        self._fingerprint = fingerprint_digest(parts.fingerprint)
+        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     @property
     def links(self) -> frozenset[Incarnation]:
@@ -143,6 +144,9 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
                     block_bytes=self.parts.layout.block_bytes,
                     num_blocks=len(self.parts.slab),
                     groups=tuple(each.kind for each in self.parts.layout.groups),
+                    block_size=self.parts.layout.block_size,
+                    tensor_parallel_size=self.parts.fingerprint.tensor_parallel_size,
+                    wire_dtype=WireDtype(self.config.kv_wire_dtype),
                 )
         return f"no transport in common: {', '.join(connectors)}"
 
@@ -256,7 +260,9 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     def _pack(self, item: Pack, now: Millis) -> list[Action]:
         started = time.perf_counter()
-        nbytes = HEADER_BYTES + len(item.block_ids) * self.parts.layout.block_bytes
+        packed = self.parts.packing(item.form, item.block_ids, item.start, item.stop)
+        block_bytes = packed.packing.block_bytes(self.parts.slab)
+        nbytes = HEADER_BYTES + len(packed.ids) * block_bytes
         header = Header(
             key=key_digest(item.key),
             fingerprint=self._fingerprint,
@@ -266,7 +272,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             start=item.start,
             stop=item.stop,
             nbytes=nbytes,
-            digest=self.memory.pack(self.parts.slab, item.block_ids, item.slot),
+            digest=self.memory.pack(self.parts.slab, packed.ids, item.slot, packed.packing),
         )
         self.memory.write(item.slot, header_bytes(header))
         self.metrics.phase_of("pack").observe(time.perf_counter() - started)

@@ -18,7 +18,9 @@ from tandem.kvtransfer.transports.base import (
     Timed,
     Transport,
 )
+from tandem.kvtransfer.transports.parts import End, part_extents
 from tandem.kvtransfer.waiting import nap_before, watch
+from tandem.protocol.layout import KVLayout, Shard
 
 LEAST_NAP_SECONDS = 2e-5
 COPY_SECONDS = 0.05
@@ -39,9 +41,11 @@ class Ended(NamedTuple):
 class Reads:
     """Used by the transfer thread alone."""
 
-    def __init__(self, transports: Mapping[str, Transport], block_bytes: int) -> None:
+    def __init__(self, transports: Mapping[str, Transport], layout: KVLayout, shard: Shard) -> None:
         self._transports = transports
-        self._block_bytes = block_bytes
+        self._block_bytes = layout.block_bytes
+        self._group = layout.groups[0]
+        self._end = End(layout.block_size, shard)
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._timed = [each for each in transports.values() if isinstance(each, Timed)]
         self._copied_at = float("-inf")
@@ -55,8 +59,7 @@ class Reads:
     ) -> None:
         """Post a read of the peer that gave this welcome; ``slot_bytes`` are of D's own slots."""
         if item.slot is None or item.remote_slot is None:
-            blocks = item.block_ids, item.remote_blocks
-            extents: Sequence[Extent] = BlockExtents(*blocks, self._block_bytes)
+            extents = self._blocks(item, welcome)
         else:
             extents = [
                 slot_extent(
@@ -73,6 +76,14 @@ class Reads:
         self._open[(welcome.connector, ticket)] = (item, started)
         if item.slot is None:
             self._copied_at = time.monotonic()
+
+    def _blocks(self, item: Read, welcome: ProducerCard) -> Sequence[Extent]:
+        blocks = item.block_ids, item.remote_blocks
+        if item.form is None:
+            return BlockExtents(*blocks, self._block_bytes)
+        shard = Shard(welcome.tensor_parallel_rank, welcome.tensor_parallel_size)
+        theirs = End(item.form.block_size, shard)
+        return part_extents(*blocks, item.start, item.stop, self._group, self._end, theirs)
 
     def ended(self) -> list[Ended]:
         """Those that are terminal by now, which are forgotten; and, once each, those that are in an

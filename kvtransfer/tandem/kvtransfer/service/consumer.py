@@ -66,7 +66,7 @@ class HandoffConsumer:
         self._channel = ControlClient(
             config,
             incarnation,
-            parts.fingerprint,
+            parts.fingerprint.compatibility,
             board=parts.board,
             metrics=parts.metrics,
             deliver=self._mover.inbox.put,
@@ -75,7 +75,8 @@ class HandoffConsumer:
         )
         self._channel.connectors = tuple(parts.transports)
         self._mover.control = self._channel
-        self._open: set[RequestKey] = set()
+        self._fingerprint = fingerprint
+        self._open: dict[RequestKey, Incarnation] = {}
         self._writing: set[RequestKey] = set()
 
     def start(self) -> None:
@@ -111,13 +112,21 @@ class HandoffConsumer:
 
     def open(self, key: RequestKey, producer: Incarnation, *, budget_ms: int | None) -> None:
         """Ask ``producer`` for the key; without a link the key fails by an event."""
-        self._open.add(key)
+        self._open[key] = producer
         self._mover.inbox.put(d_events.Opened(key, producer, budget_ms, link_up=True))
 
     @property
     def wants_hashes(self) -> bool:
         """Whether ``begin_load`` is to be told block hashes: blocks are copied, and have tags."""
         return self._wants_hashes
+
+    def hashed_as(self, key: RequestKey) -> Fingerprint:
+        """Under whose fingerprint, and so in blocks of what size: that of the key's producer."""
+        own, peer = self._fingerprint, self._open.get(key)
+        size = self._mover.ends.block_size(peer) if peer else None
+        if size is None or size == own.layout.block_size:
+            return own
+        return own.with_block_size(size)
 
     def begin_load(
         self,
@@ -130,7 +139,7 @@ class HandoffConsumer:
         """After ``Ready``: bring tokens [from_token, to_token) into ``block_ids``, the whole
         table with local hits first. ``from_token`` is a multiple of the block size, or equal to
         ``to_token`` (a full hit: only token 1 is wanted); ``to_token`` is what ``Ready`` said.
-        ``hashes``, if any, are those of all full blocks up to there."""
+        ``hashes``, if any, are those of all full blocks up to there, as ``hashed_as`` says."""
         self._mover.inbox.put(Reserved(key, tuple(block_ids), from_token, to_token, tuple(hashes)))
 
     def cancel(self, key: RequestKey) -> None:
@@ -150,7 +159,7 @@ class HandoffConsumer:
         if isinstance(event, BlocksFree):
             self._writing.discard(event.key)
         elif not isinstance(event, Ready):
-            self._open.discard(event.key)
+            self._open.pop(event.key, None)
             if not getattr(event, "blocks_free", True):
                 self._writing.add(event.key)
 

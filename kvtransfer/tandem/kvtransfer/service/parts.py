@@ -18,7 +18,7 @@ from tandem.kvtransfer.transports.choose import make_transports
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.ids import Incarnation
-from tandem.protocol.layout import KVLayout
+from tandem.protocol.layout import DTYPE_BYTES, KVLayout
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,12 @@ def make_parts(
     notify: Callable[[], None],
     transports: dict[str, Transport] | None,
 ) -> MoverParts:
-    """Choose the transports and put everything together. Raises TransportError."""
+    """Choose the transports and put everything together. Raises TransportError, and
+    InvalidParameter for what the KV cannot travel as."""
+    held = {each.dtype for each in layout.groups if DTYPE_BYTES[each.dtype] < 2}
+    if held and config.kv_wire_dtype != "auto":
+        allowed = f"auto: KV is held in {', '.join(sorted(held))}"
+        raise InvalidParameter("kv_wire_dtype", config.kv_wire_dtype, allowed)
     metrics = metrics_of(registry)
     metrics.start(role)
     if transports is None:
@@ -69,7 +74,7 @@ def make_parts(
     return MoverParts(
         config=config,
         incarnation=incarnation,
-        fingerprint=fingerprint.digest,
+        fingerprint=fingerprint,
         layout=layout,
         slab=as_bytes(slab, num_blocks, layout),
         transports=transports,

@@ -74,7 +74,7 @@ class HandoffProducer:
         self._channel = ControlServer(
             config,
             incarnation,
-            parts.fingerprint,
+            parts.fingerprint.compatibility,
             board=parts.board,
             metrics=parts.metrics,
             deliver=self._mover.inbox.put,

@@ -36,6 +36,8 @@ class Check(Enum):
     """A header and a digest, at the start of the extent itself."""
     TAG = "tag"
     """The tag of the block that the extent was, read when all its bytes had landed."""
+    PART = "part"
+    """By the tag of the block that it is a part of, which is read with the last part."""
     PATTERN = "pattern"
     """The bytes are known before: the probe of a link."""
 
@@ -118,6 +120,9 @@ class Traits:
     no byte of a read lands after ``poll`` has said that it is terminal, and it becomes so."""
     max_extents: int = 1
     """Extents of one read, at most."""
+    max_pieces: int = 1
+    """Extents that one block may be cut into, where the ends' blocks differ in size; 1: none is
+    cut, and what has such ends goes another way."""
     maps_memory: bool = False
     """Peers map this worker's memory: slab and slots are such that other processes can."""
 

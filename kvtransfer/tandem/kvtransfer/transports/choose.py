@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.transports.base import Transport
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.kvtransfer.transports.nixl import NixlTransport
@@ -55,6 +56,10 @@ def _of_this_node(config: KVTransferConfig, name: str) -> Iterator[str]:
     """How workers that meet in a named folder copy, best first; ``name`` is how they do themselves.
     Nothing without a folder, or of a connector that is one way only."""
     if config.kv_node_folder is None or name not in ("cuda_p2p", "shm"):
+        return
+    if config.kv_wire_dtype != WireDtype.AUTO:
+        said = "KV goes through slots, not by mapped memory: kv_wire_dtype is %s"
+        logger.info(said, config.kv_wire_dtype)
         return
     if config.kv_node_copy != "agent":
         yield name

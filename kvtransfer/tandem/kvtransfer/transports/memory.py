@@ -39,6 +39,7 @@ _BLOCKS = Traits(
     lands_in=Region.BLOCKS,
     fenced=True,
     max_extents=1 << 16,
+    max_pieces=1 << 16,
 )
 
 

@@ -45,9 +45,9 @@ def links_of(fleet: dict[str, Any], expected: int) -> Links:
         f"{link['prefill']} to {link['decode']}: {link['cause']}"
         for link in fleet.get("quarantined", ())
     ]
-    prints = {worker.get("fingerprint") for worker in fleet.get("workers", ())}
-    if len(prints) > 1 and not all(states):
-        quarantined.append(f"workers report {len(prints)} fingerprints: they cannot exchange KV")
+    kinds = {worker.get("compatibility") for worker in fleet.get("workers", ())}
+    if len(kinds) > 1 and not all(states):
+        quarantined.append(f"workers hold KV of {len(kinds)} kinds: they cannot exchange it")
     healthy = max(0, sum(map(bool, states)) - len(fleet.get("quarantined", ())))
     return Links(
         healthy=min(healthy, expected),

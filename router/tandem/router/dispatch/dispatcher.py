@@ -340,7 +340,7 @@ class Dispatcher:
         """A leg spoke for the first time: pin the fingerprint, count who was first."""
         if leg.spoke:
             return output
-        job.fingerprint = leg.worker.fingerprint
+        job.fingerprint = leg.worker.compatibility
         note_way(job.route, attempt)
         pair = attempt.placement.pair
         self.explanations.spoke(attempt, leg, job.metrics, self.fleet)

@@ -176,7 +176,7 @@ class Fleet:
         return WorkerView(
             incarnation=worker.incarnation,
             role=worker.role,
-            fingerprint=worker.fingerprint,
+            fingerprint=worker.compatibility,
             name=worker.name,
             max_model_len=card.max_model_len,
             max_num_seqs=card.max_num_seqs,

@@ -59,7 +59,7 @@ class Job:
         self.placement: Placement | None = None
         """Of the last attempt."""
         self.fingerprint: str | None = None
-        """Of the workers whose tokens were emitted; no others may go on."""
+        """Of the KV of workers whose tokens were emitted; no others may go on."""
         self.lost: dict[Incarnation, Worker] = {}
         """Workers whose link broke under an attempt; who comes back is another ``Worker``."""
         self.expired = False
@@ -164,27 +164,32 @@ class Job:
         """What to send to whom; two workers are a prefill and a decode worker, in that order."""
         number = self.num_dispatched
         self.num_dispatched += 1
-        card = workers[-1].card
         base = msgspec.structs.replace(
             self.request,
             key=RequestKey(router, self.name, number),
             emitted=self.ledger.emitted,
             finished_choices=self.ledger.finished_choices,
-            block_hashes=self.hashes(workers[-1].fingerprint, card.block_size),
             budget_ms=budget_ms,
-            max_model_len=card.max_model_len,
+            max_model_len=workers[-1].card.max_model_len,
             kv=None,
             watch=watch,
         )
         if len(workers) == 1:
-            return [(workers[0], base)]
+            return [(workers[0], self._for(workers[0], base, None))]
         prefill, decode = workers
         produce = Produce(consumer=decode.incarnation)
         consume = Consume(producer=prefill.incarnation)
         return [
-            (prefill, msgspec.structs.replace(base, kv=produce)),
-            (decode, msgspec.structs.replace(base, kv=consume)),
+            (prefill, self._for(prefill, base, produce)),
+            (decode, self._for(decode, base, consume)),
         ]
+
+    def _for(
+        self, worker: Worker, base: EngineCoreRequest, kv: Produce | Consume | None
+    ) -> EngineCoreRequest:
+        """The request with the hashes of this worker's blocks, whose size may be its own."""
+        hashes = self.hashes(worker.fingerprint, worker.card.block_size)
+        return msgspec.structs.replace(base, block_hashes=hashes, kv=kv)
 
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
         """What is left of the deadline, at least one millisecond."""

@@ -92,6 +92,8 @@ class LiveFleet:
             "incarnation": worker.incarnation.hex(),
             "model": worker.card.model,
             "fingerprint": worker.fingerprint,
+            "compatibility": worker.compatibility,
+            "block_size": worker.card.block_size,
             "pod": worker.note.pod,
             "revision": worker.note.revision,
             "draining": not worker.takes_new,
@@ -148,7 +150,7 @@ class LiveFleet:
     def standing(
         self, pair: Pair, health: PeerHealth, quarantined: Mapping[Pair, FailCause], now: float
     ) -> tuple[str, str]:
-        """A link's state, and why it is not ``up``."""
+        """A link's state, and why it is not ``up`` or goes a worse way than it might."""
         if (cause := quarantined.get(pair)) is not None:
             return "quarantined", str(cause)
         if not health.up:
@@ -157,7 +159,7 @@ class LiveFleet:
             return "down", "the router does not see its prefill worker"
         if self.fleet.links.rests(pair, now):
             return "resting", "timeouts"
-        return "up", ""
+        return "up", health.reason
 
 
 def _kv_use(load: LoadReport | None) -> float | None:

@@ -28,7 +28,7 @@ class PromptFacts:
     query_key: str | None = None
     """Goes where all of this key go: one of the workers keeps a query under it."""
     fingerprint: str | None = None
-    """Only workers with this digest; None before any token was emitted."""
+    """Only workers that may exchange KV under this digest; None before any token was emitted."""
     shape: str | None = None
     """Only ``disaggregated`` or only ``aggregated``; None lets the policy choose."""
     revisions: Mapping[WorkerRole, str] = field(default_factory=dict)
@@ -44,6 +44,7 @@ class WorkerView:
     incarnation: Incarnation
     role: WorkerRole
     fingerprint: str
+    """Digest, equal for workers that may exchange KV, whatever the sizes of their blocks."""
     name: str
     max_model_len: int
     max_num_seqs: int

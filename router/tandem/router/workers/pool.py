@@ -44,7 +44,9 @@ class Worker:
     connection: WorkerConnection
     role: WorkerRole
     fingerprint: str
-    """Digest; KV moves only between equal ones."""
+    """Digest, by which prompts' blocks are hashed."""
+    compatibility: str
+    """KV moves only between equal ones."""
     load: LoadReport | None = None
     peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
     """A decode worker's links to prefill workers, as it last said."""
@@ -268,6 +270,7 @@ class WorkerPool:
             connection=connection,
             role=card.role,
             fingerprint=card.fingerprint.digest,
+            compatibility=card.fingerprint.compatibility,
             note=self._notes.get(connection.endpoint, NO_NOTE),
         )
         self.workers[worker.incarnation] = worker
@@ -333,7 +336,7 @@ class WorkerPool:
         for worker in self.workers.values():
             if worker.role is not WorkerRole.DECODE:
                 continue
-            controls = _controls(prefill, worker.fingerprint)
+            controls = _controls(prefill, worker.compatibility)
             # A first set that is empty says only that this router has just begun to look.
             if controls != (worker.peers_sent or {}):
                 worker.connection.send_peers(controls)
@@ -345,9 +348,9 @@ def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tupl
     return {peer: (health.up, health.reason) for peer, health in peers.items()}
 
 
-def _controls(prefill: Iterable[Worker], fingerprint: str) -> dict[str, Incarnation]:
+def _controls(prefill: Iterable[Worker], compatibility: str) -> dict[str, Incarnation]:
     return {
         worker.card.control: worker.incarnation
         for worker in prefill
-        if worker.card.control is not None and worker.fingerprint == fingerprint
+        if worker.card.control is not None and worker.compatibility == compatibility
     }

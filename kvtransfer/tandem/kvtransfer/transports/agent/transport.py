@@ -91,7 +91,7 @@ class AgentTransport:
         *,
         on_gpu: bool,
     ) -> None:
-        self.traits = traits_of(name, copier, on_gpu=on_gpu)
+        self.traits = traits_of(name, copier, on_gpu=on_gpu, cuts=False)
         self._incarnation, self._copier, self._folder = incarnation, copier, folder
         self._sizes = sizes
         self._giver: Giver | None = None

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.kvtransfer.transports.base import BlockExtents, Check, Extent, Region
+from tandem.kvtransfer.transports.parts import PartExtents
 
 Numbers = NDArray[np.int64]
 
@@ -25,7 +26,9 @@ class Batch(NamedTuple):
     targets: Numbers
     sizes: Numbers
     tagged: bool
-    """Whether each is a block whose tag is to be read."""
+    """Whether tags are to be read: of ``blocks``, or, without these, of each as a block."""
+    blocks: Numbers | None = None
+    """P's blocks of which these are the parts."""
 
     def joined(self) -> Batch:
         """With neighbours at both ends as one range: fewer and larger copies. Of large ranges it
@@ -58,6 +61,11 @@ def batches(extents: Sequence[Extent]) -> list[Batch]:
         targets = np.array(extents.block_ids, dtype=np.int64) * size
         sizes = np.full(len(extents), size, dtype=np.int64)
         return [Batch(Region.BLOCKS, Region.BLOCKS, sources, targets, sizes, tagged=True)]
+    if isinstance(extents, PartExtents):
+        sources, targets = extents.sources, extents.targets
+        sizes = np.full(len(extents), extents.nbytes, dtype=np.int64)
+        blocks = np.array(extents.remote_blocks, dtype=np.int64)
+        return [Batch(Region.BLOCKS, Region.BLOCKS, sources, targets, sizes, True, blocks)]
     grouped: dict[tuple[Region, Region, bool], list[tuple[int, int, int]]] = {}
     for local, remote, nbytes, check in extents:
         kind = (remote.region, local.region, check is Check.TAG)

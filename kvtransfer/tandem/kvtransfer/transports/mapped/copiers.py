@@ -46,6 +46,8 @@ class Copier(Protocol):
 
     at_once: int
     """Extents of one read, at most: they are told together."""
+    pieces: int
+    """Of one block that is copied into blocks of another size, at most."""
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """A descriptor of the memory that ``tensor`` begins, which the caller closes, and its
@@ -76,8 +78,9 @@ class Copier(Protocol):
         ...
 
 
-def traits_of(name: str, copier: Copier, *, on_gpu: bool) -> Traits:
-    """Of a transport whose blocks are copied by ``copier`` from memory that others have mapped."""
+def traits_of(name: str, copier: Copier, *, on_gpu: bool, cuts: bool) -> Traits:
+    """Of a transport whose blocks are copied by ``copier`` from memory that others have mapped;
+    ``cuts``: into blocks of another size, too."""
     return Traits(
         name=name,
         needs_advance=False,
@@ -85,6 +88,7 @@ def traits_of(name: str, copier: Copier, *, on_gpu: bool) -> Traits:
         lands_in=Region.BLOCKS,
         fenced=True,
         max_extents=copier.at_once,
+        max_pieces=copier.pieces if cuts else 1,
         maps_memory=True,
     )
 
@@ -118,6 +122,7 @@ class HostCopier:
     """Memory of the host, whose copies are over when ``copy`` returns: others wait meanwhile."""
 
     at_once = 16
+    pieces = 1 << 16
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """See Copier."""
@@ -163,7 +168,7 @@ class CudaCopier:
     """Memory of GPUs of one machine, copied on a stream of its own by the copy engines: an engine's
     step beside them is slowed by 8 to 10 %, where a gather kernel costs it 35 to 41."""
 
-    at_once = 512
+    at_once = pieces = 512
 
     def __init__(self, where: torch.device) -> None:
         """Of this worker's slab."""

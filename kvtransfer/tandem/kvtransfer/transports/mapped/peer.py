@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.base import Region
-from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.kvtransfer.transports.mapped.batches import Batch, Numbers
 from tandem.kvtransfer.transports.mapped.copiers import Copier, Source
 from tandem.kvtransfer.transports.mapped.tags import PeerTags, Turns
 from tandem.kvtransfer.transports.mapped.wire import Given
@@ -38,18 +36,24 @@ class PeerMemory:
             return False
         if not batch.tagged:
             return True
-        blocks, rest = np.divmod(batch.sources, self._block_bytes)
-        return bool(not rest.any() and self._tags is not None and blocks.max() < len(self._tags))
+        whole = batch.blocks is not None or not (batch.sources % self._block_bytes).any()
+        blocks = self._blocks(batch)
+        known = 0 if self._tags is None else len(self._tags)
+        return bool(whole and blocks.min() >= 0 and blocks.max() < known)
 
     def turns_of(self, batch: Batch) -> Turns:
         """Of the tags of a batch's blocks, as they are now."""
         assert self._tags is not None, "the peer's memory is mapped"
-        return self._tags.turns_of(batch.sources // self._block_bytes)
+        return self._tags.turns_of(self._blocks(batch))
 
     def tags_of(self, batch: Batch, turns: Turns) -> Sequence[bytes]:
         """The tags as they are now, cleared where they are of another turn."""
         assert self._tags is not None, "the peer's memory is mapped"
-        return self._tags.tags_of(batch.sources // self._block_bytes, turns)
+        return self._tags.tags_of(self._blocks(batch), turns)
+
+    def _blocks(self, batch: Batch) -> Numbers:
+        """Those whose tags are read."""
+        return batch.sources // self._block_bytes if batch.blocks is None else batch.blocks
 
     def close(self) -> None:
         """Unmap; no copy from it is under way."""

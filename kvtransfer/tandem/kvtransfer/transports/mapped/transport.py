@@ -79,7 +79,7 @@ class MappedTransport:
         on_gpu: bool,
         on_garbage: Callable[[], None] = lambda: None,
     ) -> None:
-        self.traits = traits_of(name, copier, on_gpu=on_gpu)
+        self.traits = traits_of(name, copier, on_gpu=on_gpu, cuts=True)
         self._incarnation = incarnation
         self._copier = copier
         self._folder = folder

@@ -1,0 +1,86 @@
+"""In what blocks and in what type the KV of one hand-off travels, where its ends' own differ. Pure.
+
+Parts are cut in blocks of the smaller end, so that a part's block lies within one block of either;
+copies are cut in P's blocks, which have the tags. D says the form in WANT, by its own settings and
+what P said in WELCOME; without one, KV travels as D holds it, in blocks that are those of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from tandem.kvtransfer.handoff.manifest import Group
+
+SCALE_BYTES = 4
+"""Of a float32."""
+
+
+class WireDtype(StrEnum):
+    """In what type KV travels through slots."""
+
+    AUTO = "auto"
+    """As it is held."""
+    FP8 = "fp8"
+    """float8_e4m3fn, with a float32 scale for each head of K and V of each layer in each block."""
+
+
+class Form(msgspec.Struct, frozen=True):
+    """What the parts, or the copies, of one hand-off are cut in."""
+
+    block_size: int
+    """Tokens of a block on its way."""
+    groups: tuple[Group, ...]
+    """Of the layout, with the sizes of such blocks."""
+    sender_block_size: int
+    """Tokens of a block of P's, by which its manifest is made."""
+    dtype: WireDtype = WireDtype.AUTO
+
+
+def is_ratio(one: int, other: int) -> bool:
+    """Whether blocks of these sizes can be cut into each other's."""
+    return min(one, other) > 0 and max(one, other) % min(one, other) == 0
+
+
+def form_of_parts(
+    groups: Sequence[Group], own: int, other: int, sender: int, dtype: WireDtype
+) -> Form | None:
+    """The form of parts between ``own`` blocks (of ``groups``) and those of the other end; None
+    where KV travels as it is. ``sender`` is whichever of the two is P's."""
+    size = min(own, other)
+    if size == max(own, other) and dtype is WireDtype.AUTO:
+        return None
+    cut = tuple(_on_its_way(each, own, size, dtype) for each in groups)
+    return Form(size, cut, sender, dtype)
+
+
+def _on_its_way(group: Group, own: int, size: int, dtype: WireDtype) -> Group:
+    nbytes = group.block_bytes * size // own
+    if dtype is WireDtype.FP8:
+        nbytes = nbytes // group.item_bytes + group.rows * SCALE_BYTES
+    return msgspec.structs.replace(
+        group, block_bytes=nbytes, blocks_per_part=max(1, group.part_bytes // nbytes)
+    )
+
+
+def form_of_copies(
+    groups: Sequence[Group], own: int, theirs: int, max_pieces: int
+) -> Form | str | None:
+    """The form of copies of blocks of ``theirs`` tokens into those of ``own`` (of ``groups``): None
+    where whole blocks are copied; or in words why there are too many pieces for ``max_pieces``."""
+    if own == theirs:
+        return None
+    cut = []
+    for group in groups:
+        pieces = group.rows * max(1, theirs // own)
+        if pieces > max_pieces:
+            return (
+                f"a block of {theirs} tokens there is {pieces} pieces of blocks of {own} here; "
+                f"it copies at most {max_pieces} at once"
+            )
+        most = max(1, min(group.blocks_per_copy, max_pieces // pieces))
+        nbytes = group.block_bytes * theirs // own
+        cut.append(msgspec.structs.replace(group, block_bytes=nbytes, blocks_per_copy=most))
+    return Form(theirs, tuple(cut), theirs)

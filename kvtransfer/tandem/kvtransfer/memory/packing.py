@@ -1,0 +1,122 @@
+"""How blocks of a slab become the payload of a slot, and back: whole, in parts, or as fp8.
+
+Parts are for ends whose blocks differ in size: the larger end gathers or scatters parts of its
+blocks, each of them a block of the smaller one. The numbers by which they go are ``part_ids``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.blocks import pack, pack_parts, unpack, unpack_parts
+from tandem.kernels.narrow import narrow, widen
+from tandem.kvtransfer.handoff.form import Form, WireDtype
+from tandem.protocol.layout import KVGroup
+
+
+class Packing:
+    """Whole blocks, as they are."""
+
+    def block_bytes(self, slab: Tensor) -> int:
+        """Of a block in the payload."""
+        return slab.shape[1]
+
+    def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
+        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into uint8
+        [len(ids), block_bytes] on the same device."""
+        pack(slab, ids, payload)
+
+    def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
+        """Scatter them."""
+        unpack(payload, ids, slab)
+
+
+WHOLE = Packing()
+
+
+@dataclass(frozen=True, slots=True)
+class PartPacking(Packing):
+    """Parts of blocks, as they are."""
+
+    parts: int
+    """Of one block."""
+    rows: int
+    """Runs of a block's tokens that lie together."""
+
+    def block_bytes(self, slab: Tensor) -> int:
+        """See Packing."""
+        return slab.shape[1] // self.parts
+
+    def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
+        """See Packing; ``ids`` are of parts."""
+        pack_parts(slab, ids, payload, self.rows)
+
+    def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
+        """See Packing."""
+        unpack_parts(payload, ids, slab, self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowPacking(Packing):
+    """Blocks, or parts of them, as float8 with a scale a run; one at a time, so that what lies
+    between is small."""
+
+    inner: Packing
+    """Of the numbers as they are held."""
+    rows: int
+    dtype: torch.dtype
+    """In which they are held."""
+
+    def block_bytes(self, slab: Tensor) -> int:
+        """See Packing."""
+        return self.inner.block_bytes(slab) // self.dtype.itemsize + 4 * self.rows
+
+    def pack(self, slab: Tensor, ids: Tensor, payload: Tensor) -> None:
+        """See Packing."""
+        held = self._held(slab)
+        for at in range(len(ids)):
+            self.inner.pack(slab, ids[at : at + 1], held)
+            narrow(self._numbers(held), payload[at : at + 1])
+
+    def unpack(self, payload: Tensor, ids: Tensor, slab: Tensor) -> None:
+        """See Packing."""
+        held = self._held(slab)
+        for at in range(len(ids)):
+            widen(payload[at : at + 1].to(slab.device), self._numbers(held))
+            self.inner.unpack(held, ids[at : at + 1], slab)
+
+    def _held(self, slab: Tensor) -> Tensor:
+        size = self.inner.block_bytes(slab)
+        return torch.empty((1, size), dtype=torch.uint8, device=slab.device)
+
+    def _numbers(self, held: Tensor) -> Tensor:
+        return held.view(self.dtype).view(1, self.rows, -1)
+
+
+def packing_of(form: Form | None, group: KVGroup) -> Packing:
+    """How a worker whose blocks are of this group packs and unpacks parts of this form."""
+    if form is None:
+        return WHOLE
+    count = group.block_size // form.block_size
+    inner = WHOLE if count == 1 else PartPacking(count, group.num_rows)
+    if form.dtype is WireDtype.AUTO:
+        return inner
+    return NarrowPacking(inner, group.num_rows, getattr(torch, group.dtype))
+
+
+def part_ids(
+    block_ids: Sequence[int], start: int, stop: int, block_size: int, form: Form | None
+) -> Sequence[int]:
+    """What a packing goes by, for tokens [start, stop) that lie in these blocks of the worker."""
+    if form is None or form.block_size == block_size:
+        return block_ids
+    size, count = form.block_size, block_size // form.block_size
+    first = start // block_size
+    return [
+        block_ids[at // count - first] * count + at % count
+        for at in range(start // size, -(-stop // size))
+    ]

@@ -1,0 +1,92 @@
+"""Prefill and decode workers whose blocks differ in size, or whose KV travels as fp8."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import urllib.request
+from typing import Any
+
+import pytest
+from client import gather
+from conftest import StackMaker
+from reference import rows
+from stack import Stack
+from test_tokens import SOME, Growth, check, linked, renew
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "16 and 64": {
+        "prefill_flags": ["--block-size", "16"],
+        "decode_flags": ["--block-size", "64"],
+    },
+    "64 and 16, shm": {
+        "worker_flags": ["--kv-connector", "shm"],
+        "prefill_flags": ["--block-size", "64"],
+        "decode_flags": ["--block-size", "16"],
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+async def test_tokens_equal_transformers(layout: str, start_stack: StackMaker) -> None:
+    """Cold; with hits on both ends; while P is killed; with hits on D alone, of D's block size."""
+    with start_stack(**LAYOUTS[layout]) as stack:
+        taken = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
+        await check(stack, SOME[:4])
+        await check(stack, SOME[:4])
+        assert taken.now() > 0
+        assert_hits_are_of_own_blocks(stack)
+
+        asked = asyncio.create_task(check(stack, SOME[4:]))
+        await asyncio.sleep(0.4)
+        stack.signal("prefill-0", signal.SIGKILL)
+        await asked
+        await renew_killed(stack)
+
+        halves = [rows()[index].prompt for index in SOME[3:5]]
+        await gather(stack.url, [half[: len(half) // 2] for half in halves], max_tokens=2)
+        await renew(stack, "prefill-0")
+        found = Growth(stack, "decode-0", "vllm:prefix_cache_hits_total")
+        taken = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
+        await check(stack, SOME[3:5])
+        assert found.now() > 0
+        assert taken.now() > 0
+
+
+async def renew_killed(stack: Stack) -> None:
+    """P begins anew."""
+    stack.restart("prefill-0")
+    ready = stack.workers["prefill-0"].check_ready
+    await asyncio.to_thread(stack.until, ready, 60, "prefill-0 is not ready")
+    await asyncio.to_thread(stack.until, lambda: linked(stack), 60, "prefill-0 is not linked")
+
+
+def assert_hits_are_of_own_blocks(stack: Stack) -> None:
+    """The router counts what each worker has cached by that worker's own hashes and sizes."""
+    with urllib.request.urlopen(f"{stack.url}/debug/fleet", timeout=5) as answer:
+        fleet = json.load(answer)
+    sizes = {worker["role"]: worker["block_size"] for worker in fleet["workers"]}
+    assert sorted(sizes.values()) == [16, 64]
+    assert len({worker["fingerprint"] for worker in fleet["workers"]}) == 2
+    assert len({worker["compatibility"] for worker in fleet["workers"]}) == 1
+
+
+async def test_kv_travels_as_fp8_and_most_tokens_are_the_same(start_stack: StackMaker) -> None:
+    """One end asks for it: a quarter of the bytes of float32, and answers that are worth it."""
+    prompts = [rows()[index].prompt for index in SOME[:5]]
+    with start_stack(decode_flags=["--kv-wire-dtype", "fp8"]) as stack:
+        taken = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
+        answers = await gather(stack.url, prompts)
+        num_tokens = sum(map(len, prompts))
+        raw = num_tokens * 30 * 2 * 3 * 64 * 4
+        assert 0.2 * raw < taken.now() < 0.35 * raw
+    assert not any(answer.error for answer in answers)
+    pairs = [
+        pair
+        for index, answer in zip(SOME, answers, strict=False)
+        for pair in zip(answer.tokens, rows()[index].tokens, strict=True)
+    ]
+    assert sum(ours == theirs for ours, theirs in pairs) > 0.5 * len(pairs)

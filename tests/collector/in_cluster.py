@@ -51,16 +51,21 @@ def main() -> int:
     from tests.e2e_cluster.raised import raised
 
     with raised(build(), IMAGE) as (cluster, setup):
-        request, look = _traces(cluster, setup)
+        request, look, pods = _traces(cluster, setup)
     problems = [*traces.faults(request, traces.PARENTS), *_faults_of_look(look)]
+    problems += traces.strangers([*request, *look], pods)
     _write(options.page, options.pictures, request, look)
     for each in problems:
         print(f"fault: {each}")
     return int(bool(problems))
 
 
-def _traces(cluster: Kube, setup: Setup) -> tuple[list[traces.Span], list[traces.Span]]:
-    """Of a request that both workers served, and of the look that made the service's pods."""
+Spans = list[traces.Span]
+
+
+def _traces(cluster: Kube, setup: Setup) -> tuple[Spans, Spans, dict[str, set[str]]]:
+    """Of a request that both workers served, and of the look that made the service's pods; and the
+    names of the pods of each service that makes spans."""
     from tests.e2e_cluster.images import reference
     from tests.e2e_cluster.install import install
     from tests.e2e_cluster.service import Service, prepare_namespace
@@ -71,7 +76,7 @@ def _traces(cluster: Kube, setup: Setup) -> tuple[list[traces.Span], list[traces
     collector.apply(*_collector(reference("worker")))
     collector.run("wait", "--for=condition=Ready", "pod/collector", "--timeout=60s")
     endpoint = f"http://collector.{NAMESPACE}:{GRPC}"
-    install(cluster, {"tracing.endpoint": endpoint})
+    operator = install(cluster, {"tracing.endpoint": endpoint})
     kube = cluster.within(SERVICES)
     prepare_namespace(kube, setup)
     tracing = {"endpoint": f"http://collector.{NAMESPACE}:{HTTP}", "samplePercent": 100}
@@ -98,7 +103,10 @@ def _traces(cluster: Kube, setup: Setup) -> tuple[list[traces.Span], list[traces
         every=1.0,
         seen=lambda: traces.faults(request(), traces.PARENTS),
     )
-    return request(), _look(told())
+    pods = {f"tandem-{role}": service.pods(role) for role in ("router", "prefill", "decode")}
+    pods["tandem-operator"] = operator.pods()
+    named = {each: {pod["metadata"]["name"] for pod in found} for each, found in pods.items()}
+    return request(), _look(told()), named
 
 
 def _ask(url: str, repeats: int) -> str:

@@ -25,6 +25,8 @@ class Span(NamedTuple):
     """Its message; empty for one that went well."""
     events: tuple[tuple[float, str], ...]
     attributes: dict[str, Any]
+    pod: str = ""
+    """Of the process that made it, as its resource says."""
 
 
 def read(file: Path) -> list[Span]:
@@ -81,6 +83,16 @@ def faults(spans: list[Span], parents: dict[str, tuple[str, ...]]) -> list[str]:
     return found
 
 
+def strangers(spans: list[Span], pods: dict[str, set[str]]) -> list[str]:
+    """Spans that do not name a pod of their service: ``pods`` are the names of each service's."""
+    made = sorted({(each.service, each.pod) for each in spans})
+    return [
+        f"spans of {service} name the pod {pod or '(none)'}, not one of {sorted(pods[service])}"
+        for service, pod in made
+        if pod not in pods[service]
+    ]
+
+
 _CALL, _ATTEMPT = ("text_completion",), ("attempt",)
 PARENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("read body", "parse", "tokenize", "admission", "place"), _CALL),
@@ -96,7 +108,7 @@ PARENTS: dict[str, tuple[str, ...]] = {
 
 def _spans(message: dict[str, Any]) -> Iterator[Span]:
     for resource in message.get("resourceSpans", ()):
-        service = _attributes(resource["resource"].get("attributes", ()))["service.name"]
+        maker = _attributes(resource["resource"].get("attributes", ()))
         for scope in resource["scopeSpans"]:
             for each in scope["spans"]:
                 status = each.get("status", {})
@@ -110,12 +122,13 @@ def _spans(message: dict[str, Any]) -> Iterator[Span]:
                     each["spanId"],
                     each.get("parentSpanId", ""),
                     each["name"],
-                    service,
+                    maker["service.name"],
                     int(each["startTimeUnixNano"]) / 1e9,
                     int(each["endTimeUnixNano"]) / 1e9,
                     error,
                     events,
                     _attributes(each.get("attributes", ())),
+                    maker.get("k8s.pod.name", ""),
                 )
 
 

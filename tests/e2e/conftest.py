@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from stack import Stack
 
+DEADLINE = 90.0
+"""Of a request to a stack whose workers are killed."""
 StackMaker = Callable[..., AbstractContextManager[Stack]]
 
 
@@ -23,9 +25,36 @@ def start_stack(smollm2: Path, tmp_path: Path) -> StackMaker:
     return start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One prefill and one decode worker, shared by a module's tests; none may hurt it."""
+    """One prefill and one decode worker, shared by the tests of all files; none may hurt it, and
+    what one has asked is in the caches of the next."""
     log = tmp_path_factory.mktemp("pair") / "stack.log"
     with Stack.running(str(smollm2), log) as stack:
         yield stack
+
+
+@pytest.fixture(scope="session")
+def hurt_stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """One prefill and two decode workers, for ``hurt``."""
+    log = tmp_path_factory.mktemp("hurt") / "stack.log"
+    worker_flags = ["--enable-prompt-embeds", "--max-num-batched-tokens", "64"]
+    router_flags = ["--enable-prompt-embeds", "--request-timeout", f"{DEADLINE:g}"]
+    flags = {"worker_flags": worker_flags, "router_flags": router_flags}
+    with Stack.running(str(smollm2), log, decode=2, **flags) as stack:
+        yield stack
+
+
+@pytest.fixture
+def hurt(hurt_stack: Stack) -> Stack:
+    """A stack of which a test may kill workers: it is whole again when the next one begins. Prompts
+    of a thousand tokens take it seconds, so each test has one of its own, which is in no cache."""
+    for name in hurt_stack.killed:
+        hurt_stack.restart(name)
+
+    def is_whole() -> bool:
+        sample = 'tandem:router_handoff_links{state="up"}'
+        return hurt_stack.metrics("router").get(sample) == 2
+
+    hurt_stack.until(is_whole, 60.0, "the stack is not whole again")
+    return hurt_stack

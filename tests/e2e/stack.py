@@ -114,6 +114,23 @@ class Stack:
             child.join_output()
             self.killed = self.killed | {name}
 
+    def holder(self, role: str) -> str:
+        """The worker of a role that has a request, running or waiting; fails where none has."""
+        names = (
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:kv_cache_usage_perc",
+        )
+        found: list[str] = []
+
+        def holds() -> bool:
+            of_role = (name for name in self.workers if name.startswith(role))
+            found[:] = [each for each in of_role if any(self.total(each, n) for n in names)]
+            return bool(found)
+
+        self.until(holds, 30.0, f"no {role} worker has a request")
+        return found[0]
+
     def restart(self, name: str) -> None:
         """Start a killed worker again on the same addresses."""
         self.killed = self.killed - {name}

@@ -12,7 +12,7 @@ import time
 import httpx
 import pytest
 from client import Answer, events, stream
-from conftest import StackMaker
+from conftest import DEADLINE, StackMaker
 from reference import rows
 from stack import Stack
 
@@ -20,7 +20,15 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LONG = 52
 """A prompt of about 1,200 tokens: seconds of prefill in chunks of 64."""
-DEADLINE = 90.0
+OWN = {
+    ("before", "prefill"): 55,
+    ("before", "decode"): 54,
+    ("prefill", "prefill"): 53,
+    ("prefill", "decode"): 52,
+    ("decode", "prefill"): 51,
+    ("decode", "decode"): 50,
+}
+"""A long prompt for each, so that none is in a cache."""
 FLAGS = {
     "worker_flags": ["--max-num-batched-tokens", "64"],
     "router_flags": ["--request-timeout", str(DEADLINE)],
@@ -29,20 +37,25 @@ KILL, STOP, CONT = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT
 
 
 async def struck(
-    stack: Stack, index: int, moment: str, worker: str, number: signal.Signals
+    stack: Stack, index: int, moment: str, role: str, number: signal.Signals
 ) -> Answer:
-    """A streamed answer during which ``worker`` gets the signal at ``moment``."""
+    """A streamed answer during which a worker of ``role`` gets the signal at ``moment``: the one
+    that has the request, and the first one before there is one."""
     answer = Answer()
     async with httpx.AsyncClient(base_url=stack.url, timeout=DEADLINE + 30) as client:
         if moment == "before":
-            await asyncio.to_thread(stack.signal, worker, number)
+            await asyncio.to_thread(stack.signal, f"{role}-0", number)
         task = asyncio.create_task(collect(client, index, answer))
         if moment == "prefill":
-            await asyncio.sleep(1.0)
+            worker = await asyncio.to_thread(stack.holder, role)
             assert not answer.tokens, "the prompt is too short for this test"
             await asyncio.to_thread(stack.signal, worker, number)
         elif moment == "decode":
             await asyncio.to_thread(stack.until, lambda: len(answer.tokens) >= 5, 60, "no tokens")
+            # P may be through with it: it is hurt all the same.
+            worker = (
+                "prefill-0" if role == "prefill" else await asyncio.to_thread(stack.holder, role)
+            )
             assert not task.done()
             await asyncio.to_thread(stack.signal, worker, number)
         await task
@@ -62,34 +75,36 @@ def hold_to_reference(index: int, answer: Answer) -> None:
     assert rows()[index].verdict(answer.tokens) in ("equal", "excused")
 
 
-@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize(
     "moment", [pytest.param("before", marks=pytest.mark.full), "prefill", "decode"]
 )
-async def test_a_killed_worker_costs_no_token(
-    moment: str, worker: str, start_stack: StackMaker
-) -> None:
+async def test_a_killed_worker_costs_no_token(moment: str, role: str, hurt: Stack) -> None:
     """SIGKILL of P or D, with another decode worker up: the answer is whole and right."""
-    with start_stack(decode=2, **FLAGS) as stack:
-        started = time.monotonic()
-        answer = await struck(stack, LONG, moment, worker, KILL)
+    started, prompt = time.monotonic(), OWN[moment, role]
+    answer = await struck(hurt, prompt, moment, role, KILL)
 
-        hold_to_reference(LONG, answer)
-        assert time.monotonic() - started < DEADLINE
+    hold_to_reference(prompt, answer)
+    assert time.monotonic() - started < DEADLINE
 
 
-async def test_a_restarted_worker_serves_again(start_stack: StackMaker) -> None:
+async def test_a_restarted_worker_serves_again(hurt: Stack) -> None:
     """P is killed and started again on the same address: nothing else has to restart."""
-    with start_stack(**FLAGS) as stack:
-        stack.signal("prefill-0", KILL)
-        stack.restart("prefill-0")
-        await asyncio.to_thread(stack.until, stack.workers["prefill-0"].check_ready, 60, "no P")
-        await asyncio.to_thread(stack.until, lambda: moved(stack), 60, "no KV from the new P")
+    hurt.signal("prefill-0", KILL)
+    hurt.restart("prefill-0")
+    await asyncio.to_thread(hurt.until, hurt.workers["prefill-0"].check_ready, 60, "no P")
+    await asyncio.to_thread(hurt.until, lambda: moved(hurt), 60, "no KV from the new P")
+
+
+def pulled(stack: Stack) -> float:
+    """Bytes of KV that decode workers have taken over."""
+    decodes = [name for name in stack.workers if name.startswith("decode")]
+    return sum(stack.total(name, "tandem:kv_handoff_bytes_total") for name in decodes)
 
 
 def moved(stack: Stack) -> bool:
     """One more prompt, and whether its KV came over the hand-off."""
-    before = stack.total("decode-0", "tandem:kv_handoff_bytes_total")
+    before = pulled(stack)
 
     async def ask() -> Answer:
         async with httpx.AsyncClient(base_url=stack.url, timeout=60) as client:
@@ -98,20 +113,21 @@ def moved(stack: Stack) -> bool:
 
     answer = asyncio.run(ask())
     assert answer.error is None, answer.error
-    return stack.total("decode-0", "tandem:kv_handoff_bytes_total") > before
+    return pulled(stack) > before
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("worker", ["prefill-0", "decode-0"])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 @pytest.mark.parametrize("moment", ["before", "prefill", "decode"])
 async def test_a_stopped_worker_costs_no_token(
-    moment: str, worker: str, start_stack: StackMaker
+    moment: str, role: str, start_stack: StackMaker
 ) -> None:
     """SIGSTOP for 20 s: no hang, no wrong token, and the worker is of use again afterwards."""
     with start_stack(decode=2, **FLAGS) as stack:
-        task = asyncio.create_task(struck(stack, LONG, moment, worker, STOP))
+        task = asyncio.create_task(struck(stack, LONG, moment, role, STOP))
         await asyncio.sleep(20)
-        stack.signal(worker, CONT)
+        for worker in stack.workers:
+            stack.signal(worker, CONT)
         answer = await task
 
         hold_to_reference(LONG, answer)

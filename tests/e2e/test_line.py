@@ -21,7 +21,7 @@ async def test_the_capital_of_france_is_paris_over_nixl(pair: Stack) -> None:
     async with openai.AsyncOpenAI(base_url=f"{pair.url}/v1", api_key="none") as client:
         chat = await client.chat.completions.create(
             model="smol",
-            messages=[{"role": "user", "content": "What is the capital of France?"}],
+            messages=[{"role": "user", "content": "Say it: what is the capital of France?"}],
             temperature=0,
         )
 

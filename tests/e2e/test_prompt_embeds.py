@@ -20,13 +20,20 @@ import torch
 from client import Answer, body_of, complete, events, held_after
 from conftest import StackMaker
 from reference import rows
+from stack import Stack
 from tests.engine_run.embedded import table_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 SOME = (0, 9, 18, 26, 33, 40, 46)
-LONG = 52
-"""A prompt of about 1,200 tokens, 2.8 MB in float32: seconds of prefill in chunks of 64."""
+LONG = {
+    ("prefill", "prefill"): 53,
+    ("prefill", "decode"): 52,
+    ("decode", "prefill"): 51,
+    ("decode", "decode"): 50,
+}
+"""Prompts of about 1,200 tokens, 2.8 MB in float32: seconds of prefill in chunks of 64. One for
+each, so that none is in a cache."""
 ROUTER = ["--enable-prompt-embeds", "--request-timeout", "90"]
 TAKES = ["--enable-prompt-embeds"]
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -89,42 +96,41 @@ async def test_tokens_equal_transformers(
 
 
 @pytest.mark.parametrize(
-    ("moment", "worker"),
+    ("moment", "role"),
     [
-        ("prefill", "decode-0"),
-        ("decode", "prefill-0"),
-        pytest.param("prefill", "prefill-0", marks=pytest.mark.full),
-        pytest.param("decode", "decode-0", marks=pytest.mark.full),
+        ("prefill", "decode"),
+        ("decode", "prefill"),
+        pytest.param("prefill", "prefill", marks=pytest.mark.full),
+        pytest.param("decode", "decode", marks=pytest.mark.full),
     ],
 )
 async def test_a_killed_worker_costs_no_token(
-    moment: str, worker: str, start_stack: StackMaker, smollm2: Path
+    moment: str, role: str, hurt: Stack, smollm2: Path
 ) -> None:
     """SIGKILL of P or D: vectors go again to who is left, with what was emitted behind them."""
-    flags = [*TAKES, "--max-num-batched-tokens", "64"]
-    prompt = {"prompt_embeds": embeds_of(smollm2, rows()[LONG].prompt)}
-    answer = Answer()
-    with start_stack(decode=2, worker_flags=flags, router_flags=ROUTER) as stack:
-        async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
+    index, answer = LONG[moment, role], Answer()
+    prompt = {"prompt_embeds": embeds_of(smollm2, rows()[index].prompt)}
+    async with httpx.AsyncClient(base_url=hurt.url, timeout=120) as client:
 
-            async def collect() -> None:
-                async for _ in events(client, "", answer, **prompt):
-                    pass
+        async def collect() -> None:
+            async for _ in events(client, "", answer, **prompt):
+                pass
 
-            task = asyncio.create_task(collect())
-            if moment == "prefill":
-                busy = "vllm:num_requests_running"
-                await asyncio.to_thread(
-                    stack.until, lambda: stack.total("prefill-0", busy) > 0, 30, "nothing runs"
-                )
-                assert not answer.tokens, "the prompt is too short for this test"
-            else:
-                enough = lambda: len(answer.tokens) >= 5  # noqa: E731
-                await asyncio.to_thread(stack.until, enough, 60, "no tokens")
-                assert not task.done()
-            await asyncio.to_thread(stack.signal, worker, signal.SIGKILL)
-            await task
-    hold_to_reference(LONG, answer)
+        task = asyncio.create_task(collect())
+        if moment == "prefill":
+            worker = await asyncio.to_thread(hurt.holder, role)
+            assert not answer.tokens, "the prompt is too short for this test"
+        else:
+            enough = lambda: len(answer.tokens) >= 5  # noqa: E731
+            await asyncio.to_thread(hurt.until, enough, 60, "no tokens")
+            # P may be through with it: it is hurt all the same.
+            worker = (
+                "prefill-0" if role == "prefill" else await asyncio.to_thread(hurt.holder, role)
+            )
+            assert not task.done()
+        await asyncio.to_thread(hurt.signal, worker, signal.SIGKILL)
+        await task
+    hold_to_reference(index, answer)
 
 
 async def test_what_is_asked_beside_it(

@@ -29,7 +29,7 @@ def test_a_key_is_taken_once_however_often_it_was_added():
     """Many events are one look."""
     work, _ = queue()
     for _ in range(5):
-        work.add(A)
+        work.add(A, why=Why.SERVICE)
     assert work.take(0) == A
     assert work.take(0) is None
 
@@ -37,10 +37,10 @@ def test_a_key_is_taken_once_however_often_it_was_added():
 def test_a_key_is_never_with_two_workers():
     """What changes during a look is looked at after it, not beside it."""
     work, _ = queue()
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     assert work.take(0) == A
-    work.add(A)
-    work.add(B)
+    work.add(A, why=Why.SERVICE)
+    work.add(B, why=Why.SERVICE)
     assert work.take(0) == B
     assert work.take(0) is None
     work.done(A)
@@ -50,9 +50,9 @@ def test_a_key_is_never_with_two_workers():
 def test_an_earlier_date_wins():
     """A look that is due later does not hold up one that is due now."""
     work, clock = queue()
-    work.add(A, 30)
-    work.add(A, 5)
-    work.add(A, 60)
+    work.add(A, 30, why=Why.SERVICE)
+    work.add(A, 5, why=Why.SERVICE)
+    work.add(A, 60, why=Why.SERVICE)
     assert work.take(0) is None
     clock.now = 5
     assert work.take(0) == A
@@ -64,7 +64,7 @@ def test_failures_back_off_and_success_forgets_them():
     """One second, two, four, up to a minute; then from the start again."""
     work, clock = queue()
     waits = []
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     for _ in range(8):
         assert work.take(0) == A
         waits.append(work.failed(A))
@@ -74,7 +74,7 @@ def test_failures_back_off_and_success_forgets_them():
     assert waits[:4] == [1, 2, 4, 8]
     assert max(waits) == LAST_BACKOFF
     work.done(A)
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     assert work.take(0) == A
     assert work.failed(A) == 1
 
@@ -82,7 +82,7 @@ def test_failures_back_off_and_success_forgets_them():
 def test_a_stopped_queue_gives_nothing():
     """Workers end when the queue does."""
     work, _ = queue()
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     work.stop()
     assert work.take(0) is None
 
@@ -90,15 +90,15 @@ def test_a_stopped_queue_gives_nothing():
 def test_a_service_rests_as_long_as_a_look_takes():
     """What was asked for during a look waits for the rest; what comes later does not."""
     work, clock = queue()
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     assert work.take(0) == A
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     work.done(A, rest=2)
     assert work.take(0) is None
     clock.now = 2
     assert work.take(0) == A
     work.done(A, rest=2)
-    work.add(A)
+    work.add(A, why=Why.SERVICE)
     assert work.take(0) == A
 
 

@@ -52,7 +52,7 @@ class WorkQueue:
         with self._changed:
             return self._taken_for.get(key, ())
 
-    def add(self, key: Key, after: float = 0.0, *, why: Why = Why.SERVICE) -> None:
+    def add(self, key: Key, after: float = 0.0, *, why: Why) -> None:
         """Look at ``key`` within ``after`` seconds; an earlier date wins."""
         with self._changed:
             due = self._clock() + after

@@ -142,12 +142,10 @@ class Producers:
         if not compare_digest(request.secret, producer.secret):
             return Fault.DENIED
         batch = _batch_of(request, consumer.slot_bytes)
-        blocks, rests = np.divmod(batch.sources, request.size)
+        blocks = batch.sources // request.size
         if not _is_within(request, batch, producer, consumer):
             return Fault.OUTSIDE
         assert producer.tags is not None, "it is registered"
-        if batch.tagged and (rests.any() or blocks.max() >= len(producer.tags)):
-            return Fault.OUTSIDE
         turns = producer.tags.turns_of(blocks) if batch.tagged else None
         try:
             mark = consumer.ring.copy(producer.sources[request.ground], batch)
@@ -168,7 +166,7 @@ def _batch_of(request: Copy, slot_bytes: int) -> Batch:
 
 
 def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consumer) -> bool:
-    """Whether all bytes are the producer's, land in the one slot and, if blocks, are whole ones."""
+    """Whether all bytes are the producer's, land in the one slot and, of blocks, have tags."""
     if len(request.places) * request.size > consumer.slot_bytes:
         return False
     if request.slot >= consumer.num_slots:
@@ -176,5 +174,8 @@ def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consum
     source = producer.sources[request.ground]
     if not batch.fits(source_bytes=source.size, target_bytes=consumer.ring.size):
         return False
-    whole = request.size == producer.block_bytes == consumer.block_bytes
-    return whole or not batch.tagged
+    if not batch.tagged:
+        return True
+    blocks, rest = np.divmod(batch.sources, request.size)
+    same = request.size == producer.block_bytes == consumer.block_bytes
+    return same and not rest.any() and blocks.max() < len(producer.tags or ())

@@ -45,7 +45,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--scale", type=int, default=1, help="divide the lengths of prompts")
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--worker-flags", default="")
     parser.add_argument("--prefill-flags", default="")
     parser.add_argument("--port", type=int, default=8131)
@@ -88,13 +89,15 @@ def ask(server: Server, length: int, seed: int, tokens: int) -> dict[str, Any]:
 
 
 def one_length(args: argparse.Namespace, two: Server, one: Server, length: int) -> dict[str, Any]:
-    """Both stacks on prompts of one length, and hand-offs of what P has computed before."""
+    """Both stacks on prompts of one length, and hand-offs of what P has computed before. They go
+    first in turn: one worker and P share a GPU, which is slower when it has just worked."""
     runs = []
     for turn in range(args.runs):
         seed = 100 * length + turn
-        alone = ask(one, length, seed, 8)
+        alone = ask(one, length, seed, 8) if turn % 2 == 0 else None
         began = two.metrics("decode").get(TAIL, 0.0)
         pair = ask(two, length, seed, 8)
+        alone = alone or ask(one, length, seed, 8)
         before = two.metrics("decode")
         again = ask(two, length, seed, 8)
         after = two.metrics("decode")
@@ -179,7 +182,7 @@ def main() -> None:
                 flags += " --load-format dummy"
             with both(args, folder, flags) as (two, one):
                 found["times"] = {}
-                for length in LENGTHS:
+                for length in args.lengths:
                     fitting = max(40, length // args.scale)
                     found["times"][fitting] = one_length(args, two, one, fitting)
                     write(args, found)

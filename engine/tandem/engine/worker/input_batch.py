@@ -96,14 +96,17 @@ class InputBatch:
         """Drop, add and extend rows as ``plan`` says; call before its step."""
         for seq in plan.dropped:
             self.drop(seq)
+        first = {row.seq: row.num_computed for row in plan.rows} if plan.new else {}
         for new in plan.new:
-            self.add(new)
+            self.add(new, first.get(new.seq, 0))
         for row in plan.rows:
             if row.new_block_ids:
                 self.table.append(self.row_of[row.seq], row.new_block_ids)
 
-    def add(self, new: NewSequence) -> int:
-        """Give a row to a sequence that has none; its number."""
+    def add(self, new: NewSequence, first: int = 0) -> int:
+        """Give a row to a sequence that has none; its number. Nothing will be computed here of the
+        tokens before ``first``: a row keeps none of them, so that a prompt of tens of thousands
+        that was computed elsewhere does not hold its first step up."""
         assert new.seq not in self.row_of, f"sequence {new.seq} has a row already"
         assert self._free, f"more than {self.capacity} sequences: max_num_seqs bounds them"
         row = heapq.heappop(self._free)
@@ -116,7 +119,7 @@ class InputBatch:
             if new.pooling.second_text_at is not None:
                 self.pairs[new.seq] = new.pooling.second_text_at
         self.reserve(len(new.token_ids))
-        self.tokens[row, : len(new.token_ids)] = new.token_ids
+        self.tokens[row, first : len(new.token_ids)] = new.token_ids[first:]
         self.lengths[row] = len(new.token_ids)
         self.prompts[row] = new.num_prompt
         self.table.assign(row, new.block_ids)

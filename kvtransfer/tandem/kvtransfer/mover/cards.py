@@ -42,8 +42,7 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
         )
     shard = Shard(card.tensor_parallel_rank, card.tensor_parallel_size)
     if shard != parts.shard:
-        theirs, mine = (f"rank {each.rank} of {each.size}" for each in (shard, parts.shard))
-        return f"the peer's KV is that of {theirs}; taken over is that of {mine}"
+        return f"the peer's KV is that of {shard}; taken over is that of {parts.shard}"
     if card.connector in parts.direct and card.wire_dtype is not WireDtype.AUTO:
         return f"kv_wire_dtype is {card.wire_dtype} at the peer, and {card.connector} has no slots"
     return why_not_carried(layout)

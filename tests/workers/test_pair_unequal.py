@@ -11,7 +11,7 @@ from tests.workers.pair import PROMPT, Pair
 @pytest.mark.parametrize("sizes", [(16, 64), (64, 16), (32, 16)])
 @pytest.mark.parametrize("connector", ["tcp", "memory_blocks"])
 def test_tokens_are_those_of_one_engine_and_hits_count_in_own_blocks(
-    connector: str, sizes: tuple[int, int]
+    connector: str, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cold; then again, when both have the prompt cached as far as their blocks are full."""
     pair = Pair(connector, block_sizes=sizes)
@@ -21,7 +21,7 @@ def test_tokens_are_those_of_one_engine_and_hits_count_in_own_blocks(
         wanted_from.append(start)
         begin_load(key, blocks, start, *rest)
 
-    pair.consumer.begin_load = noted  # type: ignore[method-assign]
+    monkeypatch.setattr(pair.consumer, "begin_load", noted)
     try:
         for name in ("a", "b"):
             pair.ask(name)

@@ -80,6 +80,9 @@ class Shard(msgspec.Struct, frozen=True):
     rank: int = 0
     size: int = 1
 
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size}"
+
     def heads(self, num_kv_heads: int) -> range:
         """Of a layer that has ``num_kv_heads`` in all, which ``size`` divides."""
         own = num_kv_heads // self.size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.kvtransfer.model import agent
-from tests.kvtransfer.model.blocks import content, hashes, home, place_of, tag
+from tests.kvtransfer.model.blocks import content, hashes, home, place_in, place_of, tag
 from tests.kvtransfer.model.parts import BLOCK, KEYS, NOW, Broken, InFlight, Use
 from tests.kvtransfer.model.world import World, replaced
 
@@ -49,7 +49,10 @@ def _copy_lands(world: World, n: int) -> None:
     use = world.use[KEYS.index(read.key)]
     if use.ended and use.blocks_free:
         raise Broken(f"{read} writes blocks that are free")
-    for mine, theirs in zip(read.block_ids, read.remote_blocks, strict=True):
+    setup = world.setup
+    for token in range(read.start, read.stop):
+        mine = place_in(read.block_ids, read.start, token, setup.d_block)
+        theirs = place_in(read.remote_blocks, read.start, token, setup.p_block)
         world.d_blocks = replaced(world.d_blocks, mine, world.p_blocks[theirs])
     world.reads = replaced(world.reads, n, read._replace(landed=True))
 
@@ -84,9 +87,13 @@ def _must_have_tags(world: World, read: InFlight, seen: tuple[bytes, ...]) -> No
         return
     index = KEYS.index(read.key)
     for block, found in zip(read.remote_blocks, seen, strict=True):
-        group, at = place_of(world.setup, index, block)
-        written = world.p_blocks[block] == content(world.setup, index, block, world.p)
-        if written and found != tag(world.setup, read.key, group, at):
+        size = world.setup.p_block
+        group, at = place_of(world.setup, index, block * size)
+        written = all(
+            world.p_blocks[each] == content(world.setup, index, each, world.p)
+            for each in range(block * size, block * size + size)
+        )
+        if written and found != tag(world.setup, read.key, group, at // size):
             raise Broken(f"block {block} of {read.key} is leased without its tag")
 
 
@@ -121,9 +128,9 @@ def unpack(world: World, n: int) -> None:
     use: Use = world.use[index]
     if use.ended and use.blocks_free:
         raise Broken(f"{todo} writes blocks that are free")
-    (block,) = todo.block_ids
     fault = None
     if todo.slot is not None:
+        block = place_in(todo.block_ids, todo.start, todo.start, world.setup.d_block)
         found = world.d_slots[todo.slot]
         theirs = home(world.setup, index)[todo.group][todo.start // BLOCK]
         if world.setup.heads and found != content(world.setup, index, theirs, todo.peer):
@@ -141,5 +148,5 @@ def unpack(world: World, n: int) -> None:
 def _check(world: World, todo: Unpack) -> FailCause | None:
     (found,) = [each for each in world.seen if each[:2] == (todo.key, todo.index)]
     world.seen = tuple(each for each in world.seen if each is not found)
-    fault = fault_of_copy(todo, found[2], hashes(world.setup), BLOCK)
+    fault = fault_of_copy(todo, found[2], hashes(world.setup), world.setup.p_block)
     return fault[0] if fault is not None and world.setup.compares else None

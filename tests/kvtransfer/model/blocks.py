@@ -6,6 +6,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from tandem.kvtransfer.handoff.form import Form, WireDtype, form_of_copies, form_of_parts
+from tandem.kvtransfer.handoff.manifest import Group
 from tandem.kvtransfer.memory.blocks import BlockTags, tag_of
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.layout import KVKind
@@ -44,6 +46,26 @@ def tables(setup: Setup, index: int) -> tuple[tuple[int, ...], ...]:
 def home(setup: Setup, index: int) -> tuple[tuple[int, ...], ...]:
     """P's blocks of a key, by group."""
     return tables(setup, index if setup.home is Home.OWN else 0)
+
+
+def in_blocks(places: tuple[tuple[int, ...], ...], size: int) -> tuple[tuple[int, ...], ...]:
+    """Block tables of places of tokens, where a block has so many of them."""
+    return tuple(tuple(at // size for at in table[::size]) for table in places)
+
+
+def place_in(blocks: tuple[int, ...], start: int, token: int, size: int) -> int:
+    """Where a token lies, of blocks that begin with the one of token ``start``."""
+    return blocks[token // size - start // size] * size + token % size
+
+
+def form_of(setup: Setup, groups: tuple[Group, ...]) -> Form | None:
+    """In what the hand-offs of a world are cut."""
+    if setup.direct:
+        form = form_of_copies(groups, setup.d_block, setup.p_block, 1 << 16)
+        assert not isinstance(form, str)
+        return form
+    sizes = setup.d_block, setup.p_block, setup.p_block
+    return form_of_parts(groups, *sizes, WireDtype.AUTO)
 
 
 def place_of(setup: Setup, index: int, block: int) -> tuple[int, int]:

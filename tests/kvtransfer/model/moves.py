@@ -8,7 +8,16 @@ from typing import Any
 
 from tests.kvtransfer.model import agent
 from tests.kvtransfer.model.arrivals import d_takes, land, read_fails, unpack
-from tests.kvtransfer.model.blocks import Home, content, copied, home, tables
+from tests.kvtransfer.model.blocks import (
+    Home,
+    content,
+    copied,
+    form_of,
+    home,
+    in_blocks,
+    place_in,
+    tables,
+)
 from tests.kvtransfer.model.limits import finish_at_p
 from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, P_ADDRESS, TOKEN, Broken
 from tests.kvtransfer.model.world import World, replaced
@@ -186,7 +195,8 @@ def _refuse(world: World, index: int) -> None:
 def _launch(world: World, index: int) -> None:
     step = world.work[index].step
     _work(world, index, step=step + 1)
-    _p(world, p_events.Launched(KEYS[index], home(world.setup, index), step))
+    tables_of_p = in_blocks(home(world.setup, index), world.setup.p_block)
+    _p(world, p_events.Launched(KEYS[index], tables_of_p, step))
 
 
 def _fence(world: World, index: int) -> None:
@@ -229,7 +239,7 @@ def _p_overwrites(world: World, index: int) -> None:
     clears its tag first."""
     block = home(world.setup, index)[0][0]
     tags = copied(world.p_tags)
-    tags._write(block, CLEARED)
+    tags._write(block // world.setup.p_block, CLEARED)
     world.retag(tags)
     world.p_blocks = replaced(world.p_blocks, block, JUNK)
 
@@ -261,8 +271,8 @@ def _pack(world: World, n: int) -> None:
     world.packs = world.packs[:n] + world.packs[n + 1 :]
     if world.exports.ring[pack.slot].state is SlotState.FREE:
         raise Broken(f"{pack} writes a slot that is free")
-    (block,) = pack.block_ids
-    world.p_slots = replaced(world.p_slots, pack.slot, world.p_blocks[block])
+    at = place_in(pack.block_ids, pack.start, pack.start, world.setup.p_block)
+    world.p_slots = replaced(world.p_slots, pack.slot, world.p_blocks[at])
     _p(world, p_events.Packed(pack.key, pack.index, ok=True))
 
 
@@ -283,12 +293,13 @@ def _open(world: World, index: int) -> None:
     peer = next(iter(world.imports.links), world.p)
     _use(world, index, opened=True, producer=peer)
     up = peer in world.imports.links
-    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct))
+    form = form_of(world.setup, world.imports.policy.groups)
+    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct, form))
 
 
 def _load(world: World, index: int) -> None:
     _use(world, index, loading=True, blocks_free=False)
-    mine = tables(world.setup, index)
+    mine = in_blocks(tables(world.setup, index), world.setup.d_block)
     d_takes(world, d_events.Load(KEYS[index], mine, world.setup.hit, world.setup.num_blocks))
 
 

@@ -38,20 +38,27 @@ D_ADDRESS = tuple(Incarnation(f"consumer-{n:07d}".encode()) for n in range(4))
 
 
 @lru_cache
-def _groups(kinds: tuple[KVKind, ...]) -> tuple[Group, ...]:
+def _groups(kinds: tuple[KVKind, ...], size: int) -> tuple[Group, ...]:
     spans = {KVKind.WINDOW: WINDOW}
     return tuple(
-        Group(kind=kind, span=spans.get(kind), block_bytes=1, blocks_per_part=1, blocks_per_copy=1)
+        Group(
+            kind=kind,
+            span=spans.get(kind),
+            block_bytes=size,
+            blocks_per_part=1,
+            blocks_per_copy=1,
+            part_bytes=1,
+        )
         for kind in kinds
     )
 
 
 @lru_cache
-def p_policy(kinds: tuple[KVKind, ...]) -> ProducerPolicy:
-    """P's, for groups of these kinds."""
+def p_policy(kinds: tuple[KVKind, ...], size: int = BLOCK) -> ProducerPolicy:
+    """P's, for groups of these kinds, whose blocks have so many tokens."""
     return ProducerPolicy(
-        block_size=BLOCK,
-        groups=_groups(kinds),
+        block_size=size,
+        groups=_groups(kinds, size),
         header_bytes=0,
         lease_ms=10,
         expect_ms=20,
@@ -61,11 +68,11 @@ def p_policy(kinds: tuple[KVKind, ...]) -> ProducerPolicy:
 
 
 @lru_cache
-def d_policy(kinds: tuple[KVKind, ...]) -> ConsumerPolicy:
-    """D's, for groups of these kinds."""
+def d_policy(kinds: tuple[KVKind, ...], size: int = BLOCK) -> ConsumerPolicy:
+    """D's, for groups of these kinds, whose blocks have so many tokens."""
     return ConsumerPolicy(
-        block_size=BLOCK,
-        groups=_groups(kinds),
+        block_size=size,
+        groups=_groups(kinds, size),
         header_bytes=0,
         credits=2,
         transfer_ms=10,
@@ -129,7 +136,11 @@ class Setup(NamedTuple):
 
     num_keys: int = 1
     num_blocks: int = 2
-    """Blocks (and chunks, and parts) of every prompt."""
+    """Tokens of every prompt: chunks, parts and, but for what follows, blocks."""
+    p_block: int = BLOCK
+    """Tokens of a block of P's; contents are of tokens, whatever the blocks."""
+    d_block: int = BLOCK
+    """Tokens of a block of D's."""
     send_slots: int = 2
     receive_slots: int = 2
     hit: int = 0
@@ -226,6 +237,9 @@ class InFlight(NamedTuple):
     part: int
     block_ids: tuple[int, ...] = ()
     remote_blocks: tuple[int, ...] = ()
+    start: int = 0
+    stop: int = 0
+    """Tokens, of a copy."""
     landed: bool = False
     seen: tuple[bytes, ...] | None = None
     """Tags that were read already (of a mutation)."""

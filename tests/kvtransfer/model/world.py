@@ -154,7 +154,7 @@ class World:
         setup = self.setup
         self.p_shared = False
         self.exports = setup.exports(
-            p_policy(setup.kinds), setup.ring(setup.send_slots, setup.send_slots)
+            p_policy(setup.kinds, setup.p_block), setup.ring(setup.send_slots, setup.send_slots)
         )
         self.p_session = None
         self.packs: tuple[Pack, ...] = ()
@@ -168,7 +168,8 @@ class World:
         setup = self.setup
         self.d_shared = False
         self.imports = setup.imports(
-            d_policy(setup.kinds), setup.ring(setup.receive_slots, setup.receive_slots)
+            d_policy(setup.kinds, setup.d_block),
+            setup.ring(setup.receive_slots, setup.receive_slots),
         )
         self.d_session = None
         self.reads = ()
@@ -304,7 +305,7 @@ class World:
         if any(self.holds(index, other) for other in range(self.setup.num_keys)):
             return
         for block in (block for table in home(self.setup, index) for block in table):
-            if self.setup.direct and self.p_tags.read(block) != CLEARED:
+            if self.setup.direct and self.p_tags.read(block // self.setup.p_block) != CLEARED:
                 raise Broken(f"block {block} is free with its tag on")
             self.p_blocks = replaced(self.p_blocks, block, JUNK)  # it is reused at once
 
@@ -322,6 +323,8 @@ class World:
                     action.index,
                     action.block_ids,
                     action.remote_blocks,
+                    action.start if action.slot is None else 0,
+                    action.stop if action.slot is None else 0,
                     seen=self.tags_of(action.remote_blocks) if self.setup.hasty_tags else None,
                 )
                 if self.setup.agent:

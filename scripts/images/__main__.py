@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from scripts.images import base, digest, mounted
@@ -76,11 +77,14 @@ def perform(given: argparse.Namespace) -> None:
     wanted = recipes(given)
     work = given.work.resolve()
     builder = Builder(given.tool or find_tool(), work, given.ca)
-    builder.base = _base(given, builder, wanted)
-    for recipe in wanted:
-        builder.build(recipe, given.save)
-    if given.thin and any(recipe.role == "worker" for recipe in wanted):
-        mounted.fill(work / "mounted")
+    is_thin = given.thin and any(recipe.role == "worker" for recipe in wanted)
+    with ThreadPoolExecutor() as pool:  # most of it waits for downloads and disks
+        begun = [pool.submit(mounted.fill, work / "mounted")] if is_thin else []
+        builder.base = _base(given, builder, wanted)
+        builder.build(wanted[0], given.save)  # the others begin with layers of it
+        begun += [pool.submit(builder.build, recipe, given.save) for recipe in wanted[1:]]
+        for each in begun:
+            each.result()
 
 
 def _base(given: argparse.Namespace, builder: Builder, wanted: list[Recipe]) -> str | None:

@@ -12,6 +12,8 @@ from test_tokens import check
 
 ELASTIC = ["--placement", "elastic", "--target-ttft-ms", "5000", "--target-itl-ms", "500"]
 """With bounds of a CPU: beyond those of a GPU each way is as bad as another."""
+MANY = tuple(range(0, 48, 3))
+"""Prompts of many lengths, up to 673 tokens."""
 
 
 def ways(stack: Stack) -> list[dict[str, Any]]:
@@ -24,10 +26,9 @@ def ways(stack: Stack) -> list[dict[str, Any]]:
 async def test_each_way_gives_the_reference_tokens(start_stack: StackMaker) -> None:
     """Prompts of many lengths at once, twice: P is held busy by some, so that others go to D alone;
     the second time most is cached there."""
-    indices = tuple(range(0, 64, 4))
     with start_stack(router_flags=ELASTIC) as stack:
-        await check(stack, indices)
-        await check(stack, indices)
+        await check(stack, MANY)
+        await check(stack, MANY)
         taken = {way["way"] for way in ways(stack)}
         assert "decode" in taken
         assert stack.total("router", "tandem:router_forecast_error_seconds_count") > 0
@@ -38,9 +39,8 @@ async def test_a_prefill_worker_decodes_on_where_decode_workers_are_full(
 ) -> None:
     """D takes no queue at all, and P goes on with what it has computed."""
     flags = {"router_flags": ELASTIC, "worker_flags": ["--max-num-seqs", "2"]}
-    indices = tuple(range(0, 64, 4))
     with start_stack(**flags) as stack:
-        await check(stack, indices[:4])
-        await check(stack, indices)
+        await check(stack, MANY[:4])
+        await check(stack, MANY)
         assert "prefill" in {way["way"] for way in ways(stack)}
-        assert stack.total("prefill-0", "vllm:generation_tokens_total") > len(indices) + 4
+        assert stack.total("prefill-0", "vllm:generation_tokens_total") > len(MANY) + 4

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PROMPT = "Once upon a time " * 20
 MIB = 1 << 20
-SLAB = 256 * MIB
+SLAB = 160 * MIB
 FLAGS = ["--kv-cache-memory-bytes", str(SLAB), "--max-model-len", "2048", "--kv-connector", "tcp"]
 ADMIN = {"Authorization": "Bearer boss"}
 
@@ -43,9 +43,9 @@ def admin(stack: Stack, path: str) -> httpx.Response:
 
 
 def fill(stack: Stack) -> None:
-    """Touch most of a slab of 5,700 tokens: distinct prompts, whose KV stays cached."""
+    """Touch most of a slab of 3,550 tokens: distinct prompts, whose KV stays cached."""
     for start in range(3):
-        prompt = [(start * 31 + n) % 400 + 40 for n in range(1500)]
+        prompt = [(start * 31 + n) % 400 + 40 for n in range(1000)]
         asked = answer(stack, prompt=prompt, max_tokens=2)
         assert asked.status_code == 200, asked.text
 

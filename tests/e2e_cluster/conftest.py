@@ -6,23 +6,34 @@ Nothing here runs unless the suite was asked for (`make e2e`): without it every 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.e2e_cluster import setup as setups
 from tests.e2e_cluster.install import Installed, install
 from tests.e2e_cluster.kube import Kube
-from tests.e2e_cluster.service import Service, prepare_namespace
+from tests.e2e_cluster.service import Service
 from tests.e2e_cluster.setup import Setup
-from tests.e2e_cluster.volumes import remove_volumes
+from tests.e2e_cluster.shared import NEVER_FITS, ONE_EACH, namespace, turn, two_each
 
-RESTRICTED = {
-    f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "audit", "warn")
-}
+ORDER = (
+    *("first_token", "apis", "isolation", "operator_life", "repair"),  # share one service
+    *("under_load", "node_death"),  # and these another
+    *("line", "deletion", "boundaries", "bad_resources", "documents"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is timed comes first, while no other test's pods are about to go."""
-    items.sort(key=lambda item: item.path.name != "test_first_token.py")
+    """What is timed comes first, while no other test's pods are about to go; then those that share
+    a service, one after the other. The documents uninstall everything, and come last."""
+    here = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        """Tests of other folders are among the items: they keep their order, and come before."""
+        is_ours = item.path.parent == here
+        return ORDER.index(item.path.stem.removeprefix("test_")) if is_ours else -1
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")
@@ -51,17 +62,8 @@ def cluster(setup: Setup) -> Kube:
 def kube(cluster: Kube, setup: Setup, request: pytest.FixtureRequest) -> Iterator[Kube]:
     """A namespace of the module's own, under the restricted profile; gone afterwards."""
     module = request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
-    name = f"e2e-{module}"[:40]
-    cluster.delete("namespace", name, seconds=180)
-    metadata = {"name": name, "labels": RESTRICTED}
-    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-    kube = cluster.within(name)
-    prepare_namespace(kube, setup)
-    try:
+    with namespace(cluster, setup, f"e2e-{module}"[:40]) as kube:
         yield kube
-    finally:
-        cluster.delete("namespace", name, "--wait=false")
-        remove_volumes(kube)
 
 
 @pytest.fixture(scope="session")
@@ -76,11 +78,35 @@ def restarts_before(operator: Installed) -> int:
     return operator.restarts()
 
 
+@pytest.fixture(scope="session")
+def one_each(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
+    """A served model that modules share: one prefill, one decode worker, one router, NIXL."""
+    with namespace(cluster, setup, "e2e-one-each") as kube:
+        served = Service(kube, setup, changes=ONE_EACH)
+        served.apply()
+        yield served
+
+
+@pytest.fixture(scope="session")
+def two_of_each(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
+    """Another one: two workers of each kind, and two routers on different nodes."""
+    with namespace(cluster, setup, "e2e-two-each") as kube:
+        served = Service(kube, setup, changes=two_each())
+        served.apply()
+        yield served
+
+
+@pytest.fixture(scope="session")
+def never_fits(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
+    """A service that no node has room for. The operator is patient with it for a minute, which
+    tests of other things need not wait for: whoever asks for it first begins that minute."""
+    with namespace(cluster, setup, "e2e-never-fits") as kube:
+        served = Service(kube, setup, "never-fits", NEVER_FITS)
+        served.apply()
+        yield served
+
+
 @pytest.fixture(scope="module")
-def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
-    """A served model of the module's own: one prefill, one decode worker, one router, NIXL."""
-    served = Service(kube, setup, changes={"kvTransfer": {"connector": "NIXL"}})
-    served.apply()
-    served.wait_ready()
-    yield served
-    served.leave()
+def service(one_each: Service, request: pytest.FixtureRequest) -> Iterator[Service]:
+    """The shared service, Ready. A module may hurt it, and leaves it Ready."""
+    yield from turn(one_each, "one_each", request)

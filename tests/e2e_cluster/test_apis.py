@@ -11,32 +11,18 @@ import httpx
 import openai
 import pytest
 from tests.e2e_cluster import access, pods
-from tests.e2e_cluster.install import Installed
-from tests.e2e_cluster.kube import Kube, wait_for
+from tests.e2e_cluster.kube import wait_for
 from tests.e2e_cluster.service import NAME, QUESTION, Service
-from tests.e2e_cluster.setup import Setup
 from tests.router.rpc_client import RpcClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
-GRPC_PORT = 9000
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 20}, "big": {"type": "boolean"}},
     "required": ["city", "big"],
     "additionalProperties": False,
 }
-CHANGES = {"router": {"service": {"type": "NodePort", "grpcPort": GRPC_PORT}}}
-
-
-@pytest.fixture(scope="module")
-def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
-    """With a port of the nodes for HTTP, and one for gRPC."""
-    served = Service(kube, setup, changes=CHANGES)
-    served.apply()
-    served.wait_ready()
-    yield served
-    served.leave()
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +53,11 @@ def client(ports: dict[str, str]) -> Iterator[openai.OpenAI]:
 def test_an_answer_follows_its_schema(service: Service, client: openai.OpenAI) -> None:
     """A chat under a JSON Schema, whose KV was handed over."""
     before = service.handed_over()
+    question = f"Answer in JSON. {QUESTION}"  # others have asked it as it is: D has that KV
     form: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
     answer = client.chat.completions.create(
         model=NAME,
-        messages=[{"role": "user", "content": QUESTION}],
+        messages=[{"role": "user", "content": question}],
         response_format=form,
         max_tokens=64,
         temperature=1.0,

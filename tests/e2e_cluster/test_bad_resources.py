@@ -9,6 +9,7 @@ from tests.e2e_cluster.install import Installed
 from tests.e2e_cluster.kube import Json, Kube, conditions
 from tests.e2e_cluster.service import KIND, Service, resource
 from tests.e2e_cluster.setup import Setup
+from tests.e2e_cluster.shared import NEVER_FITS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -53,11 +54,10 @@ def test_a_long_name_is_refused(kube: Kube, setup: Setup, operator: Installed) -
     assert "36" in said
 
 
-HUGE = {"requests": {"cpu": "900", "memory": "1Gi"}}
 NO_CLAIM = {"type": "PersistentVolumeClaim", "persistentVolumeClaim": {"claimName": "nowhere"}}
 SHOWN: dict[str, tuple[Json, str, str, float]] = {
     "pods that never fit": (
-        {"decode": {"resources": HUGE}},
+        NEVER_FITS,
         "DecodeReady",
         "Unschedulable",
         90.0,
@@ -102,9 +102,10 @@ SHOWN: dict[str, tuple[Json, str, str, float]] = {
 
 
 @pytest.fixture(scope="module")
-def shown(kube: Kube, setup: Setup, operator: Installed) -> Iterator[dict[str, Service]]:
+def shown(kube: Kube, setup: Setup, never_fits: Service) -> Iterator[dict[str, Service]]:
     """All of them at once, since most of the time goes by in waiting; gone afterwards."""
     made = {what: Service(kube, setup, f"bad-{number}") for number, what in enumerate(SHOWN)}
+    made["pods that never fit"] = never_fits
     for what, served in made.items():
         served.apply(**SHOWN[what][0])
     yield made

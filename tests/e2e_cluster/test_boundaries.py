@@ -14,7 +14,10 @@ from tests.e2e_cluster.service import KIND
 from tests.operator.builders import service
 from tests.operator.foreign import foreign_objects
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [
+    *(pytest.mark.cluster, pytest.mark.timeout(300)),
+    pytest.mark.usefixtures("never_fits"),  # its minute of waiting goes by meanwhile
+]
 
 FOREIGN = foreign_objects()
 OPERATOR = f"system:serviceaccount:{NAMESPACE}:{RELEASE}"

@@ -39,7 +39,7 @@ def test_apply_to_first_token(
         print(f"\noperator installed in {operator.seconds:.1f} s\n{line.table()}")
 
     assert "Paris" in text
-    served.delete()
+    served.leave()
 
 
 def test_the_openai_client_gets_paris(service: Service) -> None:

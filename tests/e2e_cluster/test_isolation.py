@@ -18,13 +18,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 STRANGERS = "e2e-strangers"
 REACH = (
-    "import socket, sys\n"
-    "for port in sys.argv[2:]:\n"
+    "import concurrent.futures, socket, sys\n"
+    "def state(port):\n"
     "    try:\n"
-    "        socket.create_connection((sys.argv[1], int(port)), 1).close(); print(port, 'open')\n"
+    "        socket.create_connection((sys.argv[1], int(port)), 2).close(); return 'open'\n"
     "    except OSError:\n"
-    "        print(port, 'closed')\n"
+    "        return 'closed'\n"
+    "ports = sys.argv[2:]\n"
+    "with concurrent.futures.ThreadPoolExecutor(len(ports)) as pool:\n"
+    "    for port, said in zip(ports, pool.map(state, ports)): print(port, said)\n"
 )
+"""All ports at once: each that is closed is silent for as long as one waits."""
 PORTS = (
     names.WORKER_PORT,
     names.PROBE_PORT,
@@ -45,6 +49,12 @@ GREET = (
     "socket.disable_monitor()\n"
     "context.destroy(linger=0)\n"
 )
+
+
+@pytest.fixture(scope="module")
+def kube(service: Service) -> Kube:
+    """The service's own namespace."""
+    return service.kube
 
 
 @pytest.fixture(scope="module")

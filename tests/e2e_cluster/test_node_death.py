@@ -12,14 +12,13 @@ from tests.e2e_cluster import pods
 from tests.e2e_cluster.breaks import Breaks
 from tests.e2e_cluster.entry import Entry, Forgetting
 from tests.e2e_cluster.install import Installed
-from tests.e2e_cluster.kube import Json, Kube, conditions, wait_for
+from tests.e2e_cluster.kube import Kube, conditions, wait_for
 from tests.e2e_cluster.load import CONNECT_EVERY, STREAMS, Load
-from tests.e2e_cluster.service import NAME, Service
-from tests.e2e_cluster.setup import Setup
-from tests.e2e_cluster.test_under_load import FULL, last_node
+from tests.e2e_cluster.service import Service
+from tests.e2e_cluster.shared import turn
+from tests.e2e_cluster.test_under_load import last_node
 
 from tandem.operator.probes.reach import REASON
-from tandem.protocol.names import LABEL_COMPONENT, LABEL_INSTANCE
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600), pytest.mark.usefixtures("own_cluster")]
 
@@ -28,24 +27,16 @@ ENTRY = "node1"
 """The suite comes in through the first node, and ends the last."""
 
 
-def apart() -> Json:
-    """Routers on nodes of their own, as far as there are so many."""
-    labels = {LABEL_INSTANCE: NAME, LABEL_COMPONENT: "router"}
-    term = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
-    preferred = [{"weight": 100, "podAffinityTerm": term}]
-    spread = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
-    return {"spec": {"affinity": {"podAntiAffinity": spread}}}
+@pytest.fixture(scope="module")
+def service(two_of_each: Service, request: pytest.FixtureRequest) -> Iterator[Service]:
+    """Two of each role, spread over both nodes."""
+    yield from turn(two_of_each, "two_of_each", request)
 
 
 @pytest.fixture(scope="module")
-def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
-    """Two of each role, spread over both nodes."""
-    changes = {**FULL, "router": {"replicas": 2, "podTemplate": apart()}}
-    served = Service(kube, setup, changes=changes)
-    served.apply()
-    served.wait_ready()
-    yield served
-    served.leave()
+def kube(service: Service) -> Kube:
+    """The service's own namespace."""
+    return service.kube
 
 
 def elsewhere(service: Service, node: str) -> bool:

@@ -19,13 +19,13 @@ from tests.e2e_cluster.service import KIND, Service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-TIMES = 3
+TIMES = 2
 HANG_SECONDS = 30.0
 """Longer than a Lease lasts."""
 
 
 def test_a_service_is_deleted_and_made_again_at_once(service: Service) -> None:
-    """Three times in a row, while pods of the former life linger on the same nodes: each one is
+    """Twice in a row, while pods of the former life linger on the same nodes: each one is
     Ready and answers."""
     for _ in range(TIMES):
         service.kube.delete(KIND, service.name, "--wait=true", seconds=60)

@@ -9,15 +9,14 @@ import pytest
 from tests.e2e_cluster import pods
 from tests.e2e_cluster.access import node_address
 from tests.e2e_cluster.faults import kill_container
-from tests.e2e_cluster.install import Installed
 from tests.e2e_cluster.kube import Kube, wait_for
 from tests.e2e_cluster.load import Load
 from tests.e2e_cluster.service import Service
 from tests.e2e_cluster.setup import Setup
+from tests.e2e_cluster.shared import turn
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-FULL = {"prefill": {"replicas": 2}, "decode": {"replicas": 2}, "router": {"replicas": 2}}
 ROLES = ("prefill", "decode", "router")
 BEFORE, AFTER = 8, 8
 """Answers that must come before and after what is done to the cluster."""
@@ -25,14 +24,9 @@ ANSWER_SECONDS = 240.0
 
 
 @pytest.fixture(scope="module")
-def service(kube: Kube, setup: Setup, operator: Installed) -> Iterator[Service]:
+def service(two_of_each: Service, request: pytest.FixtureRequest) -> Iterator[Service]:
     """Two workers of each kind and two routers."""
-    changes = {**FULL, "router": {"replicas": 2, "maxStreamSeconds": 120}}
-    served = Service(kube, setup, changes=changes)
-    served.apply()
-    served.wait_ready()
-    yield served
-    served.leave()
+    yield from turn(two_of_each, "two_of_each", request)
 
 
 @pytest.fixture
@@ -91,12 +85,11 @@ def test_a_rolling_restart(
 @pytest.mark.parametrize("grace", [None, 20], ids=["usual grace", "grace 20 s"])
 def test_draining_a_node(
     service: Service,
-    kube: Kube,
     under_load: Callable[[Callable[[], object]], None],
     grace: int | None,
 ) -> None:
     """`kubectl drain` empties a node, and the pods go on on the other one."""
-    node = last_node(kube)
+    node, kube = last_node(service.kube), service.kube
     more = [] if grace is None else [f"--grace-period={grace}"]
 
     def drain() -> None:

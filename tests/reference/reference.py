@@ -21,6 +21,10 @@ class Row:
     tokens: list[int]
     gaps: list[float]
 
+    def cut(self, count: int) -> Row:
+        """The same prompt with no more than ``count`` tokens to come."""
+        return Row(self.prompt, self.tokens[:count], self.gaps[:count])
+
     def verdict(self, tokens: list[int]) -> str:
         """``equal``, ``excused`` (parted where two logits tie), or what differs where."""
         for position, (ours, theirs) in enumerate(zip(tokens, self.tokens, strict=False)):
@@ -41,8 +45,9 @@ def rows() -> tuple[Row, ...]:
     return tuple(Row(**row) for row in content["rows"])
 
 
-def judge(answers: dict[int, list[int]]) -> tuple[list[str], int]:
-    """Differences that nothing excuses, and how many were excused; by index of the row."""
-    verdicts = [rows()[index].verdict(tokens) for index, tokens in answers.items()]
+def judge(answers: dict[int, list[int]], count: int = 64) -> tuple[list[str], int]:
+    """Differences that nothing excuses, and how many were excused; by index of the row, of whose
+    tokens ``count`` were asked for."""
+    verdicts = [rows()[index].cut(count).verdict(tokens) for index, tokens in answers.items()]
     wrong = [verdict for verdict in verdicts if verdict not in ("equal", "excused")]
     return wrong, verdicts.count("excused")

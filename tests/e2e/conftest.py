@@ -38,10 +38,14 @@ def pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[St
 def hurt_stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """One prefill and two decode workers, for ``hurt``."""
     log = tmp_path_factory.mktemp("hurt") / "stack.log"
-    worker_flags = ["--enable-prompt-embeds", "--max-num-batched-tokens", "64"]
-    router_flags = ["--enable-prompt-embeds", "--request-timeout", f"{DEADLINE:g}"]
-    flags = {"worker_flags": worker_flags, "router_flags": router_flags}
-    with Stack.running(str(smollm2), log, decode=2, **flags) as stack:
+    running = Stack.running(
+        str(smollm2),
+        log,
+        decode=2,
+        worker_flags=["--enable-prompt-embeds", "--max-num-batched-tokens", "64"],
+        router_flags=["--enable-prompt-embeds", "--request-timeout", f"{DEADLINE:g}"],
+    )
+    with running as stack:
         yield stack
 
 

@@ -29,8 +29,7 @@ def test_choices_fork_after_one_prefill():
 
 def test_children_without_room_are_computed_again():
     """A fork that finds no free block, or no seat, waits and recomputes its prompt."""
-    for settings in ({"num_blocks": 2}, {"num_blocks": 16, "max_num_seqs": 2}):
-        harness = Harness(**settings)
+    for harness in (Harness(num_blocks=2), Harness(num_blocks=16, max_num_seqs=2)):
         request = request_of("a", 20, params=long_running(n=3, temperature=1.0, max_tokens=6))
         harness.add(request)
 

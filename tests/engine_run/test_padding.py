@@ -248,7 +248,8 @@ def test_a_step_fits_the_smallest_class_that_holds_it():
     assert graphs.fit(StepShape(1, 600, 1)) == StepShape(16, 624, 8)
     assert graphs.fit(StepShape(22, 513, 1)) == StepShape(64, 576, 8)
     assert graphs.fit(StepShape(1, 1137, 1)) is None
-    assert [StepShape(*each) for each in graphs.sizes if graphs.fit(StepShape(*each)) != each] == []
+    own = [StepShape(*each) for each in graphs.sizes]
+    assert [each for each in own if graphs.fit(each) != each] == []
     assert graphs.fit(StepShape(0, 100, 9)) is None
 
 

@@ -62,9 +62,7 @@ class Peer(Half):
             self.ends = Ends.of(
                 make_producer(context, lending_only(self.kv)), make_consumer(context, self.kv)
             )
-            own: KVConnector = DecodeConnector(
-                self.ends.consumer, poll=self.ends.taken.of_handoffs
-            )
+            own: KVConnector = DecodeConnector(self.ends.consumer, poll=self.ends.taken.of_handoffs)
         else:
             self.ends = Ends.of(make_producer(context, self.kv), make_consumer(context, self.kv))
             size = layout.block_size

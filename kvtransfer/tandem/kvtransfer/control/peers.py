@@ -54,9 +54,7 @@ class PeerBook:
     ) -> None:
         """The transfer thread's word. ``probed``: bytes a second of the pattern."""
         with self._lock:
-            self._peers[peer] = PeerHealth(
-                peer, up, reason, transport, probed_bytes_per_s=probed
-            )
+            self._peers[peer] = PeerHealth(peer, up, reason, transport, probed_bytes_per_s=probed)
             down = [each for each, health in self._peers.items() if not health.up]
             for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
                 del self._peers[old]

@@ -102,9 +102,7 @@ class PullConnector:
             return
         wants = self._consumer.wants_hashes
         hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
-        self._consumer.begin_load(
-            pull.key.for_pull, block_ids, tokens.start, tokens.stop, hashes
-        )
+        self._consumer.begin_load(pull.key.for_pull, block_ids, tokens.start, tokens.stop, hashes)
 
     def started(self, request: Request) -> None:
         """Whoever pulls exports nothing by it."""

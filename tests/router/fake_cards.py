@@ -22,6 +22,7 @@ def fake_card(
     control: str | None = None,
     pooling: ModelPooling | None = None,
     prompt_embeds: int | None = None,
+    pull_peers: int = 0,
 ) -> ModelCard:
     """The card of a worker that has no model."""
     fingerprint = Fingerprint(revision=revision, dtype="float32", layout=KVLayout((_GROUP,)))
@@ -41,4 +42,5 @@ def fake_card(
         max_handoff_tokens=max_handoff_tokens,
         pooling=pooling,
         prompt_embeds=prompt_embeds,
+        pull_peers=pull_peers,
     )

@@ -1,4 +1,4 @@
-"""Workers that pull prefixes from each other, in one process: engines, both services, connectors."""
+"""Workers that pull prefixes from each other, in one process: engines, services, connectors."""
 
 from __future__ import annotations
 

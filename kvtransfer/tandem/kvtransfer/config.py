@@ -69,9 +69,9 @@ class KVTransferConfig:
     )
     kv_pull_peers: int = setting(
         0,
-        "Other workers of the service to which this one keeps links, so that it can pull a prompt's "
-        "cached start from them where that is sooner than computing it, and from which others may "
-        "pull; 0 does neither. Takes slots and threads as a hand-off does, once more.",
+        "Other workers of the service to which this one keeps links, so that it can pull the start "
+        "of a prompt that they have cached where that is sooner than computing it; it lends to "
+        "others alike. 0 does neither. Takes slots and threads once more, as a hand-off does.",
         unit="workers",
     )
     kv_pull_quota: float = setting(

@@ -1,8 +1,8 @@
-"""Cached blocks for somebody beside the engine: found by hash, held, and given back by ``Released``.
+"""Cached blocks for somebody beside the engine: found by hash, held, given back by ``Released``.
 
 A peer that pulls a prefix reads blocks that nobody computes for it. They are held under a key as
-those of a request that is gone are, so that the same accounts, checks and ends hold for both. Called
-in the step loop, while a connector is polled.
+those of a request that is gone are, so that the same accounts, checks and ends hold for both.
+Called in the step loop, while a connector is polled.
 """
 
 from __future__ import annotations

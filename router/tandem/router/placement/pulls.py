@@ -1,9 +1,9 @@
 """Whether a worker should pull a prompt's start from a peer that has it cached, by forecast. Pure.
 
-Computing the tokens takes what the worker's own steps took; pulling them, what their bytes take over
-the link at its measured pace, behind what waits there, and until the holder's loop comes round: a
-holder in the middle of a prompt answers after its step. Both are candidates of placement, with all
-that follows from a shorter or longer stay; nothing goes by a length.
+Computing the tokens takes what the worker's own steps took; pulling them, what their bytes take
+over the link at its measured pace, behind what waits there, and until the holder's loop comes
+round: a holder in the middle of a prompt answers after its step. Both are candidates of placement,
+with all that follows from a shorter or longer stay; nothing goes by a length.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A loan is a hand-off whose prompt was computed before: admitted, announced and final in one turn of
 the loop, and given back by ``Released``. What is not cached any more, or is beyond the quota, is
-declined at once: the peer computes it. Nothing here holds up a request of this engine but the blocks
-that are lent, a share of all, for no longer than the peer's budget.
+declined at once: the peer computes it. Nothing here holds up a request of this engine but the
+blocks that are lent, a share of all, for no longer than the peer's budget.
 """
 
 from __future__ import annotations

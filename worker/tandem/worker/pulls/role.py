@@ -1,4 +1,4 @@
-"""What a role makes where prefixes are pulled: the other half of the hand-off, and two connectors."""
+"""What a role makes where prefixes are pulled: the hand-off's other half, and two connectors."""
 
 from __future__ import annotations
 

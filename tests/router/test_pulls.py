@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.router.builders import Stack, beats, inc, make_request
+from tests.router.builders import Stack, beats, inc, make_request, view
+from tests.router.test_elastic import MEASURED
 from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
@@ -18,7 +19,6 @@ from tandem.router.placement.elastic import ElasticPolicy
 from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
 from tandem.router.placement.rates import Rates
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
-from tests.router.test_elastic import MEASURED, view
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
 FAST = LinkPace(10e9)
@@ -50,6 +50,7 @@ def placed(prompt: PromptFacts, fleet: FleetSnapshot):
 
 
 def prompt_of(tokens: int, hits: dict[int, int], **fields: object) -> PromptFacts:
+    """One with so many tokens cached at workers."""
     return PromptFacts(
         num_tokens=tokens,
         max_new_tokens=256,
@@ -59,6 +60,7 @@ def prompt_of(tokens: int, hits: dict[int, int], **fields: object) -> PromptFact
 
 
 def plans(prompt: PromptFacts, fleet: FleetSnapshot):
+    """What each worker would pull."""
     rates = {each.incarnation: Rates.of(each, fleet.workers) for each in fleet.workers}
     return best_pulls(prompt, fleet, rates)
 
@@ -216,7 +218,9 @@ async def test_a_prefill_leg_pulls_and_its_decode_leg_does_not(make_worker) -> N
         await beats(stack, each)
     await stack.run(request)
 
-    (sent,) = [*first.submitted, *second.submitted]
+    computed = [*first.submitted, *second.submitted]
+    assert len(computed) == 1
+    sent = computed[0]
     (taken,) = decode.submitted
     assert sent.kv == Produce(decode.incarnation)
     assert sent.pull is not None
@@ -248,7 +252,7 @@ async def test_links_are_as_many_as_a_worker_says(make_worker) -> None:
 
 
 async def test_links_of_pulls_count_as_no_hand_off(make_worker) -> None:
-    """Nothing is handed over by them, and what operators and pages say of hand-offs is as it was."""
+    """Nothing is handed over by them: what is said of hand-offs is as it was."""
     first, second = (make_worker(P, pull_peers=4) for _ in range(2))
     one, two = (make_worker(D, pull_peers=4) for _ in range(2))
     stack = Stack()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.kvtransfer.memory.blocks import BlockTags, tag_of
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
@@ -26,6 +26,15 @@ class Home(Enum):
     """All the same ones, of which a key gets what the one before it has let go of."""
     SHARED = "shared"
     """All the same ones at once, as the keys have one prompt, whose blocks have hashes."""
+
+
+class Lending(NamedTuple):
+    """What P's engine minds."""
+
+    holds: bool = True
+    """Lent blocks are not evicted (False: a mutation)."""
+    fences: bool = True
+    """A loan is announced when its blocks are written (False: a mutation)."""
 
 
 def total(setup: Setup) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from tests.kvtransfer.model import agent
 from tests.kvtransfer.model.arrivals import d_takes, land, read_fails, unpack
 from tests.kvtransfer.model.blocks import Home, content, copied, home, tables
+from tests.kvtransfer.model.lending import ASKED, lending_moves
 from tests.kvtransfer.model.limits import finish_at_p
 from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, P_ADDRESS, TOKEN, Broken
 from tests.kvtransfer.model.world import World, replaced
@@ -86,7 +87,19 @@ def fair_moves(world: World) -> Iterator[Move]:
 
 
 def _engine_moves(world: World, index: int) -> Iterator[Move]:
-    work, use = world.work[index], world.use[index]
+    use = world.use[index]
+    if world.setup.lends:
+        yield from lending_moves(world, index)
+    else:
+        yield from _producing_moves(world, index)
+    if not use.opened:
+        yield f"open {index}", lambda w: _open(w, index)
+    elif use.ready and not use.loading and not use.ended:
+        yield f"load {index}", lambda w: _load(w, index)
+
+
+def _producing_moves(world: World, index: int) -> Iterator[Move]:
+    work = world.work[index]
     if work.fenced < work.step - 1 and not (work.released and not work.fenced):
         yield f"fence {index}", lambda w: _fence(w, index)
     if world.setup.brisk:
@@ -102,10 +115,6 @@ def _engine_moves(world: World, index: int) -> Iterator[Move]:
             yield f"first token {index}", lambda w: _first(w, index)
         else:
             yield f"finished {index}", lambda w: _finish(w, index, cancelled=False)
-    if not use.opened:
-        yield f"open {index}", lambda w: _open(w, index)
-    elif use.ready and not use.loading and not use.ended:
-        yield f"load {index}", lambda w: _load(w, index)
 
 
 def _has_room(world: World, index: int) -> bool:
@@ -283,7 +292,8 @@ def _open(world: World, index: int) -> None:
     peer = next(iter(world.imports.links), world.p)
     _use(world, index, opened=True, producer=peer)
     up = peer in world.imports.links
-    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct))
+    hashes = ASKED if world.setup.lends else ()
+    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct, hashes))
 
 
 def _load(world: World, index: int) -> None:

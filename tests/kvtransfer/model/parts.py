@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from tests.kvtransfer.model.blocks import WINDOW, Home
+from tests.kvtransfer.model.blocks import WINDOW, Home, Lending
 
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.handoff.actions import Action, Millis
+from tandem.kvtransfer.handoff.actions import Action, Millis, Read
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
@@ -179,6 +179,8 @@ class Setup(NamedTuple):
     """Landing slots are new memory for each agent (False: a mutation)."""
     hasty_tags: bool = False
     """Tags are read before the bytes are (a mutation)."""
+    lends: Lending | None = None
+    """D pulls what P has cached: P's engine computes nothing for it."""
 
 
 class Work(NamedTuple):
@@ -190,6 +192,10 @@ class Work(NamedTuple):
     first: bool = False
     done: bool = False
     released: bool = False
+    asked: bool = False
+    """Of a world that lends: D's question is with the engine."""
+    evicted: bool = False
+    """Of a world that lends: the key's blocks are not cached any more."""
 
 
 class Use(NamedTuple):
@@ -235,3 +241,9 @@ class InFlight(NamedTuple):
     """Landing slot, of a copy that the agent makes."""
     ghost: bool = False
     """Begun by an agent that is gone: it may land, and nobody hears of it."""
+
+    @classmethod
+    def of(cls, read: Read, seen: tuple[bytes, ...] | None) -> InFlight:
+        """One that begins, as D's table asks for it."""
+        between = (read.slot, read.remote_slot, read.key, read.peer, read.index)
+        return cls(*between, read.block_ids, read.remote_blocks, seen=seen)

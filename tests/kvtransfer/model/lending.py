@@ -25,7 +25,7 @@ def lending_moves(world: World, index: int) -> Iterator[tuple[str, Callable[[Wor
     work, lending = world.work[index], world.setup.lends
     assert lending is not None
     written = is_written(world, index)
-    if not (work.evicted or written):
+    if not (work.evicted or work.wrote):
         yield f"write {index}", partial(_write, index=index)
     if not work.evicted and not (lending.holds and _is_held(world, index)):
         yield f"evict {index}", partial(evict, index=index)
@@ -48,15 +48,12 @@ def is_written(world: World, index: int) -> bool:
 
 def evict(world: World, index: int) -> None:
     """The blocks are another prompt's, for every key that had them cached."""
-    mine = home(world.setup, index)
-    world.work = tuple(
-        each._replace(evicted=each.evicted or home(world.setup, n) == mine)
-        for n, each in enumerate(world.work)
-    )
+    _note(world, index, evicted=True)
     _put(world, {block: JUNK for block, _ in _contents(world, index)})
 
 
 def _write(world: World, index: int) -> None:
+    _note(world, index, wrote=True)
     _put(world, dict(_contents(world, index)))
 
 
@@ -79,6 +76,15 @@ def _fence(world: World, index: int) -> None:
     count = world.setup.num_blocks
     _become(world, index, fenced=count)
     _tell(world, p_events.Fenced(KEYS[index], count))
+
+
+def _note(world: World, index: int, **what: bool) -> None:
+    """Of every key that has the same blocks."""
+    mine = home(world.setup, index)
+    world.work = tuple(
+        each._replace(**what) if home(world.setup, n) == mine else each  # type: ignore[arg-type]
+        for n, each in enumerate(world.work)
+    )
 
 
 def _is_held(world: World, index: int) -> bool:

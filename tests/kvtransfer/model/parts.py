@@ -194,6 +194,8 @@ class Work(NamedTuple):
     released: bool = False
     asked: bool = False
     """Of a world that lends: D's question is with the engine."""
+    wrote: bool = False
+    """Of a world that lends: the step that writes the key's blocks is through."""
     evicted: bool = False
     """Of a world that lends: the key's blocks are not cached any more."""
 

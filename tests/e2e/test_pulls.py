@@ -50,7 +50,7 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
             holder, other, seated = await seat(stack, client, FIRST)
             usage = await _usage(client, FIRST)
             assert usage["prompt_tokens_details"]["cached_tokens"] >= 1200 // 16 * 16
-            assert stack.total(other, PULLS) == 1, _placements(stack)
+            assert stack.total(other, PULLS) == 1, _seen(stack)
             assert stack.total(other, "tandem:kv_prefix_pulled_tokens_total") >= 1200 // 16 * 16
             assert stack.total(other, FALLBACKS) == 0
             _hold(FIRST, await asyncio.gather(*seated))
@@ -105,10 +105,13 @@ def _linked(stack: Stack) -> bool:
         return len(json.load(answer)["pull_links"]) == 2
 
 
-def _placements(stack: Stack) -> str:
-    """What the router weighed, for who reads a failure."""
+def _seen(stack: Stack) -> str:
+    """What the router weighed and workers counted, for who reads a failure."""
     with urllib.request.urlopen(f"{stack.url}/debug/placements", timeout=5) as answer:
-        return "\n".join(json.dumps(each) for each in json.load(answer)["placements"])
+        weighed = [json.dumps(each) for each in json.load(answer)["placements"]]
+    counted = [stack.metrics(name).items() for name in stack.workers if name not in stack.killed]
+    some = [f"{name} {value}" for each in counted for name, value in each if "prefix_" in name]
+    return "\n".join([*weighed, *(each for each in some if not each.endswith(" 0.0"))])
 
 
 def _is_there(stack: Stack, name: str) -> bool:

@@ -82,7 +82,7 @@ def _note(world: World, index: int, **what: bool) -> None:
     """Of every key that has the same blocks."""
     mine = home(world.setup, index)
     world.work = tuple(
-        each._replace(**what) if home(world.setup, n) == mine else each  # type: ignore[arg-type]
+        each._replace(**what) if home(world.setup, n) == mine else each
         for n, each in enumerate(world.work)
     )
 

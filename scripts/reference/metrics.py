@@ -23,6 +23,7 @@ from tandem.router.gauges import register_gauges
 from tandem.router.live.link_series import register_link_series
 from tandem.router.metrics import RouterMetrics
 from tandem.worker.link_metrics import LinkMetrics
+from tandem.worker.pulls.metrics import PullMetrics
 from tandem.worker.rank_processes import show_rank_processes
 
 _HEAD = f"""# Metrics
@@ -59,6 +60,7 @@ def registries() -> dict[str, CollectorRegistry]:
     LinkMetrics(worker)
     show_rank_processes(worker, dict)
     metrics_of(worker)
+    PullMetrics(worker)
     operator = OperatorMetrics().registry
     operator.register(ServiceGauges(Store()))
     return {"Router": router.registry, "Workers": worker, "Operator": operator}

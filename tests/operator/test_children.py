@@ -44,6 +44,7 @@ EVERYTHING: dict[str, Any] = {
         "failurePolicy": "Fail",
         "leaseDurationSeconds": 20,
         "noProgressTimeoutSeconds": 7,
+        "pullPeers": 4,
     },
     "disaggregation": {"mode": "Always"},
     "router__queue": {"maxTokens": 1000, "maxAgeSeconds": 9},
@@ -82,6 +83,36 @@ def test_workers_get_flags_that_exist(role: Role, changes: dict[str, Any]):
         sections.append(Section("Prefill", PrefillConfig))
     given = parsed(arguments, sections)
     assert any(values.get("model") == "/models/smollm2" for values in given.values())
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_workers_that_pull_reach_each_other(role: Role):
+    """Both roles get the number of peers and show the ports by which others call them; the policy
+    lets workers of the same role in and out there."""
+    given = facts(kvTransfer__pullPeers=4)
+    arguments = worker_arguments(given, role)
+    assert arguments[arguments.index("--kv-pull-peers") + 1] == "4"
+    (container,) = rendered(given, role)["spec"]["containers"]
+    named = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert named["kv-control"] == names.CONTROL_PORT
+    assert named["kv-data"] == names.DATA_PORT
+    (policy,) = [
+        each["spec"]
+        for each in base(given)
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == f"demo-{role}"
+    ]
+    peers = [rule["from"] for rule in policy["ingress"] if _opens(rule)]
+    peers += [rule["to"] for rule in policy["egress"] if _opens(rule)]
+    own = given.owner.selector(role)
+    for each in peers:
+        assert own in [peer["podSelector"]["matchLabels"] for peer in each]
+    assert len(peers) == 2
+    assert "--kv-pull-peers" not in worker_arguments(facts(), role)
+
+
+def _opens(rule: dict[str, Any]) -> bool:
+    """Whether a rule is of the ports by which workers call each other."""
+    return {"protocol": "TCP", "port": names.CONTROL_PORT} in rule["ports"]
 
 
 @pytest.mark.parametrize("changes", [{}, EVERYTHING])

@@ -105,6 +105,7 @@ EFFECTS: dict[str, tuple[Changes, Changes]] = {
     "kvTransfer.failurePolicy": ({}, {"kvTransfer__failurePolicy": "Fail"}),
     "kvTransfer.noProgressTimeoutSeconds": ({}, {"kvTransfer__noProgressTimeoutSeconds": 9}),
     "kvTransfer.leaseDurationSeconds": ({}, {"kvTransfer__leaseDurationSeconds": 9}),
+    "kvTransfer.pullPeers": ({}, {"kvTransfer__pullPeers": 4}),
     "kvTransfer.nodeLocal.mode": (
         {"kvTransfer__nodeLocal": {"volume": CLAIM}},
         {"kvTransfer__nodeLocal": {"volume": CLAIM, "mode": "Disabled"}},

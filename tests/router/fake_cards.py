@@ -25,6 +25,7 @@ def fake_card(
     pooling: ModelPooling | None = None,
     prompt_embeds: int | None = None,
     block_size: int = 16,
+    pull_peers: int = 0,
 ) -> ModelCard:
     """The card of a worker that has no model."""
     layout = KVLayout((msgspec.structs.replace(_GROUP, block_size=block_size),))
@@ -45,4 +46,5 @@ def fake_card(
         max_handoff_tokens=max_handoff_tokens,
         pooling=pooling,
         prompt_embeds=prompt_embeds,
+        pull_peers=pull_peers,
     )

@@ -195,6 +195,8 @@ class FakeWorker:
     max_logprobs: int = 20
     pooling: ModelPooling | None = field(default_factory=ModelPooling)
     prompt_embeds: int | None = None  # see fake_card
+    pull_peers: int = 0  # see fake_card
+    probed_bytes_per_s: float = 0.0
     beat_seconds: float = 0.05
     has_work: bool = False
     block_size: int = 16
@@ -223,6 +225,7 @@ class FakeWorker:
             self._socket.bind(f"tcp://127.0.0.1:{self.port}")
         else:
             self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        hands_over = self.role is WorkerRole.PREFILL
         self.card = fake_card(
             self.role,
             self.incarnation,
@@ -234,7 +237,8 @@ class FakeWorker:
             pooling=self.pooling,
             prompt_embeds=self.prompt_embeds,
             block_size=self.block_size,
-            control=f"10.0.0.1:{self.port}" if self.role is WorkerRole.PREFILL else None,
+            control=f"10.0.0.1:{self.port}" if hands_over or self.pull_peers else None,
+            pull_peers=self.pull_peers,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -357,7 +361,7 @@ class FakeWorker:
 
     def _beat(self) -> None:
         up, mover = self.links_up, "tcp" if self.links_up else ""
-        pace = (self.bytes_per_s, self.waiting_bytes)
+        pace = (self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s)
         peers = tuple(PeerHealth(peer, up, "", mover, *pace) for peer in self.peers.values())
         for router in list(self._routers.values()):
             beat = WorkerBeat(Beat(has_work=self.has_work), self.load, peers)

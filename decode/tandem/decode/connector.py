@@ -7,7 +7,7 @@ which alone starts another attempt.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,8 +41,15 @@ class _Pull:
 class DecodeConnector:
     """One per engine; requests without ``Consume`` pass it by."""
 
-    def __init__(self, consumer: HandoffConsumer) -> None:
+    def __init__(
+        self,
+        consumer: HandoffConsumer,
+        *,
+        poll: Callable[[], Iterable[events.ConsumerEvent]] | None = None,
+    ) -> None:
+        """``poll``: the consumer's events of hand-offs, where others have a share in them."""
         self._consumer = consumer
+        self._poll = poll or consumer.poll
         self._pulls: dict[RequestKey, _Pull] = {}
 
     def admit(self, request: Request) -> Refusal | None:
@@ -116,7 +123,7 @@ class DecodeConnector:
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """What the service says, as far as the engine still waits for it."""
-        return [told for event in self._consumer.poll() for told in self._told(event)]
+        return [told for event in self._poll() for told in self._told(event)]
 
     def has_pending(self) -> bool:
         """Whether a pull has not ended."""

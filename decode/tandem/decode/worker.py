@@ -7,10 +7,16 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
-from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.protocol.card import WorkerRole
 from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
+from tandem.worker.pulls.role import (
+    Ends,
+    lending_only,
+    make_consumer,
+    make_producer,
+    with_pulls,
+)
 from tandem.worker.server_config import ServerConfig
 
 
@@ -22,20 +28,12 @@ def run(config: EngineConfig, server: ServerConfig, kv: KVTransferConfig) -> int
     def make_role(context: RoleContext) -> RoleParts:
         if not takes_over:
             return RoleParts(NoHandoff(), None)
-        (region,) = context.executor.regions()
-        consumer = HandoffConsumer(
-            kv,
-            slab=region.blocks,
-            layout=context.capacity.layout,
-            num_blocks=context.capacity.num_blocks,
-            fingerprint=context.fingerprint,
-            incarnation=context.incarnation,
-            registry=context.registry,
-            notify=context.notify,
-            guard=context.guard,
-        )
-        consumer.start()
-        return RoleParts(consumer, DecodeConnector(consumer))
+        consumer = make_consumer(context, kv)
+        if not kv.kv_pull_peers:
+            return RoleParts(consumer, DecodeConnector(consumer))
+        ends = Ends.of(make_producer(context, lending_only(kv)), consumer)
+        own = DecodeConnector(consumer, poll=ends.taken.of_handoffs)
+        return with_pulls(context, kv, ends, own, lends_only=True)
 
     return run_worker(
         config,

@@ -27,6 +27,7 @@ BY_SLOTS = ("auto", "nixl", "tcp", "memory")
 NODE_COPIES = ("auto", "direct", "agent")
 PREFLIGHTS = ("off", "warn", "require")
 MIN_SLOT_BYTES = 4 << 10
+MAX_PULL_PEERS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,16 @@ class KVTransferConfig:
     )
     kv_lease_backlog: float = setting(
         4.0, "Admitted hand-offs, running or queued, in multiples of the quota.", unit="quotas"
+    )
+    kv_pull_peers: int = setting(
+        0,
+        "Other workers of the service to which this one keeps links, so that it can pull the start "
+        "of a prompt that they have cached where that is sooner than computing it; it lends to "
+        "others alike. 0 does neither. Takes slots and threads once more, as a hand-off does.",
+        unit="workers",
+    )
+    kv_pull_quota: float = setting(
+        0.3, "Share of a worker's blocks that may be lent at once to peers that pull them."
     )
     kv_tombstone_seconds: float = setting(
         60.0, "How long an ended hand-off is remembered, to answer what comes late.", unit="s"
@@ -194,6 +205,8 @@ class KVTransferConfig:
             if each.name.endswith(("_seconds", "_timeout")) or each.name == "kv_lease_backlog":
                 check_positive(each.name, getattr(self, each.name))
         check_positive("kv_lease_quota", self.kv_lease_quota, 1.0)
+        check_positive("kv_pull_quota", self.kv_pull_quota, 1.0)
+        check_integer("kv_pull_peers", self.kv_pull_peers, 0, MAX_PULL_PEERS)
         if self.kv_beat_timeout < 2 * self.kv_beat_seconds:
             raise InvalidParameter(
                 "kv_beat_timeout",

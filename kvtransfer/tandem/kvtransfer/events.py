@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
 from tandem.protocol.timeline import Note
 
@@ -26,6 +26,7 @@ __all__ = [
     "Ready",
     "Released",
     "Revoked",
+    "Wanted",
 ]
 
 
@@ -39,6 +40,18 @@ class Revoked:
     key: RequestKey
     cause: FailCause
     message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Producer: a peer asks for what is cached of these blocks. The answer is ``admit`` (and all
+    that follows it, at once) or ``refuse``; without one, the peer is answered by a deadline."""
+
+    key: RequestKey
+    consumer: Incarnation
+    hashes: tuple[BlockHash, ...]
+    """Of the prompt's leading blocks."""
+    budget_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +103,5 @@ class BlocksFree:
     key: RequestKey
 
 
-ProducerEvent = Released | Revoked
+ProducerEvent = Released | Revoked | Wanted
 ConsumerEvent = Ready | Loaded | FirstTokenEnded | LoadFailed | Cancelled | BlocksFree

@@ -51,19 +51,21 @@ class CurveGuard:
         """Stop answering."""
         self._authenticator.stop()
 
-    def serve(self, socket: zmq.Socket[bytes], role: str) -> None:
-        """Before ``bind``: only callers with a key of ``role`` get through."""
+    def serve(self, socket: zmq.Socket[bytes], role: str, *others: str) -> None:
+        """Before ``bind``: only callers with a key of ``role``, or one of ``others``, get
+        through."""
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._ring.secret)
         socket.setsockopt(zmq.ZAP_DOMAIN, role.encode())
-        self._authenticator.configure_curve_callback(role, _OnlyRole(self._ring, role))
+        self._authenticator.configure_curve_callback(role, _OnlyRoles(self._ring, role, *others))
 
-    def call(self, socket: zmq.Socket[bytes], role: str, attempt: int) -> None:
-        """Before ``connect``: expect a server of ``role``; ``attempt`` goes through its keys.
+    def call(self, socket: zmq.Socket[bytes], role: str, *others: str, attempt: int) -> None:
+        """Before ``connect``: expect a server of ``role``; ``attempt`` goes through its keys, then
+        through those of ``others``.
 
-        Raises InvalidParameter when no key of that role is known.
+        Raises InvalidParameter when no key of those roles is known.
         """
-        keys = self._ring.call((role,), attempt)
+        keys = self._ring.call((role, *others), attempt)
         if keys is None:
             raise InvalidParameter("curve_peers", role, "a folder with a public key of that role")
         call_with(keys, socket)
@@ -76,21 +78,21 @@ def call_with(keys: CallKeys, socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
 
 
-class _OnlyRole:
+class _OnlyRoles:
     """Asked in the authenticator's thread for every new connection."""
 
-    def __init__(self, ring: KeyRing, role: str) -> None:
+    def __init__(self, ring: KeyRing, *roles: str) -> None:
         self._ring = ring
-        self._role = role
+        self._roles = roles
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether the caller's key (32 bytes or Z85) is one of the role's."""
-        text = key if len(key) != 32 else z85.encode(key)
+        """Whether the caller's key (32 bytes or Z85) is one of the roles'."""
+        text, named = key if len(key) != 32 else z85.encode(key), " or ".join(self._roles)
         try:
-            known = self._ring.knows(self._role, text)
+            known = any(self._ring.knows(role, text) for role in self._roles)
         except InvalidParameter:
-            logger.exception("keys of %s cannot be read; nobody new is let in", self._role)
+            logger.exception("keys of %s cannot be read; nobody new is let in", named)
             return False
         if not known:
-            logger.warning("a caller without a key of a %s was turned away", self._role)
+            logger.warning("a caller without a key of a %s was turned away", named)
         return known

@@ -7,7 +7,7 @@ became of the request meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tandem.engine.request import Request
@@ -30,8 +30,16 @@ _LATER = Remote(Lookup.LATER)
 class PrefillConnector:
     """One per engine; requests without ``Produce`` pass it by."""
 
-    def __init__(self, producer: HandoffProducer, block_size: int) -> None:
+    def __init__(
+        self,
+        producer: HandoffProducer,
+        block_size: int,
+        *,
+        poll: Callable[[], Iterable[events.ProducerEvent]] | None = None,
+    ) -> None:
+        """``poll``: the producer's events of hand-offs, where others have a share in them."""
         self._producer = producer
+        self._poll = poll or producer.poll
         self._block_size = block_size
         self._exports: set[RequestKey] = set()
         """Admitted and not yet released."""
@@ -97,14 +105,18 @@ class PrefillConnector:
 
     def poll(self) -> list[Loaded | LoadFailed | Released]:
         """Exports that ended; one that was revoked has failed for the engine."""
-        return [self._told(event) for event in self._producer.poll()]
+        told = (self._told(event) for event in self._poll())
+        return [each for each in told if each is not None]
 
     def has_pending(self) -> bool:
         """Exports need no step of the engine: their ends wake the loop."""
         return bool(self._exports)
 
-    def _told(self, event: events.ProducerEvent) -> Released | LoadFailed:
+    def _told(self, event: events.ProducerEvent) -> Released | LoadFailed | None:
         if isinstance(event, Released):
             self._exports.discard(event.key)
             return event
+        if isinstance(event, events.Wanted):  # under no key of a pull: nobody lends for it
+            self._producer.refuse(event.key)
+            return None
         return LoadFailed(event.key, event.cause, event.message)

@@ -6,12 +6,12 @@ from tandem.engine.config import EngineConfig
 from tandem.engine.executor.factory import make_executor
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.memory.allocator import slab_allocator
-from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.prefill.config import PrefillConfig, chunked
 from tandem.prefill.connector import PrefillConnector
 from tandem.protocol.card import WorkerRole
 from tandem.worker.handoff import NoHandoff
 from tandem.worker.launch import RoleContext, RoleParts, run_worker
+from tandem.worker.pulls.role import Ends, make_consumer, make_producer, with_pulls
 from tandem.worker.server_config import ServerConfig
 
 
@@ -25,26 +25,14 @@ def run(
     def make_role(context: RoleContext) -> RoleParts:
         if not hands_over:
             return RoleParts(NoHandoff(), None)
-        (region,) = context.executor.regions()
-        producer = HandoffProducer(
-            kv,
-            slab=region.blocks,
-            layout=context.capacity.layout,
-            num_blocks=context.capacity.num_blocks,
-            fingerprint=context.fingerprint,
-            incarnation=context.incarnation,
-            registry=context.registry,
-            notify=context.notify,
-            guard=context.guard,
-        )
-        producer.start()
-        block_size = context.capacity.layout.block_size
-        return RoleParts(
-            producer,
-            PrefillConnector(producer, block_size),
-            producer.control,
-            producer.max_blocks * block_size,
-        )
+        producer = make_producer(context, kv)
+        size = context.capacity.layout.block_size
+        if not kv.kv_pull_peers:
+            most = producer.max_blocks * size
+            return RoleParts(producer, PrefillConnector(producer, size), producer.control, most)
+        ends = Ends.of(producer, make_consumer(context, kv))
+        own = PrefillConnector(producer, size, poll=ends.given.of_handoffs)
+        return with_pulls(context, kv, ends, own, lends_only=False)
 
     return run_worker(
         chunked(config, prefill, kv),

@@ -76,10 +76,14 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """None for an engine inside this process."""
     incarnation: Incarnation | None = None
     control: str | None = None
-    """``host:port`` of a prefill worker's control socket, as its peers can reach it."""
+    """``host:port`` of the control socket, as peers can reach it, of a worker that hands over: a
+    prefill worker, or any that lends cached blocks."""
     max_handoff_tokens: int | None = None
     """Tokens of the longest prompt that a prefill worker hands over: what its lease quota holds.
     None: no limit but ``max_model_len``."""
+    pull_peers: int = 0
+    """Workers, beside those that it takes hand-offs from, to which it keeps links so that it can
+    pull cached prefixes from them."""
     pooling: ModelPooling | None = None
     """What the model gives beside tokens; None from a worker that does not know of it."""
     prompt_embeds: int | None = None

@@ -18,6 +18,8 @@ BlockHash = NewType("BlockHash", bytes)
 INCARNATION_BYTES = 16
 MAX_REQUEST_NAME = 256
 """Characters; keys that have ended are remembered by the ten thousand."""
+_PULL = "<"
+"""No router's name of a request begins with it."""
 NOBODY = Incarnation(bytes(INCARNATION_BYTES))
 """Destination of a first frame, before the peer's incarnation is known."""
 
@@ -39,3 +41,14 @@ class RequestKey(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.request}/{self.attempt}@{self.router.hex()[:8]}"
+
+    @property
+    def for_pull(self) -> "RequestKey":
+        """The key under which the request's prefix is pulled from a peer: its own, since the same
+        two workers may have a hand-off of the request under ``self``."""
+        return RequestKey(self.router, _PULL + self.request[: MAX_REQUEST_NAME - 1], self.attempt)
+
+    @property
+    def is_pull(self) -> bool:
+        """Whether ``for_pull`` made it."""
+        return self.request.startswith(_PULL)

@@ -121,6 +121,8 @@ class PeerHealth(msgspec.Struct, frozen=True):
     """KV that came, over the seconds in which some waited; 0 while unknown."""
     waiting_bytes: int = 0
     """KV that is announced from there and has not come."""
+    probed_bytes_per_s: float = 0.0
+    """Rate of the link's pattern, of which a good deal is waiting; 0 while it is down."""
 
 
 class Welcome(msgspec.Struct, Generic[Card], frozen=True, tag="welcome"):

@@ -23,6 +23,18 @@ class Consume(msgspec.Struct, frozen=True, tag="consume"):
     """The prefill worker to ask."""
 
 
+class Pull(msgspec.Struct, frozen=True, tag="pull"):
+    """A peer has more of the prompt cached than this worker: it is to be brought from there, and
+    computed here only if that fails or takes longer."""
+
+    holder: Incarnation
+    """The worker to ask, of either role."""
+    num_tokens: int
+    """Tokens of the prompt's start that it has, as far as the router knows."""
+    budget_ms: int
+    """What computing them here is expected to take: past it, they are computed."""
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt at one request, in tokens.
 
@@ -53,6 +65,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     hand-off, whose workers may have other limits each; None is the worker's own."""
     kv: Produce | Consume | None = None
     """None: this worker does both halves."""
+    pull: Pull | None = None
+    """Whence the prompt's start may be brought, of who computes the prompt."""
     pooling: PoolingParams | None = None
     """A vector of the prompt is wanted and no token; ``params`` are then ``NO_SAMPLING``."""
     prompt_embeds: PromptEmbeds | None = None

@@ -10,6 +10,7 @@ from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics, only
+from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker
 
 _Reading = Mapping[tuple[str, ...], float]
@@ -27,8 +28,9 @@ def register_gauges(
         return Counter((str(state),) for state in fleet.pool.links().values())
 
     def handoff_links() -> _Reading:
+        known = fleet.pool.workers
         up = sum(
-            state.up for worker in fleet.pool.workers.values() for state in worker.peers.values()
+            state.up for worker in known.values() for state in handoff_peers(worker, known).values()
         )
         return {("up",): up, ("quarantined",): len(fleet.links.quarantined())}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tandem.kvtransfer.handoff.form import Form, WireDtype, form_of_copies, form_of_parts
 from tandem.kvtransfer.handoff.manifest import Group
@@ -28,6 +28,15 @@ class Home(Enum):
     """All the same ones, of which a key gets what the one before it has let go of."""
     SHARED = "shared"
     """All the same ones at once, as the keys have one prompt, whose blocks have hashes."""
+
+
+class Lending(NamedTuple):
+    """What P's engine minds."""
+
+    holds: bool = True
+    """Lent blocks are not evicted (False: a mutation)."""
+    fences: bool = True
+    """A loan is announced when its blocks are written (False: a mutation)."""
 
 
 def total(setup: Setup) -> int:

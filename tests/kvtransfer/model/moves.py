@@ -18,6 +18,7 @@ from tests.kvtransfer.model.blocks import (
     place_in,
     tables,
 )
+from tests.kvtransfer.model.lending import ASKED, lending_moves
 from tests.kvtransfer.model.limits import finish_at_p
 from tests.kvtransfer.model.parts import JUNK, KEYS, NOW, P_ADDRESS, TOKEN, Broken
 from tests.kvtransfer.model.world import World, replaced
@@ -95,7 +96,19 @@ def fair_moves(world: World) -> Iterator[Move]:
 
 
 def _engine_moves(world: World, index: int) -> Iterator[Move]:
-    work, use = world.work[index], world.use[index]
+    use = world.use[index]
+    if world.setup.lends:
+        yield from lending_moves(world, index)
+    else:
+        yield from _producing_moves(world, index)
+    if not use.opened:
+        yield f"open {index}", lambda w: _open(w, index)
+    elif use.ready and not use.loading and not use.ended:
+        yield f"load {index}", lambda w: _load(w, index)
+
+
+def _producing_moves(world: World, index: int) -> Iterator[Move]:
+    work = world.work[index]
     if work.fenced < work.step - 1 and not (work.released and not work.fenced):
         yield f"fence {index}", lambda w: _fence(w, index)
     if world.setup.brisk:
@@ -111,10 +124,6 @@ def _engine_moves(world: World, index: int) -> Iterator[Move]:
             yield f"first token {index}", lambda w: _first(w, index)
         else:
             yield f"finished {index}", lambda w: _finish(w, index, cancelled=False)
-    if not use.opened:
-        yield f"open {index}", lambda w: _open(w, index)
-    elif use.ready and not use.loading and not use.ended:
-        yield f"load {index}", lambda w: _load(w, index)
 
 
 def _has_room(world: World, index: int) -> bool:
@@ -294,7 +303,8 @@ def _open(world: World, index: int) -> None:
     _use(world, index, opened=True, producer=peer)
     up = peer in world.imports.links
     form = form_of(world.setup, world.imports.policy.groups)
-    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct, form))
+    hashes = ASKED if world.setup.lends else ()
+    d_takes(world, d_events.Opened(KEYS[index], peer, 40, up, world.setup.direct, form, hashes))
 
 
 def _load(world: World, index: int) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from tests.kvtransfer.model.blocks import WINDOW, Home
+from tests.kvtransfer.model.blocks import WINDOW, Home, Lending
 
 from tandem.kvtransfer.handoff import export as p_events
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.handoff.actions import Action, Millis
+from tandem.kvtransfer.handoff.actions import Action, Millis, Read
 from tandem.kvtransfer.handoff.export import ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.imports import ImportTable
@@ -190,6 +190,8 @@ class Setup(NamedTuple):
     """Landing slots are new memory for each agent (False: a mutation)."""
     hasty_tags: bool = False
     """Tags are read before the bytes are (a mutation)."""
+    lends: Lending | None = None
+    """D pulls what P has cached: P's engine computes nothing for it."""
 
 
 class Work(NamedTuple):
@@ -201,6 +203,12 @@ class Work(NamedTuple):
     first: bool = False
     done: bool = False
     released: bool = False
+    asked: bool = False
+    """Of a world that lends: D's question is with the engine."""
+    wrote: bool = False
+    """Of a world that lends: the step that writes the key's blocks is through."""
+    evicted: bool = False
+    """Of a world that lends: the key's blocks are not cached any more."""
 
 
 class Use(NamedTuple):
@@ -249,3 +257,10 @@ class InFlight(NamedTuple):
     """Landing slot, of a copy that the agent makes."""
     ghost: bool = False
     """Begun by an agent that is gone: it may land, and nobody hears of it."""
+
+    @classmethod
+    def of(cls, read: Read, seen: tuple[bytes, ...] | None) -> InFlight:
+        """One that begins, as D's table asks for it."""
+        between = (read.slot, read.remote_slot, read.key, read.peer, read.index)
+        tokens = (read.start, read.stop) if read.slot is None else (0, 0)
+        return cls(*between, read.block_ids, read.remote_blocks, *tokens, seen=seen)

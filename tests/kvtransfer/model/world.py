@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.kvtransfer.model.agent import AgentSide, ask, give_up
 from tests.kvtransfer.model.blocks import content, copied, home, needed, sign, tag, total
+from tests.kvtransfer.model.lending import asked, evict
 from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
 from tests.kvtransfer.model.links import copied_session, numbers
 from tests.kvtransfer.model.parts import (
@@ -30,6 +31,7 @@ from tests.kvtransfer.model.parts import (
     p_policy,
 )
 
+from tandem.kvtransfer import events
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready, Revoked
 from tandem.kvtransfer.handoff.actions import (
     Action,
@@ -296,8 +298,11 @@ class World:
     def _p_hears(self, event: object) -> None:
         if isinstance(event, Revoked):
             return
-        assert isinstance(event, Released)
+        assert isinstance(event, Released | events.Wanted)
         index = KEYS.index(event.key)
+        if isinstance(event, events.Wanted):
+            self.work = asked(self.work, index)
+            return
         work = self.work[index]
         if not work.done or work.released:
             raise Broken(f"{event.key} is released {'twice' if work.released else 'too early'}")
@@ -308,6 +313,8 @@ class World:
             if self.setup.direct and self.p_tags.read(block // self.setup.p_block) != CLEARED:
                 raise Broken(f"block {block} is free with its tag on")
             self.p_blocks = replaced(self.p_blocks, block, JUNK)  # it is reused at once
+        if self.setup.lends:
+            evict(self, index)
 
     def d_does(self, actions: list[Action]) -> None:
         for action in actions:
@@ -315,18 +322,9 @@ class World:
                 if self.d_session is not None and self.d_session.peer == action.to:
                     self._d_says(action.message)
             elif isinstance(action, Read):
-                read = InFlight(
-                    action.slot,
-                    action.remote_slot,
-                    action.key,
-                    action.peer,
-                    action.index,
-                    action.block_ids,
-                    action.remote_blocks,
-                    action.start if action.slot is None else 0,
-                    action.stop if action.slot is None else 0,
-                    seen=self.tags_of(action.remote_blocks) if self.setup.hasty_tags else None,
-                )
+                hasty = self.setup.hasty_tags
+                seen = self.tags_of(action.remote_blocks) if hasty else None
+                read = InFlight.of(action, seen)
                 if self.setup.agent:
                     ask(self, read)
                 else:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
+from msgspec.structs import replace
 from prometheus_client import GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR, CollectorRegistry
 
 from tandem.engine.config import EngineConfig
@@ -21,6 +22,7 @@ from tandem.engine.executor.base import Executor
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.scheduler.connector import KVConnector
+from tandem.engine.scheduler.lending import CachedPrefixes
 from tandem.engine.stat_loggers.choose import stat_loggers_of
 from tandem.link.curve import CurveGuard
 from tandem.link.descriptors import raise_descriptor_limit
@@ -65,6 +67,10 @@ class RoleParts:
     """Where peers reach this worker's control socket."""
     max_handoff_tokens: int | None = None
     """Tokens of the longest prompt that it hands over."""
+    pull_peers: int = 0
+    """Workers to which it keeps links so that it can pull cached prefixes."""
+    lend_from: Callable[[CachedPrefixes], None] | None = None
+    """To be told of the engine's cache, where that is lent from."""
 
 
 SWITCH_INTERVAL = 0.0005
@@ -132,6 +138,8 @@ def run_worker(
         metrics=metrics,
         stat_loggers=stat_loggers_of(log_interval=server.log_stats_interval),
     )
+    if parts[0].lend_from is not None:
+        parts[0].lend_from(CachedPrefixes(core.scheduler))
     spans = None
     if server.otlp_traces_endpoint is not None:
         name = f"tandem-{kind.value}"
@@ -140,11 +148,14 @@ def run_worker(
     proc = EngineCoreProc(
         core=core,
         handoff=parts[0].handoff,
-        card=core.card(
-            role=kind,
-            incarnation=incarnation,
-            control=parts[0].control,
-            max_handoff_tokens=parts[0].max_handoff_tokens,
+        card=replace(
+            core.card(
+                role=kind,
+                incarnation=incarnation,
+                control=parts[0].control,
+                max_handoff_tokens=parts[0].max_handoff_tokens,
+            ),
+            pull_peers=parts[0].pull_peers,
         ),
         server=server,
         probes=probes,

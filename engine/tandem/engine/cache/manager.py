@@ -185,6 +185,18 @@ class KVCacheManager:
         self._note_table(request, num_cached=0)
         return blocks
 
+    def lend(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The cached blocks of the longest run of ``hashes`` from the first on, held for somebody
+        else until ``take_back``; whoever holds them besides goes on."""
+        found: list[int] = []
+        for digest in hashes if self.enable_caching else ():
+            block = self.pool.find(digest)
+            if block is None:
+                break
+            found.append(block)
+        self.pool.hold(found)
+        return found
+
     def take_back(self, blocks: Sequence[int]) -> None:
         """Free blocks that were handed out."""
         self._release(blocks)

@@ -228,6 +228,7 @@ class RemoteKV:
             manager.cache_full(request)
             self._updater.known_first(request, event.first, now)
             return
+        self._connector.started(request)
         # The last token's logits are wanted, so its position is computed here, in an own block.
         total = len(request.token_ids)
         known = min(request.num_computed, total - 1)

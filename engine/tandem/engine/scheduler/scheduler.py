@@ -30,6 +30,7 @@ from tandem.engine.scheduler.admission import (
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
 from tandem.engine.scheduler.constrained import IDLE_WAIT_SECONDS, Ending
+from tandem.engine.scheduler.flow import Flow
 from tandem.engine.scheduler.gates import Gate, Gates
 from tandem.engine.scheduler.padding import Padding
 from tandem.engine.scheduler.planner import Planner
@@ -38,12 +39,11 @@ from tandem.engine.scheduler.roster import ABORT, Outbox, Roster
 from tandem.engine.scheduler.stats import SchedulerStats, StepStats
 from tandem.engine.scheduler.step_times import MeasuredSteps
 from tandem.engine.scheduler.updater import Chunk, Updater
-from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput, TokenMasks
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, FinishReason
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
-from tandem.protocol.kv import Fence
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.steps import Crowd
 from tandem.protocol.timeline import NoteBook
@@ -101,8 +101,8 @@ class Scheduler:
         )
         self._fingerprint = fingerprint
         self._clock = clock
-        self._arrivals = self._planned = self._updated = 0
-        self._fence: Fence = FenceDone()
+        self._arrivals = 0
+        self.flow = Flow()
         self._in_flight: deque[tuple[int, list[Chunk]]] = deque()
 
     @property
@@ -243,13 +243,13 @@ class Scheduler:
             self._look_at_late(now)
         if self._remote is not None:
             self._remote.poll(now)
-            self._remote.ask(self._planned, now)
-            self._remote.begin_loads(self._updated, self._fence)
+            self._remote.ask(self.flow.planned, now)
+            self._remote.begin_loads(self.flow.updated, self.flow.fence)
         self.roster.sweep()
         draft = self._planner.draft(now)
-        plan = self._planner.seal(draft, self._planned + 1)
+        plan = self._planner.seal(draft, self.flow.planned + 1)
         if plan is not None:
-            self._planned = plan.step
+            self.flow.planned = plan.step
             self._in_flight.append((plan.step, draft.chunks))
         return plan
 
@@ -261,7 +261,7 @@ class Scheduler:
     def masks(self, until: float) -> TokenMasks:
         """The masks of the step planned last, waited for to ``until`` (``time.monotonic``)."""
         now = self._clock()
-        masks, ended = self.roster.constrained.look(self._planned, now, until)
+        masks, ended = self.roster.constrained.look(self.flow.planned, now, until)
         for each in ended:
             self._end_constrained(each, now)
         return masks
@@ -270,8 +270,7 @@ class Scheduler:
         """Apply the result of the oldest step in flight."""
         step, chunks = self._in_flight.popleft()
         assert step == output.step, f"step {output.step} came back, {step} was expected"
-        self._updated = step
-        self._fence = output.fence
+        self.flow.came_through(step, output.fence)
         self._updater.update_from_output(output, chunks, self._clock())
         if output.transfers is not None and self._in_step is not None:
             self._in_step.moved(output.transfers)

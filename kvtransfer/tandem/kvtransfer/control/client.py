@@ -197,7 +197,8 @@ class ControlClient(Channel):
             socket.setsockopt(zmq.IPV6, 1)
         try:
             if self.guard is not None:
-                self.guard.call(socket, "prefill", producer.failures)
+                lenders = ("decode",) if self.config.kv_pull_peers else ()
+                self.guard.call(socket, "prefill", *lenders, attempt=producer.failures)
             monitor = socket.get_monitor_socket(_ENDS)
         except zmq.ZMQError:
             socket.close(0)

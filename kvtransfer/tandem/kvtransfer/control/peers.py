@@ -43,10 +43,18 @@ class PeerBook:
         with self._lock:
             return tuple(self._peers.values())
 
-    def mark(self, peer: Incarnation, *, up: bool, reason: str = "", transport: str = "") -> None:
-        """The transfer thread's word."""
+    def mark(
+        self,
+        peer: Incarnation,
+        *,
+        up: bool,
+        reason: str = "",
+        transport: str = "",
+        probed: float = 0.0,
+    ) -> None:
+        """The transfer thread's word. ``probed``: bytes a second of the pattern."""
         with self._lock:
-            self._peers[peer] = PeerHealth(peer, up, reason, transport)
+            self._peers[peer] = PeerHealth(peer, up, reason, transport, probed_bytes_per_s=probed)
             down = [each for each, health in self._peers.items() if not health.up]
             for old in down[: max(0, len(down) - MAX_REMEMBERED)]:
                 del self._peers[old]

@@ -77,7 +77,7 @@ class ControlServer(Channel):
         self._socket = control_socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         if guard is not None:
-            guard.serve(self._socket, "decode")
+            guard.serve(self._socket, "decode", *(("prefill",) if config.kv_pull_peers else ()))
         self.endpoint = self._bind()
         self._poller.register(self._socket, zmq.POLLIN)
 

@@ -105,7 +105,7 @@ def _on_open(_pull: None, event: Opened, now: Millis, policy: ConsumerPolicy) ->
     )
     if not event.link_up:
         return fail(pull, FailCause.PEER, "no link to the prefill worker", now, policy, say=False)
-    return pull, [Send(event.producer, Open(event.key, event.budget_ms))]
+    return pull, [Send(event.producer, Open(event.key, event.budget_ms, event.hashes))]
 
 
 def _on_ready(pull: Pull | None, event: Told, now: Millis, policy: ConsumerPolicy) -> Result:

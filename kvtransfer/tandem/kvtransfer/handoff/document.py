@@ -55,6 +55,10 @@ What holds:
    and the blocks or the slot be the next request's, while D reads.
 7. What a hand-off carries is the manifest of its layout: an item a group. D is done when every item
    is complete by its own rule; no item stands in for another.
+8. OPEN with hashes pulls what P has cached, from the first block on: any worker may be this D, and
+   any this P (docs/decisions/035). P's engine holds the blocks, and announces them once the steps
+   that write them are through: all at once, with a FINAL that has no token. What it has no more of,
+   or may not lend, is answered GONE(refused); whatever ends a pull, D computes instead.
 
 What users of other systems suffered here, and the test that holds each:
 [handoff-pains.md](handoff-pains.md).

@@ -15,7 +15,7 @@ from msgspec import Meta
 from tandem.kvtransfer.handoff.form import WireDtype
 from tandem.kvtransfer.handoff.manifest import MAX_GROUPS, Item
 from tandem.link.frames import Decoder
-from tandem.protocol.ids import RequestKey
+from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
@@ -27,6 +27,8 @@ MAX_MESSAGE_BYTES = 1 << 20
 Small = Annotated[int, Meta(ge=0, le=1 << 24)]
 MAX_BLOCKS = 1 << 16
 """Of one item of one hand-off."""
+MAX_PULLED_BLOCKS = 1 << 15
+"""That are asked of a peer's cache at once: their hashes are half of a message."""
 
 
 class GoneReason(StrEnum):
@@ -96,10 +98,15 @@ class ProbeDone(msgspec.Struct, frozen=True, tag="probe_done"):
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """D → P: this key is mine; say READY and FINAL. Idempotent."""
+    """D → P: this key is mine; say READY and FINAL. Idempotent. With hashes it is no request of
+    P's: D asks for what P has cached of these blocks, from the first on."""
 
     key: RequestKey
     budget_ms: Count | None
+    hashes: Annotated[
+        tuple[Annotated[BlockHash, Meta(min_length=16, max_length=16)], ...],
+        Meta(max_length=MAX_PULLED_BLOCKS),
+    ] = ()
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

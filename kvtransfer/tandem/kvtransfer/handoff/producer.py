@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tandem.kvtransfer.events import Revoked
+from tandem.kvtransfer.events import Revoked, Wanted
 from tandem.kvtransfer.handoff.actions import Action, Count, Free, Millis, Pack, Send, Tell
 from tandem.kvtransfer.handoff.export import (
     Admit,
@@ -184,7 +184,9 @@ def _on_open(export: Export | None, event: Asked, now: Millis, policy: ProducerP
             opened=True,
             deadline=Millis(now + wait),
         )
-        return expected, []
+        if not message.hashes:
+            return expected, []
+        return expected, [Tell(Wanted(event.key, event.source, message.hashes, wait))]
     if export.state is PState.EXPECTED:
         return export, []
     if export.state in ENDED:

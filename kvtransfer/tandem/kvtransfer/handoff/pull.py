@@ -10,7 +10,7 @@ from tandem.kvtransfer.handoff.manifest import Group, Item, begin
 from tandem.kvtransfer.handoff.messages import Committed, Final, Gone, Part, Ready
 from tandem.kvtransfer.handoff.tables import DEvent, DState
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import Incarnation, RequestKey
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 
 _MESSAGE_EVENT = {
     Ready: DEvent.READY,
@@ -113,6 +113,8 @@ class Opened(msgspec.Struct, frozen=True):
     """The link's transport copies blocks into blocks."""
     form: Form | None = None
     """In what the link's parts or copies are cut, where D's own blocks are not it."""
+    hashes: tuple[BlockHash, ...] = ()
+    """Of the leading blocks that the peer is asked to lend, where it computes nothing for us."""
     kind = DEvent.OPEN
 
 

@@ -95,7 +95,10 @@ _END = "GONE → D; slots not sent and, if the engine has let go, blocks are fre
 PRODUCER: Mapping[tuple[PState | None, PEvent], Rule] = {
     (None, _E.ADMIT): Rule((_P.COMPUTING, _P.GONE), "link down: ends at once"),
     (None, _E.REFUSE): Rule((_P.GONE,), "tombstone"),
-    (None, _E.OPEN): Rule((_P.EXPECTED, None), "await the request; too many: GONE(unknown)"),
+    (None, _E.OPEN): Rule(
+        (_P.EXPECTED, None),
+        "await the request, or, of cached blocks, ask the engine; too many: GONE(unknown)",
+    ),
     (None, _E.WANT): Rule((None,), "GONE(unknown)"),
     (None, _E.DONE_OK): Rule((None,), "GONE(unknown)"),
     (None, _E.DONE_ABANDON): Rule((None,), "GONE(unknown)"),

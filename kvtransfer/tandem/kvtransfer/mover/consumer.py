@@ -132,7 +132,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
         logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
         self.falls.worked(peer, connector)
-        self.book.mark(peer, up=True, reason=self.ends.fell_for(peer), transport=connector)
+        reason = self.ends.fell_for(peer)
+        self.book.mark(peer, up=True, reason=reason, transport=connector, probed=bytes_per_s)
         self.parts.notify()
         self.observe()
 

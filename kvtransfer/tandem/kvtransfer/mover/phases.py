@@ -76,8 +76,9 @@ class Phases:
         if isinstance(event, Loaded | FirstTokenEnded | LoadFailed | Cancelled):
             self._at.pop(event.key, None)
             self._parts.pop(event.key, None)
-            self._metrics.endings_of("consumer", _OUTCOMES[type(event)]).inc()
-        if isinstance(event, LoadFailed):
+            if not event.key.is_pull:  # those are counted by who falls back to computing
+                self._metrics.endings_of("consumer", _OUTCOMES[type(event)]).inc()
+        if isinstance(event, LoadFailed) and not event.key.is_pull:
             self._metrics.failures.labels("consumer", event.cause).inc()
         assert not isinstance(event, BlocksFree) or event.key not in self._at
         return event

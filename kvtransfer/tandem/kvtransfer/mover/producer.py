@@ -205,11 +205,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def execute(self, action: Action, now: Millis) -> list[Action]:
         """Send and tell at once; packs wait for their turn, so that messages do not wait."""
         if isinstance(action, Send):
-            if isinstance(action.message, Committed):
+            if isinstance(action.message, Committed) and not action.message.key.is_pull:
                 self.metrics.endings_of("producer", "committed").inc()
             self.say(action.to, action.message)
         elif isinstance(action, Tell):
-            if isinstance(action.event, Revoked):
+            if isinstance(action.event, Revoked) and not action.event.key.is_pull:
                 self.metrics.failures.labels("producer", action.event.cause).inc()
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Pack):

@@ -110,10 +110,19 @@ class HandoffConsumer:
 
     # One hand-off
 
-    def open(self, key: RequestKey, producer: Incarnation, *, budget_ms: int | None) -> None:
-        """Ask ``producer`` for the key; without a link the key fails by an event."""
+    def open(
+        self,
+        key: RequestKey,
+        producer: Incarnation,
+        *,
+        budget_ms: int | None,
+        hashes: Sequence[BlockHash] = (),
+    ) -> None:
+        """Ask ``producer`` for the key; without a link the key fails by an event. ``hashes``: not
+        for what it computes under the key, but for what it has cached of these leading blocks."""
         self._open[key] = producer
-        self._mover.inbox.put(d_events.Opened(key, producer, budget_ms, link_up=True))
+        opened = d_events.Opened(key, producer, budget_ms, link_up=True, hashes=tuple(hashes))
+        self._mover.inbox.put(opened)
 
     @property
     def wants_hashes(self) -> bool:

@@ -130,6 +130,10 @@ class HandoffProducer:
         self._mover.inbox.put(p_events.Admit(key, consumer, num_tokens, budget_ms, link_up=True))
         return None
 
+    def refuse(self, key: RequestKey) -> None:
+        """Nothing is lent under a key that a peer asked for (``Wanted``)."""
+        self._mover.inbox.put(p_events.Refuse(key))
+
     def _why_not(self, key: RequestKey, consumer: Incarnation) -> Refusal | None:
         if key in self._quota:
             return Refusal(code=RefusalCode.DUPLICATE, message=f"{key} is being handed over")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import field
+from msgspec import Meta, field
 
 from tandem.operator.api.values import Api, ClaimRef, Count, DnsName, Seconds, doc
+
+PeerCount = Annotated[int, Meta(ge=1, le=256)]
+"""Of one worker's links beside those of hand-offs."""
 
 
 class Connector(StrEnum):
@@ -140,6 +143,14 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     ] = None
     lease_duration_seconds: Annotated[
         Seconds | None, doc("How long a prefill worker keeps exported blocks (30 unless given).")
+    ] = None
+    pull_peers: Annotated[
+        PeerCount | None,
+        doc(
+            "Other workers, of either role, to which each keeps links so that it can pull a "
+            "prompt's cached start from them where that is sooner than computing it, as routers with "
+            "`--placement elastic` foresee it. Unless given, none."
+        ),
     ] = None
     node_local: Annotated[
         NodeLocal,

@@ -51,7 +51,7 @@ def worker_template(facts: Facts, role: Role) -> Manifest:
 
 def _ports(facts: Facts, role: Role) -> dict[str, int]:
     ports = {"zmq": names.WORKER_PORT, "http-metrics": probe_port(facts.spec, role)}
-    if role is Role.PREFILL:
+    if role is Role.PREFILL or facts.spec.kv_transfer.pull_peers:
         ports |= {"kv-control": names.CONTROL_PORT, "kv-data": names.DATA_PORT}
     return ports
 
@@ -114,6 +114,7 @@ def _transfer_flags(facts: Facts) -> Flags:
         "kv-data-port": names.DATA_PORT,
         "kv-data-ports": names.DATA_PORTS,
         "kv-lease-seconds": transfer.lease_duration_seconds,
+        "kv-pull-peers": transfer.pull_peers,
         "kv-transfer-seconds": transfer.no_progress_timeout_seconds,
         "kv-node-folder": names.PATH_NODE if meets else None,
         "kv-node-copy": None if copies is None else copies.lower(),

@@ -306,7 +306,7 @@ class Dispatcher:
         if job.recording is not None:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
         legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
-        failure = attempt.start(legs, job.hits)
+        failure = attempt.start(legs, placement.hits_with_pull(job.hits))
         note_sent(attempt)
         return failure
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement
 from tandem.router.placement.forecast import Forecast
+from tandem.router.placement.pulls import PullPlan
 
 if TYPE_CHECKING:
     from tandem.router.dispatch.attempt import Attempt, Leg
@@ -89,4 +90,16 @@ def _way(forecast: Forecast, *, chosen: bool) -> dict[str, Any]:
         "missing": forecast.damage,
         "cost_s": forecast.cost,
         "chosen": chosen,
+        "pull": None if forecast.pull is None else _pull(forecast.pull),
+    }
+
+
+def _pull(plan: PullPlan) -> dict[str, Any]:
+    return {
+        "holder": plan.holder.hex(),
+        "prefix_tokens": plan.num_tokens,
+        "tokens": plan.tokens,
+        "pull_s": plan.seconds,
+        "compute_s": plan.compute_s,
+        "budget_s": plan.budget_s,
     }

@@ -16,6 +16,7 @@ from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
 from tandem.router.rates import DecayedRate
+from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
@@ -84,8 +85,20 @@ class Fleet:
             (peer, decode.incarnation)
             for decode in workers.values()
             if decode.role is WorkerRole.DECODE
-            for peer, state in decode.peers.items()
+            for peer, state in handoff_peers(decode, workers).items()
             if state.up and peer in workers and self.links.usable((peer, decode.incarnation), now)
+        )
+
+    def pull_links(self) -> frozenset[Pair]:
+        """(holder, puller) pairs whose link the puller calls up, of workers that pull prefixes from
+        such as lend them."""
+        workers = self.pool.workers
+        return frozenset(
+            (peer, puller.incarnation)
+            for puller in workers.values()
+            if puller.card.pull_peers
+            for peer, state in puller.peers.items()
+            if state.up and peer in workers and workers[peer].card.pull_peers
         )
 
     def snapshot(self, now: float) -> FleetSnapshot:
@@ -96,12 +109,14 @@ class Fleet:
             self._view(worker, now, admitted=admitted is None or worker.note.template in admitted)
             for worker in workers
         )
-        links = self.usable_links(now)
-        return FleetSnapshot(views, links, {pair: self._pace(pair) for pair in links})
+        links, pulls = self.usable_links(now), self.pull_links()
+        paces = {pair: self._pace(pair) for pair in links | pulls}
+        return FleetSnapshot(views, links, paces, pulls)
 
     def _pace(self, pair: Pair) -> LinkPace:
         health = self.pool.workers[pair[1]].peers[pair[0]]
-        return LinkPace(health.bytes_per_s, health.waiting_bytes, self._tails.get(pair))
+        tail, probed = self._tails.get(pair), health.probed_bytes_per_s
+        return LinkPace(health.bytes_per_s, health.waiting_bytes, tail, probed)
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:
         """A decode worker goes on with what a prefill worker computed."""

@@ -13,7 +13,7 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 from tandem.protocol.recording import Recording
-from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
+from tandem.protocol.requests import Consume, EngineCoreRequest, Produce, Pull
 from tandem.protocol.timeline import Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
@@ -174,13 +174,14 @@ class Job:
             kv=None,
             watch=watch,
         )
+        computing = msgspec.structs.replace(base, pull=_pull_of(self.placement))
         if len(workers) == 1:
-            return [(workers[0], self._for(workers[0], base, None))]
+            return [(workers[0], self._for(workers[0], computing, None))]
         prefill, decode = workers
         produce = Produce(consumer=decode.incarnation)
         consume = Consume(producer=prefill.incarnation)
         return [
-            (prefill, self._for(prefill, base, produce)),
+            (prefill, self._for(prefill, computing, produce)),
             (decode, self._for(decode, base, consume)),
         ]
 
@@ -194,6 +195,14 @@ class Job:
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:
         """What is left of the deadline, at least one millisecond."""
         return max(1, int((self.deadline - loop.time()) * 1000))
+
+
+def _pull_of(placement: Placement | None) -> Pull | None:
+    """What who computes the prompt is told to pull first."""
+    plan = None if placement is None else placement.pull
+    if plan is None:
+        return None
+    return Pull(plan.holder, plan.num_tokens, round(plan.budget_s * 1000))
 
 
 def _query_key(request: EngineCoreRequest) -> str | None:

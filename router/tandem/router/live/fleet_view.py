@@ -19,6 +19,7 @@ from tandem.router.live.rates import RouterRates
 from tandem.router.live.underway import Underway
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.links import Pair
+from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker
 
 MAX_LINKS = 4096
@@ -43,7 +44,9 @@ class LiveFleet:
         underway = Underway.of(self.dispatcher.jobs)
         quarantined = fleet.links.quarantined()
         pairs = [
-            (worker, health) for worker in pool.workers.values() for health in worker.peers.values()
+            (worker, health)
+            for worker in pool.workers.values()
+            for health in handoff_peers(worker, pool.workers).values()
         ]
         return {
             "router": pool.me.hex(),
@@ -55,6 +58,10 @@ class LiveFleet:
             "quarantined": [
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in quarantined.items()
+            ],
+            "pull_links": [
+                {"holder": holder.hex(), "puller": puller.hex()}
+                for holder, puller in sorted(fleet.pull_links())
             ],
             "indexed_blocks": len(fleet.index),
             "handoff_links": [
@@ -108,7 +115,10 @@ class LiveFleet:
             "generated_tokens_per_s": generated,
             "legs": worker.num_legs,
             "load": None if load is None else msgspec.to_builtins(load),
-            "peers": {peer.hex(): state.up for peer, state in worker.peers.items()},
+            "peers": {
+                peer.hex(): state.up
+                for peer, state in handoff_peers(worker, self.fleet.pool.workers).items()
+            },
         }
 
     def _health(self, worker: Worker, now: float) -> str:
@@ -171,5 +181,6 @@ def _kv_use(load: LoadReport | None) -> float | None:
 
 def _transport(fleet: Fleet) -> str | None:
     """What moves KV over the links that are up; more than one where ends differ."""
-    links = (state for worker in fleet.pool.workers.values() for state in worker.peers.values())
+    known = fleet.pool.workers
+    links = (state for each in known.values() for state in handoff_peers(each, known).values())
     return ", ".join(sorted({each.transport for each in links if each.up} - {""})) or None

@@ -14,6 +14,7 @@ from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import PeerHealth
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.metrics import RouterMetrics, only
+from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker
 
 MAX_SERIES = 256
@@ -72,7 +73,7 @@ def _shown(live: LiveFleet) -> tuple[list[_Link], int]:
     quarantined = live.fleet.links.quarantined()
     found = []
     for worker in pool.workers.values():
-        for health in worker.peers.values():
+        for health in handoff_peers(worker, pool.workers).values():
             state, _ = live.standing((health.peer, worker.incarnation), health, quarantined, now)
             found.append(_Link(_name(health.peer, pool.workers), _label(worker), health, state))
     if len(found) > MAX_SERIES:

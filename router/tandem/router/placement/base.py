@@ -6,11 +6,13 @@ must be quick (tens of microseconds for tens of workers).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.protocol.ids import Incarnation
 from tandem.router.placement.forecast import Forecast
+from tandem.router.placement.pulls import PullPlan
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, PromptFacts
 
 
@@ -29,6 +31,16 @@ class Placement:
     """What it was expected to come to, where rates are known."""
     considered: tuple[Forecast, ...] = ()
     """All ways that were looked at, the cheapest first."""
+
+    @property
+    def pull(self) -> PullPlan | None:
+        """What who computes the prompt pulls from a peer first."""
+        return None if self.forecast is None else self.forecast.pull
+
+    def hits_with_pull(self, hits: Mapping[Incarnation, int]) -> Mapping[Incarnation, int]:
+        """Tokens of the prompt that workers need not compute, with what is pulled."""
+        computes = self.prefill or self.worker
+        return hits if self.pull is None else {**hits, computes: self.pull.num_tokens}
 
     @property
     def pair(self) -> tuple[Incarnation, Incarnation] | None:

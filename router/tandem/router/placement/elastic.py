@@ -29,6 +29,7 @@ from tandem.router.placement.prefix_load import (
     roomy,
     usable_workers,
 )
+from tandem.router.placement.pulls import PullPlan, best_pulls
 from tandem.router.placement.rates import Rates
 from tandem.router.placement.snapshot import (
     Exclusions,
@@ -83,12 +84,15 @@ class ElasticPolicy:
             if each.role is WorkerRole.PREFILL and each.incarnation not in exclusions.prefill
         ]
         rates = {each.incarnation: Rates.of(each, fleet.workers) for each in usable}
-        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions)
+        pulls = best_pulls(prompt, fleet, rates)
+        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls)
         fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable))
-        ways += [self._whole(prompt, each, rates, "decode", fleetwide) for each in decode]
+        alone = [(each, "decode") for each in decode]
         if self._may_stay(prompt, fleet):
-            able = roomy(prompt, prefill)
-            ways += [self._whole(prompt, each, rates, "prefill", fleetwide) for each in able]
+            alone += [(each, "prefill") for each in roomy(prompt, prefill)]
+        for worker, way in alone:
+            for pull in _with_and_without(pulls, worker):
+                ways.append(self._whole(prompt, worker, rates, way, fleetwide, pull))
         return [each for each in ways if each is not None]
 
     def _pairs(
@@ -99,6 +103,7 @@ class ElasticPolicy:
         rates: _Rates,
         fleet: FleetSnapshot,
         exclusions: Exclusions,
+        pulls: Mapping[Incarnation, PullPlan],
     ) -> list[Forecast | None]:
         if exclusions.no_handoff or prompt.whole:
             return []
@@ -117,10 +122,11 @@ class ElasticPolicy:
                 ):
                     continue
                 pace = fleet.paces.get((producer.incarnation, consumer.incarnation), LinkPace())
-                both_known = (both[0], both[1])
-                ways.append(
-                    forecast_pair(prompt, producer, consumer, pace, both_known, self.targets)
-                )
+                ends, both_known = (producer, consumer), (both[0], both[1])
+                ways += [
+                    forecast_pair(prompt, *ends, pace, both_known, self.targets, pull=pull)
+                    for pull in _with_and_without(pulls, producer)
+                ]
         return ways
 
     def _whole(
@@ -130,13 +136,14 @@ class ElasticPolicy:
         rates: _Rates,
         way: str,
         fleetwide: tuple[float | None, Demand],
+        pull: PullPlan | None,
     ) -> Forecast | None:
         known = rates[worker.incarnation]
         if known is None:
             return None
         stays, demand = fleetwide
         return forecast_whole(
-            prompt, worker, known, self.targets, way=way, stays=stays, demand=demand
+            prompt, worker, known, self.targets, way=way, stays=stays, demand=demand, pull=pull
         )
 
     def _may_stay(self, prompt: PromptFacts, fleet: FleetSnapshot) -> bool:
@@ -145,6 +152,13 @@ class ElasticPolicy:
         if math.isinf(self.patience):
             return False
         return any(each.role is WorkerRole.DECODE for each in fleet.workers)
+
+
+def _with_and_without(
+    pulls: Mapping[Incarnation, PullPlan], worker: WorkerView
+) -> tuple[PullPlan | None, ...]:
+    plan = pulls.get(worker.incarnation)
+    return (None,) if plan is None else (None, plan)
 
 
 def _rank(forecast: Forecast) -> tuple[float, bytes, bytes]:

@@ -23,6 +23,7 @@ from tandem.router.placement.damage import (
     own_gaps,
 )
 from tandem.router.placement.load import is_full, uncached
+from tandem.router.placement.pulls import PullPlan, with_pull
 from tandem.router.placement.rates import Rates, chunk_of
 from tandem.router.placement.snapshot import LinkPace, PromptFacts, WorkerView
 
@@ -53,11 +54,14 @@ class Forecast:
     damage: float
     """Requests that miss their bounds for it, this one among them."""
     cost: float
+    pull: PullPlan | None = None
+    """What who computes the prompt pulls from a peer first."""
 
     def __str__(self) -> str:
         names = [each.hex()[:8] for each in (self.prefill, self.worker) if each is not None]
+        pulls = "" if self.pull is None else f" {self.pull}:"
         return (
-            f"{self.way} {'>'.join(names)}: first token {self.ttft * 1e3:.0f} ms, "
+            f"{self.way} {'>'.join(names)}:{pulls} first token {self.ttft * 1e3:.0f} ms, "
             f"second {self.second * 1e3:.0f} ms later, {self.damage:.2f} requests miss, "
             f"cost {self.cost * 1e3:.0f} ms"
         )
@@ -70,15 +74,18 @@ def forecast_pair(
     pace: LinkPace,
     rates: tuple[Rates, Rates],
     targets: Targets,
+    *,
+    pull: PullPlan | None = None,
 ) -> Forecast:
-    """Prefill there, hand over, decode here."""
+    """Prefill there, hand over, decode here; behind a pull, if there is one."""
     fast, slow = rates
+    prompt = with_pull(prompt, producer, pull)
     own = uncached(prompt, producer)
     cached = prompt.num_tokens - own
     chunk, crowd = chunk_of(producer), producer.crowd
     alone = fast.compute(own, chunk, crowd, cached)
     ahead = fast.compute(producer.pending_tokens + own, chunk, crowd)
-    ttft = ahead - fast.compute(own, chunk, crowd) + alone
+    ttft = ahead - fast.compute(own, chunk, crowd) + alone + _pulled(pull)
     joined = consumer.crowd.joined(prompt.num_tokens)
     second = pace.tail_s if pace.tail_s is not None else UNKNOWN_TAIL
     second += pace.wait + slow.decodes(joined)
@@ -91,7 +98,8 @@ def forecast_pair(
         stays = stay_of(producer, consumer)
         damage += mixed_in(fast, producer, (own, cached), crowd, stays, targets)
     cost = ttft + second + MISS * damage + _fault(producer) + _fault(consumer)
-    return Forecast("pair", consumer.incarnation, producer.incarnation, ttft, second, damage, cost)
+    both = consumer.incarnation, producer.incarnation
+    return Forecast("pair", *both, ttft, second, damage, cost, pull)
 
 
 def forecast_whole(
@@ -103,15 +111,18 @@ def forecast_whole(
     way: str,
     stays: float | None = None,
     demand: Demand | None = None,
+    pull: PullPlan | None = None,
 ) -> Forecast:
     """All of it on one worker, its prompt in chunks beside what it decodes. ``stays``: seconds
-    that requests stay where they decode, if this worker cannot tell; ``demand``: of the fleet."""
+    that requests stay where they decode, if this worker cannot tell; ``demand``: of the fleet;
+    ``pull``: what comes from a peer first."""
+    prompt = with_pull(prompt, worker, pull)
     own, crowd, context = uncached(prompt, worker), worker.crowd, prompt.num_tokens
     cached, chunk = context - own, chunk_of(worker)
     stays = stays or stay_of(worker)
     alone = rates.compute(own, chunk, crowd, cached)
     ahead = rates.compute(worker.compute_tokens + own, chunk, crowd)
-    ttft = ahead - rates.compute(own, chunk, crowd) + alone
+    ttft = ahead - rates.compute(own, chunk, crowd) + alone + _pulled(pull)
     ttft += wait_for_room(prompt, worker)
     joined = crowd.joined(context)
     second = rates.decodes(joined)
@@ -127,7 +138,7 @@ def forecast_whole(
     damage += own_gaps(rates, worker, joined, share, targets)
     cost = ttft + second + MISS * damage + _fault(worker)
     cost += PREEMPTING if way == "decode" and is_full(worker) else 0.0
-    return Forecast(way, worker.incarnation, None, ttft, second, damage, cost)
+    return Forecast(way, worker.incarnation, None, ttft, second, damage, cost, pull)
 
 
 def stay_of(*workers: WorkerView) -> float:
@@ -153,6 +164,10 @@ def can_hold(prompt: PromptFacts, worker: WorkerView) -> bool:
     if not worker.total_blocks:
         return True
     return prompt.num_tokens < worker.total_blocks * worker.block_size
+
+
+def _pulled(pull: PullPlan | None) -> float:
+    return 0.0 if pull is None else pull.seconds
 
 
 def _fault(worker: WorkerView) -> float:

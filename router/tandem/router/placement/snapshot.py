@@ -143,6 +143,8 @@ class LinkPace:
     tail_s: float | None = None
     """Mean seconds from a prompt's first token to the first word of who decodes, as this router
     saw it; None while unknown."""
+    probed_bytes_per_s: float = 0.0
+    """Of the pattern with which the link began; stands in for a pace that is unknown, of pulls."""
 
     @property
     def wait(self) -> float:
@@ -158,13 +160,16 @@ class FleetSnapshot:
     links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
     """(prefill, decode) pairs that the decode worker calls up and that are not quarantined."""
     paces: Mapping[tuple[Incarnation, Incarnation], LinkPace] = field(default_factory=dict)
+    pull_links: frozenset[tuple[Incarnation, Incarnation]] = frozenset()
+    """(holder, puller) pairs of any roles, by whose link a cached prefix may be pulled."""
 
     def taking_embeds(self) -> FleetSnapshot:
         """Of these those that take prompts of embeddings."""
         able = tuple(each for each in self.workers if each.takes_embeds)
         known = {each.incarnation for each in able}
         links = frozenset(pair for pair in self.links if known.issuperset(pair))
-        return FleetSnapshot(able, links, self.paces)
+        pulls = frozenset(pair for pair in self.pull_links if known.issuperset(pair))
+        return FleetSnapshot(able, links, self.paces, pulls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """All workers this router knows: by address while it looks for them, by incarnation while up.
 
-Owns the connections and the ticking; tells decode workers which prefill workers exist. Placement
+Owns the connections and the ticking; tells workers to whom they keep links. Placement
 reads its workers, the dispatcher submits through them.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from tandem.router.naps import Naps
 from tandem.router.rates import Window
 from tandem.router.workers.connection import WorkerConnection
 from tandem.router.workers.note import NO_NOTE, Admitted, WorkerNote, admitted_templates
+from tandem.router.workers.peering import controls_of
 from tandem.router.workers.seams import LinkContext
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class Worker:
     """KV moves only between equal ones."""
     load: LoadReport | None = None
     peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
-    """A decode worker's links to prefill workers, as it last said."""
+    """Its links to those that hand over or lend to it, as it last said."""
     draining: bool = False
     note: WorkerNote = NO_NOTE
     """What discovery says of it."""
@@ -332,11 +333,8 @@ class WorkerPool:
         return worker if worker is not None and worker.connection is connection else None
 
     def _tell_peers(self) -> None:
-        prefill = [w for w in self.workers.values() if w.role is WorkerRole.PREFILL]
         for worker in self.workers.values():
-            if worker.role is not WorkerRole.DECODE:
-                continue
-            controls = _controls(prefill, worker.compatibility)
+            controls = controls_of(worker, self.workers.values())
             # A first set that is empty says only that this router has just begun to look.
             if controls != (worker.peers_sent or {}):
                 worker.connection.send_peers(controls)
@@ -346,11 +344,3 @@ class WorkerPool:
 def _standing(peers: Mapping[Incarnation, PeerHealth]) -> dict[Incarnation, tuple[bool, str]]:
     """What those who wait for a change wait for: not how fast or full the links are."""
     return {peer: (health.up, health.reason) for peer, health in peers.items()}
-
-
-def _controls(prefill: Iterable[Worker], compatibility: str) -> dict[str, Incarnation]:
-    return {
-        worker.card.control: worker.incarnation
-        for worker in prefill
-        if worker.card.control is not None and worker.compatibility == compatibility
-    }

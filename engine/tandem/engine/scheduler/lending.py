@@ -1,0 +1,54 @@
+"""Cached blocks for somebody beside the engine: found by hash, held, given back by ``Released``.
+
+A peer that pulls a prefix reads blocks that nobody computes for it. They are held under a key as
+those of a request that is gone are, so that the same accounts, checks and ends hold for both.
+Called in the step loop, while a connector is polled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.engine.scheduler.scheduler import Scheduler
+from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.kv import Fence
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Blocks of a prompt's start; not written or freed before the key's ``Released``."""
+
+    block_ids: tuple[int, ...]
+    fence: Fence
+    """Done when they hold what they are cached as: the step that writes them may be under way."""
+
+
+class CachedPrefixes:
+    """One engine's prefix cache, to be lent from."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._scheduler.manager.block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the engine."""
+        return self._scheduler.manager.pool.num_blocks
+
+    def lend(self, key: RequestKey, hashes: Sequence[BlockHash]) -> Loan | None:
+        """What is cached of these leading blocks, without a gap; None when nothing is, or the key
+        is in use already: then nothing is held."""
+        scheduler = self._scheduler
+        held = scheduler.roster.held
+        if scheduler.holds(key) or key in held:
+            return None
+        blocks = scheduler.manager.lend(hashes)
+        if not blocks:
+            return None
+        held[key] = blocks
+        return Loan(tuple(blocks), scheduler.flow.behind_planned())

@@ -1,0 +1,115 @@
+"""Whether a worker should pull a prompt's start from a peer that has it cached, by forecast. Pure.
+
+Computing the tokens takes what the worker's own steps took; pulling them, what their bytes take
+over the link at its measured pace, behind what waits there, and until the holder's loop comes
+round: a holder in the middle of a prompt answers after its step. Both are candidates of placement,
+with all that follows from a shorter or longer stay; nothing goes by a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tandem.protocol.ids import Incarnation
+from tandem.router.placement.load import uncached
+from tandem.router.placement.rates import Rates, chunk_of
+from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts, WorkerView
+
+ROUND_SECONDS = 0.003
+"""Question and answer, and the puller's own turns until blocks are reserved and used."""
+BUDGET_SECONDS = (0.05, 10.0)
+"""Least and most of what a pull may take before its tokens are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PullPlan:
+    """One pull, and what it is expected to come to."""
+
+    holder: Incarnation
+    num_tokens: int
+    """Tokens of the prompt's start that the worker has afterwards."""
+    tokens: int
+    """Of them, those that come over the link."""
+    seconds: float
+    """Until they are there."""
+    compute_s: float
+    """What computing them there would take instead."""
+
+    @property
+    def budget_s(self) -> float:
+        """When a pull has lost: after the time that computing would have taken."""
+        least, most = BUDGET_SECONDS
+        return min(max(self.compute_s, least), most)
+
+    def __str__(self) -> str:
+        return (
+            f"pulls {self.tokens} tokens from {self.holder.hex()[:8]} in "
+            f"{self.seconds * 1e3:.0f} ms, computing them {self.compute_s * 1e3:.0f} ms"
+        )
+
+
+def with_pull(prompt: PromptFacts, worker: WorkerView, plan: PullPlan | None) -> PromptFacts:
+    """The prompt as the worker finds it behind a pull."""
+    if plan is None:
+        return prompt
+    return replace(prompt, hits={**prompt.hits, worker.incarnation: plan.num_tokens})
+
+
+def best_pulls(
+    prompt: PromptFacts, fleet: FleetSnapshot, rates: Mapping[Incarnation, Rates | None]
+) -> dict[Incarnation, PullPlan]:
+    """The soonest pull of each worker that has a link to a holder of more, if that is sooner than
+    computing what it brings."""
+    if not (prompt.hits and fleet.pull_links) or prompt.whole:
+        return {}
+    views = {each.incarnation: each for each in fleet.workers}
+    found: dict[Incarnation, PullPlan] = {}
+    for holder, puller in fleet.pull_links:
+        if prompt.hits.get(holder, 0) <= prompt.hits.get(puller, 0) or holder not in views:
+            continue
+        worker, own = views.get(puller), rates.get(puller)
+        if worker is None or own is None:
+            continue
+        pace = fleet.paces.get((holder, puller), LinkPace())
+        plan = _plan(prompt, worker, own, views[holder], rates.get(holder), pace)
+        if plan is None or plan.seconds >= plan.compute_s:
+            continue
+        if puller not in found or _gain(plan) > _gain(found[puller]):
+            found[puller] = plan
+    return found
+
+
+def _gain(plan: PullPlan) -> tuple[float, Incarnation]:
+    return plan.compute_s - plan.seconds, plan.holder
+
+
+def _plan(
+    prompt: PromptFacts,
+    worker: WorkerView,
+    own: Rates,
+    holder: WorkerView,
+    theirs: Rates | None,
+    pace: LinkPace,
+) -> PullPlan | None:
+    have = prompt.hits.get(worker.incarnation, 0)
+    size = worker.block_size
+    upto = min(prompt.hits[holder.incarnation], (prompt.num_tokens - 1) // size * size)
+    tokens, rate = upto - have, pace.bytes_per_s or pace.probed_bytes_per_s
+    if tokens <= 0 or not rate or worker.fingerprint != holder.fingerprint:
+        return None
+    chunk, crowd = chunk_of(worker), worker.crowd
+    computed = own.compute(uncached(prompt, worker), chunk, crowd, have)
+    computed -= own.compute(prompt.num_tokens - upto, chunk, crowd, upto)
+    seconds = ROUND_SECONDS + _turn(holder, theirs) + pace.wait + tokens * worker.token_bytes / rate
+    return PullPlan(holder.incarnation, upto, tokens, seconds, max(0.0, computed))
+
+
+def _turn(holder: WorkerView, rates: Rates | None) -> float:
+    """Seconds of the step that the holder is in, at most, when it is asked."""
+    if rates is None:
+        return 0.0
+    prompts = min(holder.compute_tokens, chunk_of(holder))
+    if not (prompts or holder.crowd.streams):
+        return 0.0
+    return rates.step(holder.crowd, prompts)

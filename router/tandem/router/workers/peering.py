@@ -1,0 +1,53 @@
+"""Whom a worker is told to keep links to: those that hand over to it, and those that it pulls from.
+
+Every decode worker calls every prefill worker whose KV it can take over. Of the others with its
+fingerprint, whose blocks are hashed as its own, a worker that pulls prefixes calls as many as it
+said, those that follow it in the order of incarnations: so each is called by about as many,
+whatever the size of the service, and every router says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.ids import Incarnation
+from tandem.protocol.messages import PeerHealth
+
+if TYPE_CHECKING:
+    from tandem.router.workers.pool import Worker
+
+
+def controls_of(worker: Worker, workers: Iterable[Worker]) -> dict[str, Incarnation]:
+    """Control sockets (``host:port``) to keep links to, with who is behind each."""
+    able = [
+        each
+        for each in workers
+        if each.card.control is not None
+        and each.compatibility == worker.compatibility
+        and each.incarnation != worker.incarnation
+    ]
+    takes = worker.role is WorkerRole.DECODE
+    giving = [each for each in able if takes and each.role is WorkerRole.PREFILL]
+    lending = [
+        each
+        for each in able
+        if each.card.pull_peers and each.fingerprint == worker.fingerprint and each not in giving
+    ]
+    lending.sort(key=lambda each: (each.incarnation < worker.incarnation, each.incarnation))
+    chosen = [*giving, *lending[: worker.card.pull_peers]]
+    return {each.card.control: each.incarnation for each in chosen if each.card.control}
+
+
+def handoff_peers(
+    worker: Worker, workers: Mapping[Incarnation, Worker]
+) -> Mapping[Incarnation, PeerHealth]:
+    """A worker's links by which prompts are handed over to it: a decode worker's to all but decode
+    workers, which only lend. Peers that are not known are taken for prefill workers."""
+    if worker.role is not WorkerRole.DECODE:
+        return {}
+    if not worker.card.pull_peers:
+        return worker.peers
+    lending = {each for each, known in workers.items() if known.role is WorkerRole.DECODE}
+    return {peer: health for peer, health in worker.peers.items() if peer not in lending}

@@ -1,0 +1,127 @@
+"""Prefixes pulled between real workers, over links that the router told them of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import urllib.request
+from typing import Any
+
+import httpx
+import pytest
+from client import Answer, body_of, stream
+from conftest import StackMaker
+from reference import rows
+from stack import Stack
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+FIRST, SECOND = 52, 51
+"""Prompts of about 1,200 and 1,100 tokens: seconds to compute, milliseconds to pull."""
+FLAGS = {
+    "prefill": 0,
+    "decode": 2,
+    "worker_flags": ["--kv-pull-peers", "1", "--max-num-seqs", "2", "--kv-connector", "shm"],
+    "router_flags": [
+        "--placement",
+        "elastic",
+        "--target-ttft-ms",
+        "60000",
+        "--target-itl-ms",
+        "5000",
+    ],
+}
+PULLS = "tandem:kv_prefix_pulls_total"
+FALLBACKS = "tandem:kv_prefix_pull_fallbacks_total"
+RUNNING = "vllm:num_requests_running"
+SECONDS = 60
+
+
+async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_alone(
+    start_stack: StackMaker,
+) -> None:
+    """Twice: a worker with a prompt cached has its seats taken, so the next of that prompt goes to
+    the other one, which pulls it; then the same with the holder stopped, asked, and killed. Every
+    answer is the reference's."""
+    with start_stack(**FLAGS) as stack:
+        await asyncio.to_thread(stack.until, lambda: _linked(stack), SECONDS, "no links of pulls")
+        async with httpx.AsyncClient(base_url=stack.url, timeout=180) as client:
+            holder, other, seated = await seat(stack, client, FIRST)
+            usage = await _usage(client, FIRST)
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= 1200 // 16 * 16
+            assert stack.total(other, PULLS) == 1, _seen(stack)
+            assert stack.total(other, "tandem:kv_prefix_pulled_tokens_total") >= 1200 // 16 * 16
+            assert stack.total(other, FALLBACKS) == 0
+            _hold(FIRST, await asyncio.gather(*seated))
+
+            holder, other, seated = await seat(stack, client, SECOND)
+            before = stack.total(other, PULLS), stack.total(other, FALLBACKS)
+            stack.signal(holder, signal.SIGSTOP)
+            pulling = asyncio.create_task(stream(client, rows()[SECOND].prompt))
+            await asyncio.to_thread(
+                stack.until, lambda: _is_there(stack, other), SECONDS, "it went nowhere"
+            )
+            stack.signal(holder, signal.SIGKILL)
+            _hold(SECOND, [await pulling, *await asyncio.gather(*seated)])
+            assert stack.total(other, PULLS) == before[0]
+            assert stack.total(other, FALLBACKS) == before[1] + 1
+
+
+async def seat(
+    stack: Stack, client: httpx.AsyncClient, index: int
+) -> tuple[str, str, list[asyncio.Task[Answer]]]:
+    """A prompt computed once, and two answers of it under way where that was: holder, the other
+    worker, and the two."""
+    names = list(stack.workers)
+    before = [stack.total(name, "vllm:prompt_tokens_total") for name in names]
+    _hold(index, [await stream(client, rows()[index].prompt)])
+    after = [stack.total(name, "vllm:prompt_tokens_total") for name in names]
+    grown = [now - then for now, then in zip(after, before, strict=True)]
+    holder = names[grown.index(max(grown))]
+    (other,) = [name for name in names if name != holder]
+    seated = [asyncio.create_task(_long(client, index)) for _ in range(2)]
+    await asyncio.to_thread(
+        stack.until, lambda: stack.total(holder, RUNNING) == 2, SECONDS, "seats are free"
+    )
+    return holder, other, seated
+
+
+async def _long(client: httpx.AsyncClient, index: int) -> Answer:
+    """An answer that keeps its seat for long, of which the reference has the first tokens."""
+    answer = await stream(client, rows()[index].prompt, max_tokens=400)
+    answer.tokens = answer.tokens[:64]
+    return answer
+
+
+def _hold(index: int, answers: list[Answer]) -> None:
+    for answer in answers:
+        assert answer.error is None, answer.error
+        assert rows()[index].verdict(answer.tokens) in ("equal", "excused")
+
+
+def _linked(stack: Stack) -> bool:
+    with urllib.request.urlopen(f"{stack.url}/debug/fleet", timeout=5) as answer:
+        return len(json.load(answer)["pull_links"]) == 2
+
+
+def _seen(stack: Stack) -> str:
+    """What the router weighed and workers counted, for who reads a failure."""
+    with urllib.request.urlopen(f"{stack.url}/debug/placements", timeout=5) as answer:
+        weighed = [json.dumps(each) for each in json.load(answer)["placements"]]
+    counted = [stack.metrics(name).items() for name in stack.workers if name not in stack.killed]
+    some = [f"{name} {value}" for each in counted for name, value in each if "prefix_" in name]
+    return "\n".join([*weighed, *(each for each in some if not each.endswith(" 0.0"))])
+
+
+def _is_there(stack: Stack, name: str) -> bool:
+    return stack.total(name, RUNNING) + stack.total(name, "vllm:num_requests_waiting") >= 1
+
+
+async def _usage(client: httpx.AsyncClient, index: int) -> dict[str, Any]:
+    """Of a prompt's answer of one token."""
+    body = body_of(rows()[index].prompt, max_tokens=2)
+    response = await client.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    usage: dict[str, Any] = response.json()["usage"]
+    return usage

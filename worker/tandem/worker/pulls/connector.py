@@ -1,0 +1,226 @@
+"""Engine's KVConnector over a HandoffConsumer: the start of a prompt that a peer has cached.
+
+The router names the peer in the request (``Pull``). Asked for when the request's turn has come, so
+that a lease is short; what then goes wrong, or takes longer than computing would, is computed here:
+a pull costs time at most, and never fails a request. Called in the step loop, never blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import Event, Hold, Loaded, LoadMissed, Lookup, Remote
+from tandem.kvtransfer import events
+from tandem.protocol.errors import FailCause, Refusal
+from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
+from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.worker.pulls.metrics import Fallback, PullMetrics
+
+if TYPE_CHECKING:  # it brings torch
+    from tandem.kvtransfer.service.consumer import HandoffConsumer
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Remote(Lookup.NOTHING)
+_LATER = Remote(Lookup.LATER)
+
+
+@dataclass(slots=True)
+class _Pull:
+    """One request's; kept until the engine has let go of the request and nothing writes its
+    blocks."""
+
+    key: RequestKey
+    """The request's own."""
+    holder: Incarnation
+    asked: int
+    """Tokens that were asked for; 0: nothing was."""
+    since: float
+    ready: int | None = None
+    """Tokens that the holder lends."""
+    tokens: range | None = None
+    """What is brought; None before ``begin_load``."""
+    over: bool = False
+    """Nothing comes (any more): what is not here is computed."""
+    settled: bool = False
+    """The engine has its answer."""
+    let_go: bool = False
+    """The engine ended the request and left its blocks here."""
+
+
+class PullConnector:
+    """One per engine; requests without ``pull`` pass it by."""
+
+    def __init__(
+        self,
+        consumer: HandoffConsumer,
+        block_size: int,
+        metrics: PullMetrics,
+        *,
+        poll: Callable[[], Iterable[events.ConsumerEvent]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``poll``: the consumer's events of pulls; ``clock`` in seconds, monotonic."""
+        self._consumer = consumer
+        self._block_size = block_size
+        self._metrics = metrics
+        self._poll = poll
+        self._clock = clock
+        self._pulls: dict[RequestKey, _Pull] = {}
+        """By ``for_pull``."""
+        self._missed: list[LoadMissed | Released] = []
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Takes everything: whatever does not come is computed."""
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """What the holder said so far; asks it the first time."""
+        pull = self._pulls.get(request.key.for_pull)
+        if pull is None:
+            return self._ask(request, num_local)
+        if pull.over or pull.settled or pull.tokens is not None:
+            return _NOTHING
+        if pull.ready is None:
+            return _LATER
+        if pull.ready <= num_local:
+            self._give_up(pull, Fallback.LESS)
+            return _NOTHING
+        return Remote(Lookup.READY, pull.ready)
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Bring what the local cache lacks, unless the pull has ended since it was ready."""
+        pull = self._pulls[request.key.for_pull]
+        pull.tokens = tokens
+        if pull.over:
+            self._missed.append(self._answer_missed(pull))
+            return
+        wants = self._consumer.wants_hashes
+        hashes = request.hashes_upto(tokens.stop // self._block_size) if wants else ()
+        self._consumer.begin_load(pull.key.for_pull, block_ids, tokens.start, tokens.stop, hashes)
+
+    def started(self, request: Request) -> None:
+        """Whoever pulls exports nothing by it."""
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """Whoever pulls exports nothing by it."""
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """Whoever pulls exports nothing by it."""
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Stop a pull that has not ended; its blocks stay until nothing writes them."""
+        pull = self._pulls.get(request.key.for_pull)
+        if pull is None:
+            return Hold.FREE
+        writing = pull.tokens is not None and not pull.settled
+        if not (pull.over or pull.settled):
+            self._consumer.cancel(pull.key.for_pull)
+        if writing:
+            pull.let_go = True
+            return Hold.KEPT
+        del self._pulls[pull.key.for_pull]
+        return Hold.FREE
+
+    def cancelled(self, key: RequestKey) -> None:
+        """``finished`` has stopped its pull already."""
+
+    def poll(self) -> list[Event]:
+        """What became of pulls, as far as the engine waits for it."""
+        missed, self._missed = self._missed, []
+        return [*missed, *(told for event in self._poll() for told in self._told(event))]
+
+    def has_pending(self) -> bool:
+        """Whether a pull has not ended."""
+        return any(not (each.over or each.settled) for each in self._pulls.values())
+
+    def _ask(self, request: Request, num_local: int) -> Remote:
+        wanted = request.source.pull
+        if wanted is None or len(request.group.live) != 1:
+            return _NOTHING
+        most = min(wanted.num_tokens, request.max_cached_tokens) // self._block_size
+        pull = _Pull(request.key, wanted.holder, most * self._block_size, self._clock())
+        self._pulls[request.key.for_pull] = pull
+        if pull.asked <= num_local:
+            self._fall_back(pull, Fallback.CACHED)
+        elif not self._consumer.peer_up(wanted.holder):
+            self._fall_back(pull, Fallback.NO_LINK)
+        else:
+            hashes: Sequence[BlockHash] = request.hashes_upto(most)
+            budget = max(1, wanted.budget_ms)
+            self._consumer.open(
+                request.key.for_pull, wanted.holder, budget_ms=budget, hashes=hashes
+            )
+            return _LATER
+        return _NOTHING
+
+    def _told(self, event: events.ConsumerEvent) -> Iterator[Event]:
+        pull = self._pulls.get(event.key)
+        if pull is None:
+            return
+        if isinstance(event, events.Ready):
+            if event.num_tokens > pull.asked:
+                self._give_up(pull, FailCause.IDENTITY)
+            else:
+                pull.ready = event.num_tokens
+        elif isinstance(event, events.BlocksFree):
+            yield self._answer_missed(pull)
+        elif isinstance(event, events.Loaded):
+            yield self._answer_loaded(pull, event)
+        else:
+            yield from self._ended(pull, event)
+
+    def _ended(
+        self, pull: _Pull, event: LoadFailed | events.Cancelled | events.FirstTokenEnded
+    ) -> Iterator[Event]:
+        if not (pull.over or pull.let_go):
+            cause = event.cause if isinstance(event, LoadFailed) else FailCause.IDENTITY
+            message = event.message if isinstance(event, LoadFailed) else ""
+            self._fall_back(pull, cause, message)
+        if pull.tokens is not None and event.blocks_free and not pull.settled:
+            yield self._answer_missed(pull)
+
+    def _answer_loaded(self, pull: _Pull, event: events.Loaded) -> Event:
+        assert pull.tokens is not None, "loaded without blocks"
+        pull.settled = True
+        if pull.let_go:
+            return self._released(pull)
+        seconds, count = self._clock() - pull.since, len(pull.tokens)
+        self._metrics.pulls.inc()
+        self._metrics.tokens.inc(count)
+        self._metrics.seconds.observe(seconds)
+        logger.debug(
+            "%s: %d tokens pulled from %s in %.1f ms",
+            *(pull.key, count, pull.holder.hex()[:8], seconds * 1e3),
+        )
+        return Loaded(pull.key, (), notes=event.notes)
+
+    def _answer_missed(self, pull: _Pull) -> LoadMissed | Released:
+        """Nothing writes the blocks any more, and they hold nothing."""
+        pull.settled = pull.over = True
+        return self._released(pull) if pull.let_go else LoadMissed(pull.key)
+
+    def _released(self, pull: _Pull) -> Released:
+        del self._pulls[pull.key.for_pull]
+        return Released(pull.key)
+
+    def _give_up(self, pull: _Pull, why: Fallback | FailCause) -> None:
+        self._consumer.cancel(pull.key.for_pull)
+        self._fall_back(pull, why)
+
+    def _fall_back(self, pull: _Pull, why: Fallback | FailCause, message: str = "") -> None:
+        pull.over = True
+        self._metrics.fallbacks.labels(str(why)).inc()
+        logger.info(
+            "%s: its first %d tokens are not pulled from %s but computed: %s",
+            *(pull.key, pull.asked, pull.holder.hex()[:8], message or str(why)),
+        )

@@ -1,0 +1,150 @@
+"""Engine's KVConnector over a HandoffProducer: cached blocks, lent to peers that ask for them.
+
+A loan is a hand-off whose prompt was computed before: admitted, announced and final in one turn of
+the loop, and given back by ``Released``. What is not cached any more, or is beyond the quota, is
+declined at once: the peer computes it. Nothing here holds up a request of this engine but the
+blocks that are lent, a share of all, for no longer than the peer's budget.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from tandem.engine.request import Request
+from tandem.engine.scheduler.connector import Event, Hold, Lookup, Remote
+from tandem.engine.scheduler.lending import CachedPrefixes
+from tandem.kvtransfer import events
+from tandem.protocol.errors import Refusal
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.kv import Fence, FirstToken, Released
+from tandem.worker.pulls.metrics import PullMetrics
+
+if TYPE_CHECKING:  # it brings torch
+    from tandem.kvtransfer.service.producer import HandoffProducer
+
+logger = logging.getLogger(__name__)
+
+_NOTHING = Remote(Lookup.NOTHING)
+
+
+class LendConnector:
+    """One per engine; has nothing to do with its requests."""
+
+    def __init__(
+        self,
+        producer: HandoffProducer,
+        share: float,
+        metrics: PullMetrics,
+        *,
+        poll: Callable[[], Iterable[events.ProducerEvent]],
+    ) -> None:
+        """``share`` of the engine's blocks may be lent at once; ``poll``: the producer's events of
+        pulls."""
+        self._producer = producer
+        self._share = share
+        self._metrics = metrics
+        self._poll = poll
+        self._cache: CachedPrefixes | None = None
+        self._lent: dict[RequestKey, int] = {}
+        """Blocks by key, until they are given back."""
+
+    def lend_from(self, cache: CachedPrefixes) -> None:
+        """Whose blocks; called once the engine is there."""
+        self._cache = cache
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that are lent now."""
+        return sum(self._lent.values())
+
+    def admit(self, request: Request) -> Refusal | None:
+        """Takes everything."""
+        return None
+
+    def lookup(self, request: Request, num_local: int) -> Remote:
+        """Brings nothing."""
+        return _NOTHING
+
+    def begin_load(self, request: Request, block_ids: Sequence[int], tokens: range) -> None:
+        """Never called: ``lookup`` promises nothing."""
+        raise AssertionError("a lender loads nothing")
+
+    def started(self, request: Request) -> None:
+        """What is computed is lent when it is cached."""
+
+    def computed(
+        self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
+    ) -> None:
+        """What is computed is lent when it is cached."""
+
+    def first_tokens(
+        self, request: Request, first: Sequence[FirstToken], finish: str | None
+    ) -> None:
+        """Tokens are not lent."""
+
+    def finished(self, request: Request, why: str) -> Hold:
+        """Loans have keys of their own."""
+        return Hold.FREE
+
+    def cancelled(self, key: RequestKey) -> None:
+        """The router that a loan was for is gone."""
+        if key in self._lent:
+            self._producer.cancel(key)
+
+    def poll(self) -> list[Event]:
+        """Answer who asks; give back what is read no more."""
+        given_back: list[Event] = []
+        for event in self._poll():
+            if isinstance(event, events.Wanted):
+                given_back += self._answer(event)
+            elif isinstance(event, Released):
+                self._lent.pop(event.key, None)
+                given_back.append(event)
+            # A loan that ended by itself (``Revoked``) is given back by the ``Released`` behind it.
+        return given_back
+
+    def has_pending(self) -> bool:
+        """Loans need no step of the engine: their ends wake the loop."""
+        return bool(self._lent)
+
+    def _answer(self, wanted: events.Wanted) -> list[Event]:
+        """Lend what there is, or decline; what has to be given back at once."""
+        key, cache, producer = wanted.key, self._cache, self._producer
+        assert cache is not None, "a peer asks before the engine is there"
+        if not key.is_pull:  # it might be a request's
+            return self._decline(wanted, "refused")
+        room = int(self._share * cache.num_blocks) - self.num_lent
+        room = min(room, producer.max_blocks - producer.leased_blocks())
+        if room <= 0:
+            return self._decline(wanted, "quota")
+        loan = cache.lend(key, wanted.hashes[:room])
+        if loan is None:
+            return self._decline(wanted, "evicted")
+        count = len(loan.block_ids)
+        num_tokens = count * cache.block_size
+        refusal = producer.admit(
+            key,
+            num_tokens=num_tokens,
+            num_blocks=count,
+            consumer=wanted.consumer,
+            budget_ms=wanted.budget_ms,
+        )
+        if refusal is not None:
+            logger.debug("%s is not lent: %s", key, refusal.message)
+            self._metrics.declined.labels("refused").inc()
+            return [Released(key)]
+        self._lent[key] = count
+        hashes = wanted.hashes[:count] if producer.wants_hashes else ()
+        producer.computed(key, loan.block_ids, num_tokens, loan.fence, hashes)
+        producer.final(key, (), None)
+        producer.finished(key)
+        self._metrics.lent.inc(num_tokens)
+        return []
+
+    def _decline(self, wanted: events.Wanted, why: str) -> list[Event]:
+        self._producer.refuse(wanted.key)
+        self._metrics.declined.labels(why).inc()
+        logger.debug("%s is not lent: %s", wanted.key, why)
+        return []

@@ -148,8 +148,8 @@ class KVTransfer(Api, frozen=True, kw_only=True):
         PeerCount | None,
         doc(
             "Other workers, of either role, to which each keeps links so that it can pull a "
-            "prompt's cached start from them where that is sooner than computing it, as routers with "
-            "`--placement elastic` foresee it. Unless given, none."
+            "prompt's cached start from them where that is sooner than computing it, as routers "
+            "with `--placement elastic` foresee it. Unless given, none."
         ),
     ] = None
     node_local: Annotated[

@@ -40,8 +40,10 @@ def hurt_stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     log = tmp_path_factory.mktemp("hurt") / "stack.log"
     worker_flags = ["--enable-prompt-embeds", "--max-num-batched-tokens", "64"]
     router_flags = ["--enable-prompt-embeds", "--request-timeout", f"{DEADLINE:g}"]
-    flags = {"worker_flags": worker_flags, "router_flags": router_flags}
-    with Stack.running(str(smollm2), log, decode=2, **flags) as stack:
+    running = Stack.running(
+        str(smollm2), log, decode=2, worker_flags=worker_flags, router_flags=router_flags
+    )
+    with running as stack:
         yield stack
 
 

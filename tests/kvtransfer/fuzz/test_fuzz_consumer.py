@@ -94,6 +94,7 @@ class Liar:
             block_bytes=LAYOUT.block_bytes,
             num_blocks=NUM_BLOCKS,
             groups=("full_attention",),
+            block_size=LAYOUT.block_size,
         )
         return Welcome(msgspec.structs.replace(card, **changes))
 

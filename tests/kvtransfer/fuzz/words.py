@@ -78,6 +78,10 @@ _CARD = st.builds(
     NUMBER,
     NUMBER,
     st.lists(st.sampled_from(["full_attention", "latent", ""]), max_size=3).map(tuple),
+    st.sampled_from([0, 1, 2, 3, 4, 16]) | NUMBER,
+    st.sampled_from([0, 1]) | NUMBER,
+    st.sampled_from([1, 2]) | NUMBER,
+    st.sampled_from(WireDtype),
 )
 _BLOCKS = st.lists(st.integers(0, 63) | NUMBER, max_size=5).map(tuple)
 

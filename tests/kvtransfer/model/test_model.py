@@ -74,30 +74,6 @@ def _told(name, found):
             id="two keys share a slot",
         ),
         pytest.param(
-            Setup(num_blocks=2, d_block=2, brisk=True, faults=(*_LINKS, "d cancels")),
-            1,
-            2_000,
-            id="D's blocks are larger, one fault",
-        ),
-        pytest.param(
-            Setup(num_blocks=2, p_block=2, hit=1, brisk=True, faults=ALL_FAULTS),
-            1,
-            1_000,
-            id="P's blocks are larger and half a hit, one fault",
-        ),
-        pytest.param(
-            Setup(num_blocks=2, d_block=2, direct=True, brisk=True, faults=ALL_FAULTS),
-            1,
-            2_000,
-            id="copies into a larger block, one fault",
-        ),
-        pytest.param(
-            Setup(num_blocks=2, p_block=2, hit=1, direct=True, faults=ALL_FAULTS),
-            1,
-            1_000,
-            id="copies of half a block, one fault",
-        ),
-        pytest.param(
             Setup(num_blocks=1, direct=True, faults=ALL_FAULTS), 2, 50_000, id="a copy, two faults"
         ),
         pytest.param(

@@ -5,6 +5,10 @@ step is noted: what it held, what the engine forecast for it, what the host saw 
 far forecasts were off, and how often steps with prompts were over the bound. Needs a CUDA device;
 writes mixed.json, one row a step: when it was through, decodes, their contexts, prompt tokens, rows
 of prompts, prompt tokens as counted, the forecast, what it took (s).
+
+``--replay mixed.json`` needs no device. It fits the recorded steps by what each was padded to
+(``--classes`` says by which graphs: those of the recording's build, or today's), and has today's
+planner fill the recorded steps on a device that takes as long, with the scatter that was left.
 """
 
 from __future__ import annotations
@@ -25,9 +29,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rig import Rig
 
+from tandem.engine.kv_memory import StepSize
 from tandem.engine.scheduler.chunks import cost_behind
+from tandem.engine.scheduler.padding import Padding, StepRoom
+from tandem.engine.scheduler.step_times import MeasuredSteps
+from tandem.engine.worker.graphs import StepGraphs, step_shapes
 from tandem.protocol.steps import Crowd, seconds_at
 
+LEAST_FIT = 128
+"""Prompt tokens of a step that a line is fitted through: smaller ones read weights for longer."""
+FLOOR = 1.17
+"""Of its decodes' time, what the smallest steps of both took."""
 COLUMNS = ("at", "decodes", "context", "prompt", "chunks", "weight", "forecast", "took")
 
 
@@ -110,6 +122,63 @@ def told(rows: list[tuple[float, ...]], gaps: list[list[float]], bound: float) -
     }
 
 
+def todays() -> Padding:
+    """Graphs that a GPU's engine captures by default."""
+    graphs = StepGraphs()
+    graphs.offer(step_shapes(max_rows=256, max_tokens=8192, max_captured=2048))
+    return Padding(graphs.sizes)
+
+
+def coarse() -> Padding:
+    """Those of mixed steps before sizes were 128 apart (01804bb)."""
+    pairs = [(d, n) for d in (16, 64, 128, 256) for n in (64, 128, 256, 512) if n <= 4 * d]
+    pairs += [(16, 768), (16, 1024), (64, 1024), (128, 768), (128, 1024)]
+    return Padding([StepSize(d, n, 8) for d, n in sorted(pairs, key=sum)])
+
+
+def replay(kept: dict[str, Any], recorded: Padding, bound: float) -> dict[str, Any]:
+    """Today's planner on the recorded steps: how often it is over, and how wide its steps are."""
+    table = np.array([row for row in kept["rows"] if row[1] and row[3] >= LEAST_FIT and row[6]])
+    decodes, context, prompt, chunks = (table[:, at] for at in (1, 2, 3, 4))
+    padded = np.array(
+        [
+            recorded.tokens(int(d), int(n), int(c)) or d + n
+            for d, n, c in zip(decodes, prompt, chunks, strict=True)
+        ]
+    )
+    seen = np.maximum(0, table[:, 5] - prompt)
+    columns = np.column_stack((np.ones(len(table)), context, padded, seen))
+    factors = np.linalg.lstsq(columns, table[:, 7], rcond=None)[0]
+    scatter = table[:, 7] / (columns @ factors)
+    alone = np.array([row for row in kept["rows"] if row[1] and not row[3]])
+    pure = np.column_stack((np.ones(len(alone)), alone[:, 1], alone[:, 2]))
+    decode = np.linalg.lstsq(pure, alone[:, 7], rcond=None)[0]
+    draw, steps, graphs = random.Random(1), MeasuredSteps(), todays()
+    took, wide = [], []
+    for number in range(20 * len(table)):
+        row = number % len(table)
+        crowd = Crowd(int(decodes[row]), int(context[row]))
+        before = float(decode @ (1.0, *crowd))
+        steps.note(crowd, 0, before * draw.gauss(1.0, 0.03))
+        budget = steps.prompt_tokens_within(crowd, bound, 16384)
+        count = StepRoom(graphs, crowd.streams, budget, 0.0).most(0, 8192)
+        weight = graphs.weight(crowd.streams, count, 1)
+        shape = (1.0, crowd.context, crowd.streams + weight, 0.0)
+        seconds = max(FLOOR * before, float(factors @ shape)) * float(draw.choice(scatter))
+        steps.note(crowd, weight, seconds)
+        if number >= 4 * len(table):  # learned by then
+            took.append(seconds)
+            wide.append(count)
+    return {
+        "recorded over fit p1 p50 p99": np.percentile(scatter, (1, 50, 99)).tolist(),
+        "mixed took ms p50 p90 p99": (np.percentile(took, (50, 90, 99)) * 1e3).tolist(),
+        "mixed over bound": float((np.array(took) > bound).mean()),
+        "mixed over 25 ms": float((np.array(took) > 0.025).mean()),
+        "prompt tokens of mixed p50": float(np.median(wide)),
+        "margin": steps.margin,
+    }
+
+
 def main() -> None:
     """Start, warm up, send."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -118,7 +187,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--max-itl-ms", type=float, default=21.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replay", type=Path, help="steps of an earlier run, instead of a device")
+    parser.add_argument("--classes", choices=("coarse", "todays"), default="todays")
     args = parser.parse_args()
+    if args.replay is not None:
+        kept = json.loads(args.replay.read_text())
+        recorded = coarse() if args.classes == "coarse" else todays()
+        print(json.dumps(replay(kept, recorded, args.max_itl_ms / 1e3), indent=1))
+        return
     args.out.mkdir(parents=True, exist_ok=True)
     rig = Rig.start(max_model_len=32768, max_itl_ms=args.max_itl_ms)
     rows = watch(rig)

@@ -13,6 +13,7 @@ from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.quant.base import ComposedProduct
 from tandem.engine.quant.dense import DenseMethod, DenseProduct
+from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import inputs as inputs_module
 from tandem.engine.worker.input_batch import InputBatch
 from tandem.engine.worker.inputs import StepStager, unpadded
@@ -20,6 +21,7 @@ from tandem.engine.worker.moments import PAST, moment
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import KEPT_TAILS, StepShape
 from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
+from tandem.protocol.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 
@@ -252,3 +254,21 @@ def test_what_is_kept_of_a_shape_is_bounded():
         buffers.tail(wanted, targets, columns)
         assert 1 <= len(buffers._tails) <= KEPT_TAILS
     assert len(buffers._tails) == 9
+
+
+def test_a_row_keeps_what_is_computed_of_it():
+    """Of a prompt whose KV came from elsewhere the last token alone: the rest is never read, and
+    writing tens of thousands of tokens would hold up the first step."""
+    batch = InputBatch(16, 4)
+    prompt = list(range(100, 140))
+    greedy = SamplingParams(temperature=0.0, seed=0)
+    new = NewSequence(SeqId(7), prompt, 40, greedy, 0, (), [1, 2, 3])
+    batch.apply(SchedulerOutput(1, (StepRow(SeqId(7), 39, 1, (), (0,)),), (new,)))
+    row = batch.row_of[SeqId(7)]
+    assert batch.tokens[row, 39] == 139
+    assert not batch.tokens[row, :39].any()
+    assert batch.lengths[row] == batch.prompts[row] == 40
+    batch.apply(SchedulerOutput(2, (), (), (SeqId(7),)))
+    later = NewSequence(SeqId(8), prompt, 40, greedy, 0, (), [1, 2, 3])
+    batch.apply(SchedulerOutput(3, (StepRow(SeqId(8), 16, 24, (), (0,)),), (later,)))
+    assert batch.tokens[batch.row_of[SeqId(8)], 16:40].tolist() == prompt[16:]

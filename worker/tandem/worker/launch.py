@@ -8,7 +8,6 @@ are let in.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,11 +72,6 @@ class RoleParts:
     """To be told of the engine's cache, where that is lent from."""
 
 
-SWITCH_INTERVAL = 0.0005
-"""Seconds for which a thread that computes may keep the others waiting: a hand-off goes through
-four threads of two processes, and each may meet one that is in the middle of something. Python's
-own 5 ms is longer than a step of decodes."""
-
 MakeRole = Callable[[RoleContext], RoleParts]
 
 
@@ -93,7 +87,6 @@ def run_worker(
     """Serve until a signal; the exit status. ``allocate`` gives the slab's memory where a transport
     is to share it. Raises TooFewDescriptors."""
     raise_descriptor_limit()
-    sys.setswitchinterval(SWITCH_INTERVAL)
     # One context for guard and sockets, set before the first: links take three sockets each.
     roomy(zmq.Context.instance())
     registry = CollectorRegistry()

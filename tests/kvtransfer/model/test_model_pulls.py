@@ -15,7 +15,9 @@ _SHARED = ("router cancels", "d cancels", "p's deadline", "d counts p as lost")
     ("setup", "faults", "at_least"),
     [
         pytest.param(Setup(num_blocks=1, faults=ALL_FAULTS), 2, 15_000, id="one part, two faults"),
-        pytest.param(Setup(num_blocks=2, direct=True, faults=ALL_FAULTS), 1, 6_000, id="two copies"),
+        pytest.param(
+            Setup(num_blocks=2, direct=True, faults=ALL_FAULTS), 1, 6_000, id="two copies"
+        ),
         pytest.param(
             Setup(num_keys=2, num_blocks=1, direct=True, home=Home.SHARED, faults=_SHARED),
             1,

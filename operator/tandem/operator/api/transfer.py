@@ -9,7 +9,6 @@ from msgspec import Meta, field
 
 from tandem.operator.api.values import Api, ClaimRef, Count, DnsName, Seconds, doc
 
-
 PeerCount = Annotated[int, Meta(ge=1, le=256)]
 """Of one worker's links beside those of hand-offs."""
 
@@ -144,9 +143,9 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     pull_peers: Annotated[
         PeerCount | None,
         doc(
-            "Other workers, of either role, to which each keeps links so that it can pull a prompt's "
-            "cached start from them where that is sooner than computing it, as routers with "
-            "`--placement elastic` foresee it. Unless given, none."
+            "Other workers, of either role, to which each keeps links so that it can pull the "
+            "start of a prompt that they have cached, where that is sooner than computing it as "
+            "routers with `--placement elastic` foresee it. Unless given, none."
         ),
     ] = None
     node_local: Annotated[

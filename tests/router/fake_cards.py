@@ -21,13 +21,15 @@ def fake_card(
     max_model_len: int = 2048,
     max_handoff_tokens: int | None = None,
     max_logprobs: int = 20,
-    control: str | None = None,
+    port: int | None = None,
     pooling: ModelPooling | None = None,
     prompt_embeds: int | None = None,
     block_size: int = 16,
     pull_peers: int = 0,
 ) -> ModelCard:
-    """The card of a worker that has no model."""
+    """The card of a worker that has no model; ``port``, if it hands over or lends, of its control
+    socket."""
+    gives = role is WorkerRole.PREFILL or pull_peers > 0
     layout = KVLayout((msgspec.structs.replace(_GROUP, block_size=block_size),))
     fingerprint = Fingerprint(revision=revision, dtype="float32", layout=layout)
     return ModelCard(
@@ -42,7 +44,7 @@ def fake_card(
         max_logprobs=max_logprobs,
         role=role,
         incarnation=incarnation,
-        control=control,
+        control=f"10.0.0.1:{port}" if gives and port is not None else None,
         max_handoff_tokens=max_handoff_tokens,
         pooling=pooling,
         prompt_embeds=prompt_embeds,

@@ -195,8 +195,7 @@ class FakeWorker:
     max_logprobs: int = 20
     pooling: ModelPooling | None = field(default_factory=ModelPooling)
     prompt_embeds: int | None = None  # see fake_card
-    pull_peers: int = 0  # see fake_card
-    probed_bytes_per_s: float = 0.0
+    pull_peers: int = 0
     beat_seconds: float = 0.05
     has_work: bool = False
     block_size: int = 16
@@ -209,7 +208,7 @@ class FakeWorker:
         self.cancelled: list[tuple[str, int]] = []
         self.cancelled_at: list[float] = []
         self.peers: dict[str, Incarnation] = {}
-        self.bytes_per_s, self.waiting_bytes = 0.0, 0
+        self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s = 0.0, 0, 0.0
         self.resets: list[str] = []
         self.num_greeted, self.silent = 0, False
         self._routers: dict[bytes, _Router] = {}
@@ -225,7 +224,6 @@ class FakeWorker:
             self._socket.bind(f"tcp://127.0.0.1:{self.port}")
         else:
             self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
-        hands_over = self.role is WorkerRole.PREFILL
         self.card = fake_card(
             self.role,
             self.incarnation,
@@ -237,7 +235,7 @@ class FakeWorker:
             pooling=self.pooling,
             prompt_embeds=self.prompt_embeds,
             block_size=self.block_size,
-            control=f"10.0.0.1:{self.port}" if hands_over or self.pull_peers else None,
+            port=self.port,
             pull_peers=self.pull_peers,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -363,9 +361,7 @@ class FakeWorker:
         up, mover = self.links_up, "tcp" if self.links_up else ""
         pace = (self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s)
         peers = tuple(PeerHealth(peer, up, "", mover, *pace) for peer in self.peers.values())
-        for router in list(self._routers.values()):
-            beat = WorkerBeat(Beat(has_work=self.has_work), self.load, peers)
-            self.send(router.link.peer, beat)
+        self.send_now(WorkerBeat(Beat(has_work=self.has_work), self.load, peers))
 
     def _receive(self, parts: list[bytes]) -> None:
         identity, head, payload = parts

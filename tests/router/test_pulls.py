@@ -170,7 +170,8 @@ async def test_who_computes_is_told_whence_to_pull(make_worker) -> None:
     """In the request: who has it, how much, and how long it may take; ``explain`` has the numbers;
     what comes does not wait at the worker as tokens to be computed."""
     lender = make_worker(D, pull_peers=2, load=replace_load(num_waiting=30, waiting_tokens=9000))
-    idle = make_worker(D, pull_peers=2, probed_bytes_per_s=1e9, load=SLOW, step=0.2)
+    idle = make_worker(D, pull_peers=2, load=SLOW, step=0.2)
+    idle.probed_bytes_per_s = 1e9
     stack = Stack()
     stack.dispatcher._policy = ElasticPolicy(0, 0.02, Targets(0.3, 0.025))
     await stack.find(lender, idle)
@@ -204,7 +205,7 @@ def replace_load(**fields: int) -> LoadReport:
 async def test_a_prefill_leg_pulls_and_its_decode_leg_does_not(make_worker) -> None:
     """The one computes the prompt; to the other it comes anyway."""
     first, second = (make_worker(P, pull_peers=4, load=SLOW) for _ in range(2))
-    decode = make_worker(D, pull_peers=4, probed_bytes_per_s=1e9, load=SLOW)
+    decode = make_worker(D, pull_peers=4, load=SLOW)
     first.probed_bytes_per_s = second.probed_bytes_per_s = 1e9
     stack = Stack()
     stack.dispatcher._policy = ElasticPolicy(0, 5.0, Targets(0.3, 0.025))

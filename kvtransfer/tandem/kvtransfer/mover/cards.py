@@ -5,6 +5,7 @@ Asked once a link, before its transport is: what is refused here costs that link
 
 from __future__ import annotations
 
+from tandem.kvtransfer.handoff.actions import Read
 from tandem.kvtransfer.handoff.form import (
     Form,
     WireDtype,
@@ -47,6 +48,17 @@ def why_refused(card: ProducerCard, parts: MoverParts) -> str | None:
     if card.connector in parts.direct and card.wire_dtype is not WireDtype.AUTO:
         return f"kv_wire_dtype is {card.wire_dtype} at the peer, and {card.connector} has no slots"
     return why_not_carried(layout)
+
+
+def why_not_read(read: Read, card: ProducerCard) -> str | None:
+    """What the peer named, of a read that D's table asks for, that it does not have."""
+    beyond = max(read.remote_blocks, default=-1)
+    if beyond >= card.num_blocks:
+        return f"READY names block {beyond} of {card.num_blocks}"
+    slot = read.remote_slot
+    if slot is not None and (slot >= card.num_slots or read.nbytes > card.slot_bytes):
+        return f"PART names slot {slot} of {card.num_slots}"
+    return None
 
 
 def form_with(card: ProducerCard, parts: MoverParts, policy: ConsumerPolicy) -> Form | str | None:

@@ -32,6 +32,7 @@ from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
 from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.mover.cards import why_not_read
 from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
@@ -237,13 +238,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         welcome = self._welcomes.get(item.peer)
         if welcome is None:
             return self._over(item, now, FailCause.PEER, "the link is lost")
-        beyond = max(item.remote_blocks, default=-1)
-        if beyond >= welcome.num_blocks:
-            message = f"READY names block {beyond} of {welcome.num_blocks}"
-            return self._over(item, now, FailCause.IDENTITY, message)
-        slot = item.remote_slot
-        if slot is not None and (slot >= welcome.num_slots or item.nbytes > welcome.slot_bytes):
-            message = f"PART names slot {slot} of {welcome.num_slots}"
+        if (message := why_not_read(item, welcome)) is not None:
             return self._over(item, now, FailCause.IDENTITY, message)
         self.start_read(item, now)
         return []
@@ -342,8 +337,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
         """Give the link up; ``LinkDown`` follows."""
-        link = self._links.get(peer)
-        if link is not None and self.control is not None:
+        if (link := self._links.get(peer)) is not None and self.control is not None:
             self.control.post(Drop(link, reason, rest_ms))
 
     def fall(
@@ -368,12 +362,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def _come_back(self, now: Millis) -> None:
         """Links whose better way may work again are made anew, when no hand-off is on them."""
         for peer, connector in self.falls.due(now):
-            ended = (DState.CLOSED, DState.FAILING)
-            pulls = self.table.pulls.values()
-            if any(each.producer == peer and each.state not in ended for each in pulls):
-                continue
-            self.falls.tried(peer)
-            self.drop(peer, f"trying {connector} again")
+            ended, pulls = (DState.CLOSED, DState.FAILING), self.table.pulls.values()
+            if not any(each.producer == peer and each.state not in ended for each in pulls):
+                self.falls.tried(peer)
+                self.drop(peer, f"trying {connector} again")
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a read or an unpack is to be moved."""
@@ -401,8 +393,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def observe(self) -> None:
         """Slots and links."""
         ring = self.table.ring
-        self.metrics.slots_of("consumer", "free").set(ring.free)
-        self.metrics.slots_of("consumer", "quarantined").set(ring.quarantined)
         held = len(ring) - ring.free - ring.quarantined
-        self.metrics.slots_of("consumer", "held").set(held)
+        counts = (("free", ring.free), ("quarantined", ring.quarantined), ("held", held))
+        for state, count in counts:
+            self.metrics.slots_of("consumer", state).set(count)
         self.metrics.links.labels("consumer").set(len(self.table.links))

@@ -147,9 +147,9 @@ class KVTransfer(Api, frozen=True, kw_only=True):
     pull_peers: Annotated[
         PeerCount | None,
         doc(
-            "Other workers, of either role, to which each keeps links so that it can pull a "
-            "prompt's cached start from them where that is sooner than computing it, as routers "
-            "with `--placement elastic` foresee it. Unless given, none."
+            "Other workers, of either role, to which each keeps links so that it can pull the "
+            "start of a prompt that they have cached, where that is sooner than computing it as "
+            "routers with `--placement elastic` foresee it. Unless given, none."
         ),
     ] = None
     node_local: Annotated[

@@ -82,7 +82,7 @@ class SchedulerConfig:
     max_itl_ms: float | None = setting(
         None,
         "Milliseconds that a step in which some sequence decodes may take for the sake of prompts, "
-        "by what steps here took so far: as many prompt tokens as fit, "
+        "by what steps here took so far, all but one of a hundred: as many prompt tokens as fit, "
         f"{LEAST_CHUNK_TOKENS} at least, so that prompts get on, and no more before a prompt was "
         "measured. Takes the place of the other bounds of mixed steps; none leaves it to those.",
         unit="ms",

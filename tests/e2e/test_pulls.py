@@ -10,15 +10,15 @@ from typing import Any
 
 import httpx
 import pytest
-from client import Answer, body_of, stream
+from client import Answer, body_of, events, stream
 from conftest import StackMaker
 from reference import rows
 from stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-FIRST, SECOND = 52, 51
-"""Prompts of about 1,200 and 1,100 tokens: seconds to compute, milliseconds to pull."""
+FIRST, SECOND = 48, 49
+"""Prompts of 863 and 938 tokens: a second or more to compute, milliseconds to pull."""
 FLAGS = {
     "prefill": 0,
     "decode": 2,
@@ -47,15 +47,16 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
     with start_stack(**FLAGS) as stack:
         await asyncio.to_thread(stack.until, lambda: _linked(stack), SECONDS, "no links of pulls")
         async with httpx.AsyncClient(base_url=stack.url, timeout=180) as client:
-            holder, other, seated = await seat(stack, client, FIRST)
+            holder, other, seated, leave = await seat(stack, client, FIRST)
             usage = await _usage(client, FIRST)
-            assert usage["prompt_tokens_details"]["cached_tokens"] >= 1200 // 16 * 16
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= 860 // 16 * 16
             assert stack.total(other, PULLS) == 1, _seen(stack)
-            assert stack.total(other, "tandem:kv_prefix_pulled_tokens_total") >= 1200 // 16 * 16
+            assert stack.total(other, "tandem:kv_prefix_pulled_tokens_total") >= 860 // 16 * 16
             assert stack.total(other, FALLBACKS) == 0
+            leave.set()
             _hold(FIRST, await asyncio.gather(*seated))
 
-            holder, other, seated = await seat(stack, client, SECOND)
+            holder, other, seated, leave = await seat(stack, client, SECOND)
             before = stack.total(other, PULLS), stack.total(other, FALLBACKS)
             stack.signal(holder, signal.SIGSTOP)
             pulling = asyncio.create_task(stream(client, rows()[SECOND].prompt))
@@ -63,6 +64,7 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
                 stack.until, lambda: _is_there(stack, other), SECONDS, "it went nowhere"
             )
             stack.signal(holder, signal.SIGKILL)
+            leave.set()
             _hold(SECOND, [await pulling, *await asyncio.gather(*seated)])
             assert stack.total(other, PULLS) == before[0]
             assert stack.total(other, FALLBACKS) == before[1] + 1
@@ -70,9 +72,9 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
 
 async def seat(
     stack: Stack, client: httpx.AsyncClient, index: int
-) -> tuple[str, str, list[asyncio.Task[Answer]]]:
+) -> tuple[str, str, list[asyncio.Task[Answer]], asyncio.Event]:
     """A prompt computed once, and two answers of it under way where that was: holder, the other
-    worker, and the two."""
+    worker, the two, and when they may end."""
     names = list(stack.workers)
     before = [stack.total(name, "vllm:prompt_tokens_total") for name in names]
     _hold(index, [await stream(client, rows()[index].prompt)])
@@ -80,16 +82,20 @@ async def seat(
     grown = [now - then for now, then in zip(after, before, strict=True)]
     holder = names[grown.index(max(grown))]
     (other,) = [name for name in names if name != holder]
-    seated = [asyncio.create_task(_long(client, index)) for _ in range(2)]
+    leave = asyncio.Event()
+    seated = [asyncio.create_task(_long(client, index, leave)) for _ in range(2)]
     await asyncio.to_thread(
         stack.until, lambda: stack.total(holder, RUNNING) == 2, SECONDS, "seats are free"
     )
-    return holder, other, seated
+    return holder, other, seated, leave
 
 
-async def _long(client: httpx.AsyncClient, index: int) -> Answer:
-    """An answer that keeps its seat for long, of which the reference has the first tokens."""
-    answer = await stream(client, rows()[index].prompt, max_tokens=400)
+async def _long(client: httpx.AsyncClient, index: int, leave: asyncio.Event) -> Answer:
+    """An answer that keeps its seat until it may leave: of which the reference has the start."""
+    answer = Answer()
+    async for _ in events(client, rows()[index].prompt, answer, max_tokens=900):
+        if leave.is_set() and len(answer.tokens) >= 64:
+            break
     answer.tokens = answer.tokens[:64]
     return answer
 

@@ -19,6 +19,7 @@ from tandem.router.placement.elastic import ElasticPolicy
 from tandem.router.placement.pulls import BUDGET_SECONDS, ROUND_SECONDS, best_pulls
 from tandem.router.placement.rates import Rates
 from tandem.router.placement.snapshot import Exclusions, FleetSnapshot, LinkPace, PromptFacts
+from tandem.router.workers.peering import handoff_peers
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
 FAST = LinkPace(10e9)
@@ -261,5 +262,9 @@ async def test_links_of_pulls_count_as_no_hand_off(make_worker) -> None:
     await until(lambda: len(stack.fleet.pull_links()) == 12)
     producers = {first.incarnation, second.incarnation}
     consumers = {one.incarnation, two.incarnation}
+    known = stack.pool.workers
+    for each in (first, second, one, two):
+        peers = handoff_peers(known[each.incarnation], known)
+        assert set(peers) == (producers if each.role is D else set())
     assert stack.fleet.usable_links(0.0) == {(p, d) for p in producers for d in consumers}
     await stack.close()

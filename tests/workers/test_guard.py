@@ -149,6 +149,39 @@ def test_decode_workers_reach_prefill_workers(rings: dict[str, KeyRing]) -> None
         p_guard.stop()
 
 
+@pytest.mark.parametrize(
+    ("gives", "takes", "pulls"),
+    [
+        ("prefill", "prefill", True),
+        ("decode", "decode", True),
+        ("decode", "prefill", True),
+        ("prefill", "prefill", False),
+        ("decode", "decode", False),
+    ],
+)
+def test_workers_of_any_role_reach_lenders_of_any_role(
+    rings: dict[str, KeyRing], gives: str, takes: str, *, pulls: bool
+) -> None:
+    """Where prefixes are pulled; else a control socket is for decode workers, and is a prefill
+    worker's."""
+    p_guard = CurveGuard(rings[gives])
+    p_guard.start()
+    d_guard = _SharedContext(rings[takes], p_guard)
+    config = make_config(kv_pull_peers=int(pulls), kv_connect_seconds=0.3)
+    producer, consumer = Producer(config, guard=p_guard), Consumer(config, guard=d_guard)
+    try:
+        if pulls:
+            consumer.meet(producer)
+            return
+        consumer.service.set_peers({producer.service.control: producer.incarnation})
+        with pytest.raises((AssertionError, TimeoutError)):
+            consumer.until(lambda: consumer.service.peer_up(producer.incarnation), seconds=1.0)
+    finally:
+        consumer.service.close()
+        producer.service.close()
+        p_guard.stop()
+
+
 def test_a_successor_waits_for_its_predecessors_address(rings: dict[str, KeyRing]) -> None:
     """One answers for a process at a time; the next begins when the first has let go."""
     first, second = CurveGuard(rings["decode"]), CurveGuard(rings["decode"])

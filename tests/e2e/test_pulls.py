@@ -17,8 +17,8 @@ from stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-FIRST, SECOND = 48, 49
-"""Prompts of 863 and 938 tokens: a second or more to compute, milliseconds to pull."""
+FIRST, SECOND = 41, 42
+"""Prompts of 482 and 524 tokens: a second or so to compute, milliseconds to pull."""
 FLAGS = {
     "prefill": 0,
     "decode": 2,
@@ -49,9 +49,9 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
         async with httpx.AsyncClient(base_url=stack.url, timeout=180) as client:
             holder, other, seated, leave = await seat(stack, client, FIRST)
             usage = await _usage(client, FIRST)
-            assert usage["prompt_tokens_details"]["cached_tokens"] >= 860 // 16 * 16
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= 480
             assert stack.total(other, PULLS) == 1, _seen(stack)
-            assert stack.total(other, "tandem:kv_prefix_pulled_tokens_total") >= 860 // 16 * 16
+            assert stack.total(other, "tandem:kv_prefix_pulled_tokens_total") >= 480
             assert stack.total(other, FALLBACKS) == 0
             leave.set()
             _hold(FIRST, await asyncio.gather(*seated))

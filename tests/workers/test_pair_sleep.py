@@ -63,7 +63,7 @@ def test_memory_that_peers_map_stays_awake(tmp_path: Path) -> None:
         pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
         said = pair.producer.keeps_awake()
         assert said is not None
-        assert "mapped, by shm: sleep needs tcp or nixl" in said
+        assert "mapped, by shm and shm_agent: sleep needs tcp or nixl" in said
         pair.prefill.core.sleep.keeps_awake = pair.producer.keeps_awake  # as a worker's shell does
         reply = call(pair.prefill, CommandName.SLEEP)
         assert (reply.ok, reply.message) == (False, said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -26,10 +27,12 @@ def test_a_readable_descriptor_ends_the_sleep() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 2.5e-5, 0.0015])
 def test_the_sleep_ends_with_its_time(seconds: float) -> None:
-    """Without anything to read; by no descriptor at all, too."""
+    """And not before: without anything to read, and by no descriptor at all."""
     descriptor = os.eventfd(0)
     try:
-        sleep_on([descriptor], seconds)
-        sleep_on([], seconds)
+        for watched in ([descriptor], []):
+            began = time.monotonic()
+            sleep_on(watched, seconds)
+            assert time.monotonic() - began >= seconds
     finally:
         os.close(descriptor)

@@ -39,6 +39,10 @@ class Server:
         """Resident memory by role."""
         return {role: child.memory_info().rss >> 20 for role, child in self._children.items()}
 
+    def kill(self, role: str) -> None:
+        """End a process of that role as a crash does."""
+        self._children[role].kill()
+
     def metrics(self, role: str) -> dict[str, float]:
         """Samples of a worker or the router, ``name{labels}`` to value."""
         where = self.url

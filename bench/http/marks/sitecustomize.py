@@ -25,7 +25,7 @@ PLACES = {
     "tandem.router.openai.completions": ("read_body", "_prepare"),
     "tandem.llm.async_llm": ("AsyncLLM.prepare", "AsyncLLM.stream"),
     "tandem.router.workers.connection": ("WorkerConnection.submit", "WorkerConnection._deliver"),
-    "tandem.router.openai.sse": ("_send_part",),
+    "tandem.router.openai.answers.sse": ("_send_part",),
     "tandem.worker.engine_proc": ("EngineCoreProc._submit",),
     "tandem.engine.scheduler.scheduler": ("Scheduler.plan", "Scheduler.update_from_output"),
     "tandem.engine.worker.input_batch": ("InputBatch.apply",),

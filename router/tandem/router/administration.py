@@ -19,7 +19,7 @@ from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import CommandName, Reply
 from tandem.router.config import RouterConfig
 from tandem.router.middleware.stopping import Ending
-from tandem.router.openai.schemas import AbortBody, LogLevelBody
+from tandem.router.openai.bodies.schemas import AbortBody, LogLevelBody
 from tandem.router.openai.service import read, service_of
 
 routes = APIRouter(tags=["administration"])

@@ -50,15 +50,15 @@ from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
-from tandem.router.openai.bounds import RequestBounds
-from tandem.router.openai.embeds import EmbedsIntake
+from tandem.router.openai.answers.sse import ClientGone
+from tandem.router.openai.bodies.bounds import RequestBounds
+from tandem.router.openai.bodies.embeds import EmbedsIntake
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.errors import ErrorAnswer, answer_of
 from tandem.router.openai.responses import create as responses
 from tandem.router.openai.responses import stored as stored_responses
 from tandem.router.openai.responses.store import ResponseStore
 from tandem.router.openai.service import Service
-from tandem.router.openai.sse import ClientGone
-from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.policy import placement_policy
 from tandem.router.server import RpcServer, make_server

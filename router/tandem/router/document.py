@@ -18,8 +18,9 @@ from pydantic.json_schema import models_json_schema
 from tandem.router.anthropic import answers as message_answers
 from tandem.router.anthropic import body as message_bodies
 from tandem.router.middleware.auth import ADMINISTRATION
-from tandem.router.openai import answers, pooling_answers, pooling_schemas, schemas, structured
-from tandem.router.openai.body import Body
+from tandem.router.openai.answers import pooling_types, types
+from tandem.router.openai.bodies import pooling_schemas, schemas, structured
+from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.responses import answers as response_answers
 from tandem.router.openai.responses import body as response_bodies
 
@@ -73,7 +74,7 @@ class Operation:
     errors: tuple[int, ...] = (500, 503)
     says: tuple[int, ...] = ()
     """Statuses beside 200 that may have the same object in the place of an error."""
-    fails: type[BaseModel] = answers.ErrorBody
+    fails: type[BaseModel] = types.ErrorBody
     """The answer of every error."""
     is_open: bool = False
     """Whether no key is asked for."""
@@ -82,14 +83,14 @@ class Operation:
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("post", "/v1/chat/completions"): Operation(
         takes=schemas.ChatBody,
-        gives=answers.ChatCompletion,
-        streams=answers.ChatChunk,
+        gives=types.ChatCompletion,
+        streams=types.ChatChunk,
         errors=_GENERATING,
     ),
     ("post", "/v1/completions"): Operation(
         takes=schemas.CompletionBody,
-        gives=answers.Completion,
-        streams=answers.CompletionChunk,
+        gives=types.Completion,
+        streams=types.CompletionChunk,
         errors=_GENERATING,
     ),
     ("post", "/v1/responses"): Operation(
@@ -128,52 +129,50 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **{
         ("post", path): Operation(takes=takes, gives=gives, errors=_GENERATING)
         for takes, gives, *paths in (
-            (pooling_schemas.EmbeddingBody, pooling_answers.EmbeddingList, "/v1/embeddings"),
-            (pooling_schemas.PoolingBody, pooling_answers.PoolingList, "/pooling"),
-            (pooling_schemas.ClassifyBody, pooling_answers.ClassificationList, "/classify"),
-            (pooling_schemas.ScoreBody, pooling_answers.ScoreList, "/score", "/v1/score"),
+            (pooling_schemas.EmbeddingBody, pooling_types.EmbeddingList, "/v1/embeddings"),
+            (pooling_schemas.PoolingBody, pooling_types.PoolingList, "/pooling"),
+            (pooling_schemas.ClassifyBody, pooling_types.ClassificationList, "/classify"),
+            (pooling_schemas.ScoreBody, pooling_types.ScoreList, "/score", "/v1/score"),
             (
-                *(pooling_schemas.RerankBody, pooling_answers.RerankList),
+                *(pooling_schemas.RerankBody, pooling_types.RerankList),
                 *("/rerank", "/v1/rerank", "/v2/rerank"),
             ),
         )
         for path in paths
     },
-    ("get", "/v1/models"): Operation(gives=answers.ModelList),
-    ("get", "/v1/models/{model_id}"): Operation(gives=answers.Model, errors=(404, 500, 503)),
+    ("get", "/v1/models"): Operation(gives=types.ModelList),
+    ("get", "/v1/models/{model_id}"): Operation(gives=types.Model, errors=(404, 500, 503)),
     ("post", "/tokenize"): Operation(
-        takes=schemas.TokenizeBody, gives=answers.Tokens, errors=(*_TAKING, 503)
+        takes=schemas.TokenizeBody, gives=types.Tokens, errors=(*_TAKING, 503)
     ),
     ("post", "/detokenize"): Operation(
-        takes=schemas.DetokenizeBody, gives=answers.Text, errors=(*_TAKING, 503)
+        takes=schemas.DetokenizeBody, gives=types.Text, errors=(*_TAKING, 503)
     ),
-    ("get", "/"): Operation(gives=answers.Status, is_open=True),
-    ("get", "/health"): Operation(gives=answers.Status, is_open=True),
-    ("get", "/ready"): Operation(gives=answers.Status, says=(503,), is_open=True),
-    ("get", "/version"): Operation(gives=answers.Status, is_open=True),
+    ("get", "/"): Operation(gives=types.Status, is_open=True),
+    ("get", "/health"): Operation(gives=types.Status, is_open=True),
+    ("get", "/ready"): Operation(gives=types.Status, says=(503,), is_open=True),
+    ("get", "/version"): Operation(gives=types.Status, is_open=True),
     ("get", "/metrics"): Operation(gives="text/plain", is_open=True),
     ("get", "/debug/canary"): Operation(gives="text/plain"),
-    ("get", "/debug/fleet"): Operation(gives=answers.Status),
-    ("get", "/debug/placements"): Operation(gives=answers.Status),
-    ("get", "/debug/requests"): Operation(gives=answers.Status, errors=(400, 500, 503)),
-    ("get", "/debug/requests/{request_id}"): Operation(
-        gives=answers.Status, errors=(404, 500, 503)
-    ),
-    ("post", "/reset_prefix_cache"): Operation(gives=answers.Status, says=(503,)),
-    ("post", "/sleep"): Operation(gives=answers.Status, says=(503,), errors=(400, 500)),
-    ("post", "/wake_up"): Operation(gives=answers.Status, says=(503,), errors=(400, 500)),
-    ("get", "/is_sleeping"): Operation(gives=answers.Status, errors=(400, 500, 503)),
-    ("post", "/start_profile"): Operation(gives=answers.Status, says=(503,)),
-    ("post", "/stop_profile"): Operation(gives=answers.Status, says=(503,)),
-    ("get", "/server_info"): Operation(gives=answers.Status),
-    ("get", "/log_level"): Operation(gives=answers.Status),
+    ("get", "/debug/fleet"): Operation(gives=types.Status),
+    ("get", "/debug/placements"): Operation(gives=types.Status),
+    ("get", "/debug/requests"): Operation(gives=types.Status, errors=(400, 500, 503)),
+    ("get", "/debug/requests/{request_id}"): Operation(gives=types.Status, errors=(404, 500, 503)),
+    ("post", "/reset_prefix_cache"): Operation(gives=types.Status, says=(503,)),
+    ("post", "/sleep"): Operation(gives=types.Status, says=(503,), errors=(400, 500)),
+    ("post", "/wake_up"): Operation(gives=types.Status, says=(503,), errors=(400, 500)),
+    ("get", "/is_sleeping"): Operation(gives=types.Status, errors=(400, 500, 503)),
+    ("post", "/start_profile"): Operation(gives=types.Status, says=(503,)),
+    ("post", "/stop_profile"): Operation(gives=types.Status, says=(503,)),
+    ("get", "/server_info"): Operation(gives=types.Status),
+    ("get", "/log_level"): Operation(gives=types.Status),
     ("post", "/log_level"): Operation(
-        takes=schemas.LogLevelBody, gives=answers.Status, errors=_TAKING
+        takes=schemas.LogLevelBody, gives=types.Status, errors=_TAKING
     ),
     ("post", "/abort_requests"): Operation(
-        takes=schemas.AbortBody, gives=answers.Status, errors=_TAKING
+        takes=schemas.AbortBody, gives=types.Status, errors=_TAKING
     ),
-    ("get", "/tokenizer_info"): Operation(gives=answers.Status, errors=(404, 500, 503)),
+    ("get", "/tokenizer_info"): Operation(gives=types.Status, errors=(404, 500, 503)),
 }
 
 
@@ -263,8 +262,8 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 def _schemas() -> dict[str, Any]:
     models: list[type[BaseModel]] = [
         *_BODIES,
-        *answers.models(),
-        *pooling_answers.models(),
+        *types.models(),
+        *pooling_types.models(),
         *response_answers.models(),
         *message_answers.models(),
     ]

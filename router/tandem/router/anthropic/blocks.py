@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
 
 Message = dict[str, Any]
 Content = str | Sequence[Mapping[str, Any]]

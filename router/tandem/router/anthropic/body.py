@@ -10,10 +10,10 @@ from pydantic import Field, PrivateAttr
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.anthropic import parameters
 from tandem.router.anthropic.blocks import messages_of
-from tandem.router.openai.body import Body
-from tandem.router.openai.parameters import Refused
-from tandem.router.openai.schemas import ChatBody, Information, Messages
-from tandem.router.openai.unknown_fields import UnknownFields
+from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.schemas import ChatBody, Information, Messages
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
 
 CacheControl = dict[str, Any]
 """What is to be cached: prefixes are cached for all alike, and no answer changes by it."""

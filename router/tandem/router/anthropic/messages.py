@@ -16,11 +16,12 @@ from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.anthropic.body import NAMES, CountBody, MessagesBody
 from tandem.router.anthropic.writer import MessageWriter, stop_of, usage_of
-from tandem.router.openai.answer_reader import AnswerReader, check_calls
+from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
+from tandem.router.openai.answers.last_words import end_with
+from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.chat_run import chat_outputs
-from tandem.router.openai.last_words import end_with
-from tandem.router.openai.schemas import ChatBody
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
@@ -29,7 +30,6 @@ from tandem.router.openai.service import (
     read,
     service_of,
 )
-from tandem.router.openai.sse import EventStream, while_connected
 
 routes = APIRouter(tags=["Anthropic"], route_class=PlainRoute)
 

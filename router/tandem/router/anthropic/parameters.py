@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tandem.router.openai.parameters import Refused
+from tandem.router.openai.bodies.parameters import Refused
 
 _NO_TOOLS = "tools are run by the client"
 _ONE = "there is one"

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tandem.router.middleware.answer import send_error
+from tandem.router.openai.answers.last_words import last_words
 from tandem.router.openai.errors import ErrorAnswer
-from tandem.router.openai.last_words import last_words
 
 ID_PREFIXES = ("", "chatcmpl-", "cmpl-")
 """What stands before a request's id in the id of its answer."""

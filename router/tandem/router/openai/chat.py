@@ -10,12 +10,13 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tandem.llm.outputs import CompletionOutput, RequestOutput
-from tandem.router.openai.chat_reader import ChatReader, reader_of
+from tandem.router.openai.answers.chat_reader import ChatReader, reader_of
+from tandem.router.openai.answers.chunks import DONE, ChunkWriter, chat_writer, usage
+from tandem.router.openai.answers.logprobs import chat_logprobs, prompt_logprobs
+from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.bodies.schemas import ChatBody, StreamOptions
 from tandem.router.openai.chat_run import chat_outputs
-from tandem.router.openai.chunks import DONE, ChunkWriter, chat_writer, usage
 from tandem.router.openai.generate import Answer, begin
-from tandem.router.openai.logprobs import chat_logprobs, prompt_logprobs
-from tandem.router.openai.schemas import ChatBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
@@ -24,7 +25,6 @@ from tandem.router.openai.service import (
     request_id_of,
     service_of,
 )
-from tandem.router.openai.sse import EventStream, while_connected
 
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 

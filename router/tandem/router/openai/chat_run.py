@@ -11,10 +11,10 @@ from fastapi import Request
 
 from tandem.llm.async_llm import PreparedRequest
 from tandem.protocol.sampling import OutputKind
-from tandem.router.openai.answer_reader import AnswerReader
+from tandem.router.openai.answers.answer_reader import AnswerReader
+from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.generate import Outputs, count_finished, run
-from tandem.router.openai.schemas import ChatBody
 from tandem.router.openai.service import Service, blaming, context_of, input_options
 
 

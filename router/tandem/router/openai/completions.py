@@ -13,11 +13,12 @@ from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.beside import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
-from tandem.router.openai.choices import Choices, choices_of
-from tandem.router.openai.chunks import DONE, ChunkWriter, completion_writer, usage
+from tandem.router.openai.answers.choices import Choices, choices_of
+from tandem.router.openai.answers.chunks import DONE, ChunkWriter, completion_writer, usage
+from tandem.router.openai.answers.logprobs import prompt_logprobs
+from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.bodies.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.generate import Answer, Outputs, Totals, begin, prepare_all, run
-from tandem.router.openai.logprobs import prompt_logprobs
-from tandem.router.openai.schemas import CompletionBody, StreamOptions
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
@@ -28,7 +29,6 @@ from tandem.router.openai.service import (
     request_id_of,
     service_of,
 )
-from tandem.router.openai.sse import EventStream, while_connected
 from tandem.text.prompts import Prompt, parse_prompts
 
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)

@@ -7,10 +7,10 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 
 from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.router.openai.answers.sse import while_connected
+from tandem.router.openai.bodies.pooling_schemas import EmbeddingBody, PoolingBody
 from tandem.router.openai.pooled import PooledCall, item_of
-from tandem.router.openai.pooling_schemas import EmbeddingBody, PoolingBody
 from tandem.router.openai.service import PlainRoute, read
-from tandem.router.openai.sse import while_connected
 
 routes = APIRouter(tags=["pooling"], route_class=PlainRoute)
 

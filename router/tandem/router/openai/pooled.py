@@ -23,10 +23,10 @@ from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, Refusal, RequestRefused
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.pooling import MAX_TOKEN_VALUES, PoolingParams
-from tandem.router.openai.bounds import too_many
-from tandem.router.openai.chunks import usage
+from tandem.router.openai.answers.chunks import usage
+from tandem.router.openai.bodies.bounds import too_many
+from tandem.router.openai.bodies.pooling_schemas import PooledBody
 from tandem.router.openai.generate import Answer, begin
-from tandem.router.openai.pooling_schemas import PooledBody
 from tandem.router.openai.service import (
     Service,
     context_of,

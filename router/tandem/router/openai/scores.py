@@ -9,10 +9,15 @@ from fastapi import APIRouter, Request, Response
 from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.pooling import PoolingParams, PoolingTask
+from tandem.router.openai.answers.sse import while_connected
+from tandem.router.openai.bodies.pooling_schemas import (
+    ClassifyBody,
+    PooledBody,
+    RerankBody,
+    ScoreBody,
+)
 from tandem.router.openai.pooled import PooledCall
-from tandem.router.openai.pooling_schemas import ClassifyBody, PooledBody, RerankBody, ScoreBody
 from tandem.router.openai.service import PlainRoute, read
-from tandem.router.openai.sse import while_connected
 
 routes = APIRouter(tags=["pooling"], route_class=PlainRoute)
 

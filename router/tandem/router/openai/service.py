@@ -21,14 +21,14 @@ from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, RequestRefused
 from tandem.protocol.recording import current, marked
 from tandem.router.metrics import RouterMetrics
-from tandem.router.openai.body import Body
-from tandem.router.openai.bounds import SMALL_BYTES, RequestBounds, understand
-from tandem.router.openai.embeds import EmbedsIntake
+from tandem.router.openai.answers.sse import ClientGone
+from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.bounds import SMALL_BYTES, RequestBounds, understand
+from tandem.router.openai.bodies.embeds import EmbedsIntake
+from tandem.router.openai.bodies.pooling_schemas import PooledBody
+from tandem.router.openai.bodies.schemas import GenerationBody
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.errors import HttpProblem, body_too_slow, unknown_model
-from tandem.router.openai.pooling_schemas import PooledBody
-from tandem.router.openai.schemas import GenerationBody
-from tandem.router.openai.sse import ClientGone
-from tandem.router.openai.unknown_fields import UnknownFields
 from tandem.text.input_processor import InputOptions, TruncationSide
 from tandem.text.parsers.model import ModelParsers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from tandem.router.openai.bodies.schemas import DetokenizeBody, TokenizeBody
 from tandem.router.openai.chat_options import chat_options
-from tandem.router.openai.schemas import DetokenizeBody, TokenizeBody
 from tandem.router.openai.service import Service, read, service_of
 
 routes = APIRouter(tags=["tokenizer"])

@@ -14,12 +14,12 @@ from tandem.llm.scoring import Side, prepare_scores
 from tandem.protocol.context import RequestContext
 from tandem.protocol.pooling import PoolingParams
 from tandem.protocol.sampling import OutputKind
+from tandem.router.openai.bodies.pooling_schemas import PooledBody
+from tandem.router.openai.bodies.schemas import ChatBody, CompletionBody
 from tandem.router.openai.chat_options import chat_options
 from tandem.router.openai.completions import prompts_of
 from tandem.router.openai.generate import begin, count_finished
 from tandem.router.openai.pooled import PooledCall
-from tandem.router.openai.pooling_schemas import PooledBody
-from tandem.router.openai.schemas import ChatBody, CompletionBody
 from tandem.router.openai.service import Service, blaming, checked_id, options_of
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.call import Call

@@ -8,10 +8,10 @@ import msgspec
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ExtraArg
-from tandem.router.openai.body import Body
-from tandem.router.openai.bounds import SMALL_BYTES, understand
-from tandem.router.openai.pooling_schemas import EmbeddingBody, ScoreBody
-from tandem.router.openai.schemas import ChatBody, CompletionBody, TokenizeBody
+from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.bounds import SMALL_BYTES, understand
+from tandem.router.openai.bodies.pooling_schemas import EmbeddingBody, ScoreBody
+from tandem.router.openai.bodies.schemas import ChatBody, CompletionBody, TokenizeBody
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from tandem.router.openai.answers import Answer, ChatLogprob
+from tandem.router.openai.answers.types import Answer, ChatLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -8,12 +8,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai import parameters
-from tandem.router.openai.body import Body
-from tandem.router.openai.parameters import Refused
+from tandem.router.openai.bodies import parameters
+from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.schemas import (
+    ChatBody,
+    Information,
+    Metadata,
+    ReasoningEffort,
+    Salt,
+)
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
 from tandem.router.openai.responses.items import Item, plain_items
-from tandem.router.openai.schemas import ChatBody, Information, Metadata, ReasoningEffort, Salt
-from tandem.router.openai.unknown_fields import UnknownFields
 
 LOGPROBS = "message.output_text.logprobs"
 _CHOICE = '"none", "auto", "required", or {"type": "function", "name": one of tools}'

@@ -16,11 +16,13 @@ from fastapi import APIRouter, Request, Response
 from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.answer_reader import AnswerReader, check_calls
-from tandem.router.openai.bounds import too_many
+from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls
+from tandem.router.openai.answers.last_words import end_with
+from tandem.router.openai.answers.logprobs import chat_logprobs
+from tandem.router.openai.answers.sse import EventStream, while_connected
+from tandem.router.openai.bodies.bounds import too_many
+from tandem.router.openai.bodies.schemas import ChatBody
 from tandem.router.openai.chat_run import outputs_of, prepare_chat
-from tandem.router.openai.last_words import end_with
-from tandem.router.openai.logprobs import chat_logprobs
 from tandem.router.openai.responses.body import NAMES, ResponsesBody
 from tandem.router.openai.responses.frame import frame_of, usage_of
 from tandem.router.openai.responses.items import messages_of
@@ -28,7 +30,6 @@ from tandem.router.openai.responses.store import Turn, earlier_items, encoded, s
 from tandem.router.openai.responses.stored import not_stored, store_of
 from tandem.router.openai.responses.truncation import fitting
 from tandem.router.openai.responses.writer import ResponseWriter
-from tandem.router.openai.schemas import ChatBody
 from tandem.router.openai.service import (
     PlainRoute,
     Service,
@@ -38,7 +39,6 @@ from tandem.router.openai.service import (
     request_id_of,
     service_of,
 )
-from tandem.router.openai.sse import EventStream, while_connected
 
 routes = APIRouter(tags=["OpenAI"], route_class=PlainRoute)
 

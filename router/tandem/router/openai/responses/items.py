@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai import parameters
-from tandem.router.openai.unknown_fields import UnknownFields
+from tandem.router.openai.bodies import parameters
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
 
 Item = dict[str, Any]
 Message = dict[str, Any]

@@ -1,0 +1,140 @@
+"""Answers whose client may leave: a watch on the connection, and the stream response.
+
+Both end the work at once when the client disconnects: the task is cancelled, the generators close,
+and CANCEL goes to the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from time import monotonic
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.protocol.errors import TandemError
+from tandem.protocol.recording import Recording
+from tandem.router.openai.answers.chunks import DONE
+from tandem.router.openai.answers.last_words import last_words
+from tandem.router.openai.errors import answer_of
+from tandem.router.timeline.recorder import comment_of
+
+logger = logging.getLogger(__name__)
+
+
+class ClientGone(TandemError):
+    """The client left before its answer was complete; nobody reads what we say."""
+
+
+@asynccontextmanager
+async def while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the body of the block when the client disconnects, and raise ClientGone then."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch(), name="client-watch")
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if gone:
+            task.uncancel()
+            raise ClientGone("the client left") from error
+        raise
+    finally:
+        watcher.cancel()
+
+
+class EventStream(Response):
+    """Sends the bytes of ``events`` as they come. The headers go out with the first.
+
+    An error before the first event is raised: it decides the status. A later one becomes the last
+    words that the request's API has for it. A client that does not read for ``seconds`` in all,
+    counted from the first event, is gone.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        seconds: float,
+        gone: Callable[[], None],
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._seconds = seconds
+        self._gone = gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application. Raises what comes before the first event, ClientGone too."""
+        begun = False
+        state = scope.get("state", {})
+        state["streams"] = True
+        recording: Recording | None = state.get("recording")
+        asked = recording if state.get("wants_timeline") else None
+        async with aclosing(self._events) as events:
+            try:
+                async with while_connected(receive), asyncio.timeout(None) as patience:
+                    first = await anext(events)
+                    begun = True
+                    patience.reschedule(asyncio.get_running_loop().time() + self._seconds)
+                    part = state.get("send_part", send)
+                    await self._send_all(first, events, send, part, recording, asked, scope)
+            except (ClientGone, TimeoutError):
+                if not begun:
+                    raise
+                self._gone()
+
+    async def _send_all(
+        self,
+        first: bytes,
+        events: AsyncIterator[bytes],
+        send: Send,
+        send_part: Send,
+        recording: Recording | None,
+        asked: Recording | None,
+        scope: Scope,
+    ) -> None:
+        """``send_part`` is the server's own: every layer between sees how an answer begins and
+        ends, and none has to do with what comes between, which is once for every token."""
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await _send_part(send, first)
+        try:
+            async for chunk in events:
+                if chunk is DONE and asked is not None:
+                    await _send_part(send_part, comment_of(asked))
+                    asked = None
+                # Once a token: no call for what is the same in all of them.
+                message = {"type": "http.response.body", "body": chunk, "more_body": True}
+                if recording is None:
+                    await send_part(message)
+                else:
+                    since = monotonic()
+                    await send_part(message)
+                    recording.write_seconds += monotonic() - since
+            if asked is not None:  # a stream with another end
+                await _send_part(send_part, comment_of(asked))
+        except Exception as error:  # the last place where the client can be told
+            answer = answer_of(error)
+            if answer.status == 500:
+                logger.exception("a stream failed")
+            await _send_part(send, last_words(scope, answer))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_part(send: Send, content: bytes) -> None:
+    await send({"type": "http.response.body", "body": content, "more_body": True})

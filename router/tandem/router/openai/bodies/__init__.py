@@ -1,0 +1,1 @@
+"""What clients may send: bodies as they stand, their bounds, and their reading."""

@@ -1,0 +1,72 @@
+"""What all bodies of requests have in common: strict types, and a word on every name in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+
+from tandem.router.openai.bodies.parameters import Refused
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
+
+_TEXT = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+
+def _one_or_several(*kinds: dict[str, Any]) -> WithJsonSchema:
+    several = {"type": "array", "items": {"anyOf": [*kinds]}, "minItems": 1}
+    return WithJsonSchema({"anyOf": [*kinds, several]})
+
+
+Prompts = Annotated[Any, _one_or_several(_TEXT, _TOKENS)]
+"""A text or token ids, or a list of them; what reads it checks it."""
+_EXAMPLE = (  # safetensors, [1, 2] float32: of a model whose hidden size is 2
+    "OAAAAAAAAAB7IngiOnsiZHR5cGUiOiJGMzIiLCJzaGFwZSI6WzEsMl0sImRhdGFfb2Zmc2V0"
+    "cyI6WzAsOF19fQAAAD8AAIC+"
+)
+_SAVED = {
+    "type": "string",
+    "minLength": 1,
+    "contentEncoding": "base64",
+    "description": "A tensor [positions, hidden_size] as torch.save or safetensors writes it.",
+    "examples": [_EXAMPLE],
+}
+Embeds = Annotated[
+    str | list[str],
+    WithJsonSchema({"anyOf": [_SAVED, {"type": "array", "items": _SAVED}]}),
+]
+"""A tensor [positions, hidden_size] as torch.save or safetensors writes it, in base64, or a list of
+them."""
+Texts = Annotated[Any, _one_or_several(_TEXT)]
+"""A text or a list of texts; what reads it checks it."""
+_DOCUMENT = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
+Documents = Annotated[
+    Any,
+    WithJsonSchema({"type": "array", "items": {"anyOf": [_TEXT, _DOCUMENT]}, "minItems": 1}),
+]
+"""A list of texts, each bare or in an object; what reads it checks it."""
+
+
+class Body(BaseModel):
+    """A JSON object. Strict: a number in quotes is not a number, true is not 1."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    REFUSED: ClassVar[Mapping[str, Refused]] = {}
+    """What is known by name and not done."""
+    EXAMPLE: ClassVar[Mapping[str, Any]] = {}
+    """One that is answered with 200, without ``model``."""
+
+    def check(self, unknown: UnknownFields, prefix: str = "") -> None:
+        """Raise InvalidParameter for what is not done, here and in the objects below."""
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, Body):
+                value.check(unknown, f"{prefix}{name}.")
+        for name, value in (self.model_extra or {}).items():
+            refused = self.REFUSED.get(name)
+            if refused is None:
+                unknown.meet(prefix, name, value, (*type(self).model_fields, *self.REFUSED))
+            else:
+                refused.check(f"{prefix}{name}", value)

@@ -1,0 +1,114 @@
+"""How much one request may hold of each thing, and the reading of a body within these bounds.
+
+Counts are checked before the fields' types are: a list of a million wrong values would else make a
+million messages. What may be large is looked at in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pydantic_core
+
+from tandem.llm.beside import IN_LOOP
+from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import MAX_N, MAX_STOP_TOKEN_IDS
+from tandem.router.config import RouterConfig
+from tandem.router.openai.bodies.body import Body
+from tandem.router.openai.bodies.parse import parse
+from tandem.router.openai.bodies.shape import check_shape
+from tandem.router.openai.bodies.unknown_fields import UnknownFields
+
+SMALL_BYTES = IN_LOOP
+"""Of a body that is parsed in the loop."""
+MAX_DOCUMENTS = 1_024
+MAX_FIELDS = 128
+
+_AnyBody = TypeVar("_AnyBody", bound=Body)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestBounds:
+    """Entries per field, and of the body as a whole."""
+
+    json_values: int
+    json_depth: int
+    prompts: int
+    sequences: int
+    entries: Mapping[str, int]
+    """Of other fields that are lists or objects."""
+
+    @classmethod
+    def of(cls, config: RouterConfig) -> RequestBounds:
+        """As configured."""
+        return cls(
+            json_values=config.max_json_values,
+            json_depth=config.max_json_depth,
+            prompts=config.max_prompts,
+            sequences=config.max_sequences,
+            entries={
+                "messages": config.max_messages,
+                "bad_words": config.max_bad_words,
+                "logit_bias": config.max_logit_bias,
+                "stop": 1_024,  # 16 are allowed, the sampling parameters say so
+                "stop_sequences": 1_024,
+                "stop_token_ids": MAX_STOP_TOKEN_IDS,
+                "tools": MAX_DOCUMENTS,
+                "documents": MAX_DOCUMENTS,
+                "chat_template_kwargs": MAX_FIELDS,
+                "modalities": MAX_FIELDS,
+            },
+        )
+
+    def check(self, fields: Mapping[str, object]) -> None:
+        """Raise InvalidParameter that names the first field with too many entries."""
+        if len(fields) > MAX_FIELDS:
+            raise InvalidParameter("body", list(fields), f"at most {MAX_FIELDS} fields")
+        for name, most in self.entries.items():
+            value = fields.get(name)
+            if isinstance(value, list | dict) and len(value) > most:
+                raise too_many(name, value, most)
+        self._check_prompts(fields.get("prompt"), fields.get("prompt_embeds"), fields.get("n"))
+
+    def _check_prompts(self, prompt: object, embeds: object, n: object) -> None:
+        batch = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        count = len(prompt) if batch and isinstance(prompt, list) else 1
+        name, value = "prompt", prompt
+        if isinstance(embeds, list) and embeds:
+            count, name, value = len(embeds) + (count if prompt else 0), "prompt_embeds", embeds
+        if count > self.prompts:
+            raise too_many(name, value, self.prompts)
+        if isinstance(n, int) and count * n > self.sequences:
+            allowed = f"prompts times n of at most {self.sequences}; it has {count} prompts"
+            most = min(self.sequences, MAX_N)
+            raise InvalidParameter("n", n, allowed if count > 1 else f"an integer, 1 to {most}")
+
+
+def too_many(name: str, value: object, most: int) -> InvalidParameter:
+    """A list or an object that is too long."""
+    count = len(value) if isinstance(value, Sequence | Mapping) else 0
+    return InvalidParameter(name, value, f"at most {most} entries; it has {count}")
+
+
+def understand(
+    model: type[_AnyBody], body: bytes, bounds: RequestBounds, unknown: UnknownFields
+) -> _AnyBody:
+    """The body as ``model``. Raises HttpProblem and InvalidParameter that name what is wrong."""
+    check_shape(body, max_values=bounds.json_values, max_depth=bounds.json_depth)
+    if len(body) > SMALL_BYTES:
+        _check_before(body, bounds)
+    parsed = parse(model, body, unknown)
+    bounds.check({**parsed.__dict__, **(parsed.model_extra or {})})
+    return parsed
+
+
+def _check_before(body: bytes, bounds: RequestBounds) -> None:
+    """What is no JSON is left to ``parse``, which finds the words."""
+    try:
+        fields = pydantic_core.from_json(body)
+    except ValueError:
+        return
+    if isinstance(fields, dict):
+        bounds.check(fields)

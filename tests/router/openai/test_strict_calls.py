@@ -1,0 +1,112 @@
+"""Strict tools, and forms that begin behind a thought: what workers are asked to keep to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+from tests.router.openai.test_tool_calls import CHAT, write_model
+
+from tandem.protocol.card import WorkerRole
+from tandem.protocol.structured import ReasoningSpan, StructuredOutputsParams
+
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+STRICT: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": True}}
+LOOSE: Any = {"type": "function", "function": {"name": "g", "parameters": SCHEMA}}
+CLOSED: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+THINK = ReasoningSpan(opens=("<think>",), close="</think>")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model that writes hermes and thinks."""
+    folder = tmp_path_factory.mktemp("strict-model")
+    write_model(folder)
+    worker = FakeWorker(WorkerRole.DECODE)
+    app = Served(str(folder), [worker])
+    yield app
+    app.stop()
+    worker.stop()
+
+
+def wanted(served: Served, **fields: Any) -> StructuredOutputsParams | None:
+    """What the worker was asked to keep to."""
+    body = {"model": "fake", "messages": CHAT, **fields}
+    answer = served.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return served.workers[0].submitted[-1].params.structured_outputs
+
+
+def test_strict_tools_are_held_to_from_the_mark_of_a_call_on(served: Served) -> None:
+    """In the model's own format; one that is not strict may be called with any object."""
+    held = wanted(served, tools=[STRICT, LOOSE], **CLOSED)
+    assert held is not None
+    assert held.reasoning is None
+    form = json.loads(held.structural_tag or "")["format"]
+
+    assert form["type"] == "triggered_tags"
+    assert form["triggers"] == ["<tool_call>"]
+    assert form["stop_after_first"] is False
+    begins = [tag["begin"] for tag in form["tags"]]
+    assert begins == [f'<tool_call>\n{{"name": "{name}", "arguments": ' for name in "fg"]
+    schemas = [tag["content"]["json_schema"] for tag in form["tags"]]
+    assert schemas == [SCHEMA, {"type": "object"}]
+
+
+def test_one_call_where_calls_are_not_parallel(served: Served) -> None:
+    """The grammar ends with the first."""
+    held = wanted(served, tools=[STRICT], parallel_tool_calls=False)
+    assert held is not None
+    assert json.loads(held.structural_tag or "")["format"]["stop_after_first"] is True
+
+
+def test_nothing_is_held_where_nothing_is_strict(served: Served) -> None:
+    """Nor where no tool may be called."""
+    assert wanted(served, tools=[LOOSE]) is None
+    assert wanted(served, tools=[STRICT], tool_choice="none") is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"regex": "a+"}},
+        {"tools": [STRICT]},
+        {"tools": [STRICT], "tool_choice": "required"},
+    ],
+)
+def test_a_form_begins_behind_a_thought(served: Served, fields: Any) -> None:
+    """Unless the prompt has closed it."""
+    held, closed = wanted(served, **fields), wanted(served, **fields, **CLOSED)
+    assert held is not None
+    assert closed is not None
+
+    assert held.reasoning == THINK
+    assert closed.reasoning is None
+    assert held.kind == closed.kind
+
+
+def test_a_thought_before_forced_calls_is_told_apart(served: Served) -> None:
+    """A call of tools behind it is a call."""
+    calls = '<think>Hm.</think>\n[{"name": "f", "parameters": {"a": 1}}]'
+    served.workers[0].answer = served.tokenizer.encode(calls, add_special_tokens=False)
+    body = {"model": "fake", "messages": CHAT, "tools": [STRICT], "tool_choice": "required"}
+    message = served.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+
+    assert message["reasoning"] == "Hm."
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": 1}'}
+    assert not message["content"]
+
+
+def test_strict_and_a_form_of_the_whole_answer_exclude_each_other(served: Served) -> None:
+    """Named by the tool."""
+    body = {"model": "fake", "messages": CHAT, "tools": [LOOSE, STRICT]}
+    form = {"response_format": {"type": "json_object"}}
+    answer = served.post("/v1/chat/completions", json={**body, **form})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools[1].function.strict"

@@ -1,0 +1,323 @@
+"""The HTTP/2 under gRPC, by a client that sends what it likes."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    PingAckReceived,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+from h2.settings import SettingCodes, Settings
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import ANSWER, Served
+from tests.router.rpc.test_rpc import free_port, hold
+from tests.waiting import wait_for
+
+from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.frames import Frames
+
+Serve = Callable[..., Served]
+Make = Callable[..., FakeWorker]
+GENERATE = "/tandem.v1.Inference/Generate"
+
+
+class RawClient:
+    """One connection; every event is kept."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), 10)
+        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
+        self.events: list[Event] = []
+
+    def greet(self, **settings: int) -> RawClient:
+        """Begin to speak."""
+        initial = {SettingCodes[name]: value for name, value in settings.items()}
+        self.h2.local_settings = Settings(client=True, initial_values=initial)
+        self.h2.initiate_connection()
+        self.flush()
+        return self
+
+    def flush(self) -> None:
+        """Send what is to be sent."""
+        self.socket.sendall(self.h2.data_to_send())
+
+    def ask(self, body: bytes, path: str = GENERATE, **headers: str) -> int:
+        """Begin a call; its stream."""
+        stream = self.h2.get_next_available_stream_id()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        named = {"content-type": "application/grpc", **named}
+        head = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", **named}
+        self.h2.send_headers(stream, list(head.items()))
+        for at in range(0, len(body), 16_384):
+            self.h2.send_data(stream, body[at : at + 16_384])
+        self.h2.end_stream(stream)
+        self.flush()
+        return stream
+
+    def until(self, done: Callable[[Event], bool], *, acknowledge: bool = True) -> Event | None:
+        """Read up to an event; None at the end of the connection."""
+        while True:
+            for event in self.events:
+                if done(event):
+                    return event
+            try:
+                data = self.socket.recv(65_536)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            for event in self.h2.receive_data(data):
+                self.events.append(event)
+                if acknowledge and isinstance(event, DataReceived):
+                    assert event.flow_controlled_length is not None
+                    self.h2.acknowledge_received_data(
+                        event.flow_controlled_length, event.stream_id or 0
+                    )
+            try:
+                self.flush()
+            except (ConnectionResetError, BrokenPipeError):
+                continue  # what came before the end may still be read, and then the end is
+
+    def status(self, stream: int) -> tuple[str, str]:
+        """The status and words of a call, when it has ended."""
+        kinds = (TrailersReceived, ResponseReceived)
+
+        def is_last(event: Event) -> bool:
+            if not isinstance(event, kinds) or event.stream_id != stream:
+                return False
+            headers: Any = event.headers or ()
+            return "grpc-status" in dict(headers)
+
+        found: Any = self.until(is_last)
+        assert found is not None
+        headers = dict(found.headers)
+        return headers["grpc-status"], headers.get("grpc-message", "")
+
+    def data(self, stream: int) -> bytes:
+        """What came of a stream so far."""
+        got = (each for each in self.events if isinstance(each, DataReceived))
+        return b"".join(each.data or b"" for each in got if each.stream_id == stream)
+
+
+def framed(message: bytes, compressed: int = 0) -> bytes:
+    """A message of gRPC."""
+    return struct.pack(">BI", compressed, len(message)) + message
+
+
+def asked(**fields: Any) -> bytes:
+    """A framed request of Generate."""
+    return framed(pb.GenerateRequest(prompt="Hi", **fields).SerializeToString())
+
+
+def texts(data: bytes) -> str:
+    """What messages of Generate say."""
+    said = ""
+    while data:
+        (size,) = struct.unpack_from(">xI", data)
+        message = pb.GenerateResponse.FromString(data[5 : 5 + size])
+        said += "".join(each.text for each in message.choices)
+        data = data[5 + size :]
+    return said
+
+
+@pytest.fixture
+def raw(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RawClient]]]:
+    """An app with gRPC over a worker, and a connection to it."""
+    clients: list[RawClient] = []
+
+    def connect(worker: FakeWorker | None = None, **settings: Any) -> Any:
+        port = free_port()
+        served = serve(worker or decode(), grpc_port=port, **settings)
+        clients.append(RawClient(port))
+        return served, clients[-1]
+
+    yield connect
+    for client in clients:
+        client.socket.close()
+
+
+def is_end(event: Event) -> bool:
+    """Whether a stream has ended."""
+    return isinstance(event, StreamEnded | StreamReset)
+
+
+def test_answers_fit_into_any_window(raw: Any) -> None:
+    """A client that takes 10 bytes at a time hears all, and nothing beyond its windows."""
+    _, client = raw()
+    client.greet(INITIAL_WINDOW_SIZE=10)
+    sampling = pb.SamplingParams(max_tokens=200)
+    stream = client.ask(asked(sampling=sampling, stream=True))
+
+    assert client.status(stream) == ("0", "")
+    assert texts(client.data(stream)) == ANSWER
+
+
+def test_a_window_that_never_opens_ends_the_call(raw: Any) -> None:
+    """Within the request's time; the connection goes on."""
+    _, client = raw()
+    client.greet(INITIAL_WINDOW_SIZE=10)
+    stream = client.ask(asked(stream=True), grpc_timeout="500m")
+    assert client.until(is_end, acknowledge=False) is not None
+    assert len(client.data(stream)) == 10
+    client.events.clear()
+    client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 65_535})
+
+    assert client.status(client.ask(asked()))[0] == "0"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        (asked(), {"path": "/tandem.v1.Inference/Nothing"}, "12", "no method"),
+        (framed(b"x", compressed=1), {}, "12", "uncompressed"),
+        (asked(), {"grpc_encoding": "gzip"}, "12", "grpc-encoding"),
+        (framed(b"\xff\xff"), {}, "3", "type"),
+        (b"", {}, "3", "one message"),
+        (asked() + asked(), {}, "3", "one message"),
+        (asked()[:-1], {}, "3", "cut short"),
+        (framed(b"a" * 20_000), {}, "8", "10000 bytes"),
+    ],
+)
+def test_what_no_method_takes_is_told(
+    raw: Any, body: bytes, headers: Any, status: str, words: str
+) -> None:
+    """By a status, and the next call is answered."""
+    _, client = raw(max_body_bytes=10_000)
+    client.greet()
+    code, message = client.status(client.ask(body, **headers))
+
+    assert (code, words in message) == (status, True), message
+    assert client.status(client.ask(asked()))[0] == "0"
+
+
+def test_what_is_no_grpc_is_415(raw: Any) -> None:
+    """As gRPC has it."""
+    _, client = raw()
+    client.greet()
+    client.ask(b"", content_type="text/plain")
+    answer: Any = client.until(lambda event: isinstance(event, ResponseReceived))
+
+    assert dict(answer.headers)[":status"] == "415"
+
+
+def test_bodies_of_all_calls_are_bounded_together(raw: Any) -> None:
+    """What is beyond is UNAVAILABLE, and what was held is given back."""
+    served, client = raw(max_bodies_bytes=30_000, max_body_bytes=20_000)
+    client.greet()
+    waiting = client.h2.get_next_available_stream_id()
+    head = [(":method", "POST"), (":scheme", "http"), (":path", GENERATE), (":authority", "x")]
+    client.h2.send_headers(waiting, [*head, ("content-type", "application/grpc")])
+    client.h2.send_data(waiting, framed(b"a" * 16_000)[:16_000])
+    client.flush()
+    wait_for(lambda: served.app.state.rpc.held.num_bytes == 16_000)
+    over = client.ask(framed(b"a" * 16_000)[:16_000])
+    assert client.status(over)[0] == "14"
+    client.h2.reset_stream(waiting)
+    client.flush()
+
+    wait_for(lambda: served.app.state.rpc.held.num_bytes == 0)
+
+
+def test_who_says_nothing_is_let_go(raw: Any) -> None:
+    """After the time that a head of HTTP has, too."""
+    _, client = raw(header_timeout=0.3)
+
+    assert client.until(lambda event: False) is None
+
+
+def test_who_gives_up_call_after_call_is_sent_away(raw: Any, decode: Make) -> None:
+    """Beginning and ending calls costs the server more than the client."""
+    _, client = raw(decode(behaviour=hold))
+    client.greet()
+    ends = PingAckReceived, ConnectionTerminated
+    told, end = 0, None
+    while end is None and told < 300:
+        told += 1
+        client.h2.reset_stream(client.ask(asked(stream=True)))
+        client.h2.ping(b"12345678")
+        client.flush()
+        client.until(lambda event: isinstance(event, ends))
+        end = next((e for e in client.events if isinstance(e, ConnectionTerminated)), None)
+        client.events.clear()
+    assert end is not None
+    assert end.error_code == 11
+    assert 100 <= told < 110
+
+
+@pytest.mark.parametrize("nonsense", [True, False])
+def test_calls_of_a_connection_that_ends_are_given_up(
+    raw: Any, decode: Make, nonsense: bool
+) -> None:
+    """Also where the client ends it by nonsense: its workers stop."""
+    worker = decode(behaviour=hold)
+    _, client = raw(worker)
+    client.greet()
+    client.ask(asked(stream=True))
+    wait_for(lambda: worker.submitted)
+    if nonsense:
+        client.socket.sendall(bytes.fromhex("00000408000000000000000000"))
+    else:
+        client.socket.close()
+    wait_for(lambda: worker.cancelled)
+
+
+def test_pings_are_answered_and_nonsense_ends_the_connection(raw: Any) -> None:
+    """The first by hand, the second by the state machine."""
+    _, client = raw()
+    client.greet()
+    client.h2.ping(b"12345678")
+    client.flush()
+    answer: Any = client.until(lambda event: isinstance(event, PingAckReceived))
+    assert answer.ping_data == b"12345678"
+    for nonsense in (b"\0\0\4\x08\0\0\0\0\0\0\0\0\0", b"\0\0\x08\x06\0\0\0\0\1" + bytes(8)):
+        served_again = RawClient(client.socket.getpeername()[1]).greet()
+        served_again.socket.sendall(nonsense)
+        end: Any = served_again.until(lambda event: isinstance(event, ConnectionTerminated))
+        assert end is None or end.error_code
+        served_again.socket.close()
+
+
+def test_a_full_house_lets_the_idle_go(raw: Any) -> None:
+    """A connection without calls makes room for another."""
+    _, client = raw(max_connections=1)
+    client.greet()
+    assert client.status(client.ask(asked()))[0] == "0"
+    other = RawClient(client.socket.getpeername()[1]).greet()
+
+    assert other.status(other.ask(asked()))[0] == "0"
+    assert client.until(lambda event: isinstance(event, ConnectionTerminated)) is not None
+    other.socket.close()
+
+
+def test_frames_are_whole_wherever_they_are_cut() -> None:
+    """A stream of frames in two pieces is that of one."""
+    client = H2Connection(H2Configuration(client_side=True))
+    client.initiate_connection()
+    client.send_headers(
+        1, [(":method", "POST"), (":path", "/"), (":scheme", "a"), (":authority", "x")]
+    )
+    client.send_data(1, b"abc" * 50)
+    client.ping(b"12345678")
+    data = client.data_to_send()
+    whole = list(Frames(16_384).split(data))
+
+    assert b"".join(each.whole for each in whole) == data
+    for cut in range(len(data)):
+        frames = Frames(16_384)
+        assert [*frames.split(data[:cut]), *frames.split(data[cut:])] == whole
+    (_, long) = Frames(10).split(data[:24] + b"\0\0\x0b\0\0\0\0\0\1ab")
+    assert long.whole.endswith(b"ab")
+    assert not long.is_plain

@@ -17,7 +17,7 @@ from tandem.engine.structured.grammar import Grammar, GrammarError
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.tools.strict_calls import check_strict, strict_form
+from tandem.router.openai.strict_calls import check_strict, strict_form
 from tandem.text.parsers.calls import ToolSchemas
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import ArgumentsDelta, CallBegun

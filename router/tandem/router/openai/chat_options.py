@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.router.openai.bodies.forced_calls import is_forced
 from tandem.router.openai.bodies.schemas import ChatBody, TokenizeBody
 from tandem.router.openai.service import Service
-from tandem.router.openai.tools.forced_calls import is_forced
 from tandem.text.chat_calls import check_tools
 from tandem.text.chat_template import ChatOptions
 

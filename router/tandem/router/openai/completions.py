@@ -13,11 +13,11 @@ from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.beside import weight
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.sampling import OutputKind
-from tandem.router.openai.answers.choices import Choices, choices_of
 from tandem.router.openai.answers.chunks import DONE, ChunkWriter, completion_writer, usage
 from tandem.router.openai.answers.logprobs import prompt_logprobs
 from tandem.router.openai.answers.sse import EventStream, while_connected
 from tandem.router.openai.bodies.schemas import CompletionBody, StreamOptions
+from tandem.router.openai.choices import Choices, choices_of
 from tandem.router.openai.generate import Answer, Outputs, Totals, begin, prepare_all, run
 from tandem.router.openai.service import (
     PlainRoute,

@@ -28,8 +28,8 @@ from tandem.protocol.errors import (
 )
 from tandem.router.admission.queue import AdmissionRefused, RejectReason
 from tandem.router.dispatch.failure import FailedClosed
-from tandem.router.openai.bodies.written import MAX_NAME, shortened, written
 from tandem.router.openai.client_words import param_of, words_of_failure, words_of_refusal
+from tandem.router.openai.written import MAX_NAME, shortened, written
 from tandem.text.errors import ContextLengthExceeded
 
 RETRY_AFTER = 2

@@ -13,9 +13,9 @@ from typing import Any
 from tandem.llm.outputs import CompletionOutput, RequestOutput
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
+from tandem.router.openai.bodies.forced_calls import is_forced, is_named
 from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.tools.forced_calls import is_forced, is_named
-from tandem.router.openai.tools.strict_calls import check_strict, strict_form
+from tandem.router.openai.strict_calls import check_strict, strict_form
 from tandem.text.parsers.engine import StreamParser
 from tandem.text.parsers.events import ArgumentsDelta, CallBegun, CallEnded, Event, ReasoningDelta
 from tandem.text.parsers.model import ModelParsers

@@ -12,8 +12,8 @@ from typing import Any
 
 from tandem.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from tandem.router.openai.answers.answer_reader import AnswerReader, check_calls, tools_of
+from tandem.router.openai.bodies.forced_calls import is_forced
 from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.tools.forced_calls import is_forced
 from tandem.text.parsers.events import (
     ArgumentsDelta,
     CallBegun,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.written import written
+from tandem.router.openai.written import written
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from pydantic_core import ErrorDetails, from_json
 
 from tandem.router.openai.bodies.body import Body
 from tandem.router.openai.bodies.unknown_fields import UnknownFields
-from tandem.router.openai.bodies.written import MAX_NAME, shortened, written
 from tandem.router.openai.errors import HttpProblem, bad_request
+from tandem.router.openai.written import MAX_NAME, shortened, written
 
 _AnyBody = TypeVar("_AnyBody", bound=Body)
 

@@ -17,10 +17,10 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import ALL_LOGPROBS, ExtraArg
 from tandem.router.openai.bodies import parameters
 from tandem.router.openai.bodies.body import Body, Embeds, Prompts
+from tandem.router.openai.bodies.forced_calls import check_choice, is_forced, schema_of
 from tandem.router.openai.bodies.parameters import Refused
 from tandem.router.openai.bodies.structured import ResponseFormat, StructuredOutputs, wanted_of
 from tandem.router.openai.bodies.unknown_fields import UnknownFields
-from tandem.router.openai.tools.forced_calls import check_choice, is_forced, schema_of
 
 Information = Annotated[str, Field(max_length=512)]
 """About the caller, for logs and bills elsewhere: it changes no answer."""

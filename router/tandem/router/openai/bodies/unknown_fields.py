@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.written import shortened
+from tandem.router.openai.written import shortened
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from tandem.protocol.errors import InvalidParameter
-from tandem.router.openai.bodies.written import MAX_NAME, shortened
 from tandem.router.openai.errors import ErrorAnswer, HttpProblem
 from tandem.router.openai.responses.store import ResponseStore, Stored, input_items, size_of
 from tandem.router.openai.service import service_of
+from tandem.router.openai.written import MAX_NAME, shortened
 
 routes = APIRouter(tags=["OpenAI"])
 

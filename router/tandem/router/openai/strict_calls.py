@@ -13,7 +13,7 @@ import msgspec
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.openai.bodies.schemas import ChatBody
-from tandem.router.openai.tools.strict_parameters import NotFollowed, parameters_form
+from tandem.router.openai.strict_parameters import NotFollowed, parameters_form
 from tandem.text.parsers.tables import CallText, ChannelFormat, ToolFormat
 
 Format = ToolFormat | ChannelFormat | None

@@ -1,4 +1,4 @@
-"""aiperf, in an environment of its own: loads by its command line, judged by what it wrote of them."""
+"""aiperf, in an environment of its own: loads by its command line, judged by what it wrote."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def has_all_tokens(values: dict[str, Any], tokens: int = TOKENS) -> None:
 def total(series: list[Any], url: str, **labels: str) -> float:
     """By how much a counter of one place grew while the load ran."""
     return sum(
-        each["stats"]["total"]
+        float(each["stats"]["total"])
         for each in series
         if each["endpoint_url"].startswith(url) and labels.items() <= each["labels"].items()
     )
@@ -222,9 +222,10 @@ def test_errors(
 
 @covers("cancel")
 def test_requests_that_it_cancels(tmp_path: Path) -> None:
-    """It leaves each stream half a second after the request, and workers hold nothing soon after."""
+    """It leaves each stream after half a second, and workers hold nothing soon after."""
     out = tmp_path / "out"
-    more = ("--concurrency", "2", "--request-count", "4", "--streaming", "--no-server-metrics")
+    more: tuple[str, ...] = ("--concurrency", "2", "--request-count", "4", "--streaming")
+    more += ("--no-server-metrics",)
     more += ("--osl", str(served.LONG), "--extra-inputs", "ignore_eos:true")
     more += ("--request-cancellation-rate", "100", "--request-cancellation-delay", "0.5")
     with started(out, "chat", *more) as child:

@@ -20,9 +20,12 @@ PROGRAM = str(Path(sys.executable).parent / "guidellm")
 MODEL = os.environ["TANDEM_CLIENTS_MODEL"]
 SECONDS = 280.0
 PROMPT = 32
-TOKENS = 8
+TOKENS = 6
+"""No answer to its chats ends sooner by itself."""
 EACH = 6
 """Requests of one benchmark."""
+WHOLE: dict[str, Any] = {"min_tokens": TOKENS, "ignore_eos": False, "temperature": 0}
+"""Every token has a text: an end, which it has ignored otherwise, would be no chunk to it."""
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -89,9 +92,8 @@ def answered(handler: str) -> float:
 def test_chats_one_by_one_and_at_once(tmp_path: Path) -> None:
     """It asks for health and the model's name itself; prompts are as long as the server says."""
     before = [answered(each) for each in ("/health", "/v1/models")]
-    body = {"min_tokens": TOKENS, "temperature": 0}
     profile = json.dumps({"kind": "concurrent", "streams": [1, 4]})
-    found = benchmarks(tmp_path / "out.json", profile, body=body)
+    found = benchmarks(tmp_path / "out.json", profile, body=WHOLE)
 
     assert all(
         answered(each) > was for each, was in zip(("/health", "/v1/models"), before, strict=True)
@@ -110,7 +112,7 @@ def test_completions_in_a_sweep(tmp_path: Path) -> None:
     found = benchmarks(
         tmp_path / "out.json",
         "kind=sweep,sweep_size=3",
-        body={"min_tokens": TOKENS, "temperature": 0},
+        body=WHOLE,
         request_format="/v1/completions",
     )
 
@@ -125,7 +127,10 @@ def test_completions_in_a_sweep(tmp_path: Path) -> None:
 def test_responses_at_a_rate(tmp_path: Path) -> None:
     """Events of Responses bring it the same."""
     (found,) = benchmarks(
-        tmp_path / "out.json", "kind=constant,rate=4", request_format="/v1/responses"
+        tmp_path / "out.json",
+        "kind=constant,rate=4",
+        body={"temperature": 0},
+        request_format="/v1/responses",
     )
 
     have_all_tokens(found)

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KEY = "clients"
 SUITE_SECONDS = 1500.0
-APART = {"instructor": ["test_instructor.py"]}
+APART = {name: [f"test_{name}.py"] for name in ("instructor", "aiperf", "guidellm")}
 """Files of tests by the environment that they want; all others run in ``packages``."""
 
 

@@ -21,12 +21,11 @@ from client import Answer, body_of, complete, events, held_after
 from conftest import StackMaker
 from reference import rows
 from stack import Stack
-from test_tokens import FEW
+from test_tokens import FEW, SHORT, SOME, TIGHT, preemptions
 from tests.engine_run.embedded import table_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-SOME = (0, 9, 18, 26, 33, 40, 46)
 LONG = {
     ("prefill", "prefill"): 53,
     ("prefill", "decode"): 52,
@@ -44,15 +43,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     },
     "aggregated, preempted, in a child": {
         "prefill": 0,
-        "worker_flags": [
-            *(*TAKES, "--num-gpu-blocks-override", "210", "--watermark", "0"),
-            *("--distributed-executor-backend", "mp"),
-        ],
+        "worker_flags": [*TAKES, *TIGHT, "--distributed-executor-backend", "mp"],
     },
     "pair, chunks of 64": {"worker_flags": [*TAKES, "--max-num-batched-tokens", "64"]},
-    "pair, preempted": {
-        "worker_flags": [*TAKES, "--num-gpu-blocks-override", "210", "--watermark", "0"]
-    },
+    "pair, preempted": {"worker_flags": [*TAKES, *TIGHT]},
 }
 FIRST = ("aggregated, chunks of 64, no caching", "pair, preempted")
 """Between them all that the others have, but for ranks in a child."""
@@ -79,21 +73,24 @@ async def test_tokens_equal_transformers(
     layout: str, start_stack: StackMaker, smollm2: Path
 ) -> None:
     """All at once, beside the same prompts as ids; again with prefix hits, where there are any."""
+    preempted = "preempted" in layout
+    indices, count = (SHORT, 64) if preempted else (SOME, FEW)
     with start_stack(**LAYOUTS[layout], router_flags=ROUTER) as stack:
         async with httpx.AsyncClient(base_url=stack.url, timeout=120) as client:
 
             async def ask(index: int, *, embedded: bool) -> None:
                 ids = rows()[index].prompt
                 more = {"prompt_embeds": embeds_of(smollm2, ids)} if embedded else {}
-                answer = await complete(client, "" if embedded else ids, max_tokens=FEW, **more)
-                hold_to_reference(index, answer, FEW)
+                answer = await complete(client, "" if embedded else ids, max_tokens=count, **more)
+                hold_to_reference(index, answer, count)
 
             for kinds in ((True, False), (True,)):
-                await asyncio.gather(*(ask(i, embedded=e) for e in kinds for i in SOME))
+                await asyncio.gather(*(ask(i, embedded=e) for e in kinds for i in indices))
         hits = sum(stack.total(name, "vllm:prefix_cache_hits_total") for name in stack.workers)
         assert (hits > 0) is ("no caching" not in layout)
         if "pair" in layout:
             assert stack.total("decode-0", "tandem:kv_handoff_bytes_total") > 0
+        assert (preemptions(stack) > 0) is preempted
         assert held_after(stack, 20.0) == {}
 
 

@@ -18,6 +18,10 @@ SOME = (0, 9, 18, 26, 33, 40, 46)
 ALL = tuple(range(64))
 FEW = 32
 """Tokens of an answer, where not all 64 are asked for: half of the time that a stack computes."""
+SHORT = (3, 6, 9, 12, 14, 16, 18)
+"""Rows of 21 to 71 tokens: 23 blocks of 16, and 28 more when each has got 64 tokens."""
+TIGHT = ["--num-gpu-blocks-override", "36", "--watermark", "0", "--max-model-len", "256"]
+"""A worker whose blocks hold the prompts of ``SHORT``, and not what they grow to."""
 
 AGGREGATED: dict[str, Any] = {"prefill": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -38,6 +42,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "three of each": {"prefill": 3, "decode": 3},
 }
 QUICK = ("aggregated", "pair, chunks of 64, shm", "pair, preempted", "two of each")
+
+
+def preemptions(stack: Stack) -> float:
+    """Sequences that all workers together have preempted."""
+    return sum(stack.total(name, "vllm:num_preemptions_total") for name in stack.workers)
 
 
 async def check(stack: Stack, indices: tuple[int, ...], count: int = FEW) -> int:

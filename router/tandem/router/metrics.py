@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.finish import FinishReason
 from tandem.router.admission.queue import RejectReason
@@ -273,7 +274,7 @@ class RouterMetrics:
 
     def _bind(self) -> None:
         name = self._model_name
-        # A series that begins at 1 has no increase: the first failure would never be seen.
+        # A series that begins at 1 has no increase: the first answer or failure is never seen.
         for cause in FailCause:
             self._failures.labels(str(cause))
             self._attempt_failures.labels("failed", str(cause))
@@ -283,9 +284,13 @@ class RouterMetrics:
             self._attempts.labels(shape, rung)
         for reason in DROPS:
             self._dropped.labels(reason)
+        for role in WorkerRole:
+            self._first_from.labels(str(role))
         if name:
             for reason in RejectReason:
                 self._rejections.labels(name, str(reason))
+            for finish in FinishReason:
+                self._success.labels(name, str(finish))
         self._ttft = self._h_ttft.labels(name)
         self.next_token = self._h_itl.child(name).observe
         self._tpot = self._h_tpot.labels(name)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
+from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import FailCause, RefusalCode
+from tandem.protocol.finish import FinishReason
 from tandem.router.admission.queue import RejectReason
 from tandem.router.dispatch.ladder import Rung
 from tandem.router.metrics import DROPS, RUNGS, SHAPES, RouterMetrics
@@ -18,6 +20,19 @@ def test_metrics_of_another_name() -> None:
     metrics.first_token(0.1)
 
     assert b'vllm:time_to_first_token_seconds_count{model_name="m"} 1.0' in metrics.text()
+
+
+def test_answers_begin_at_nothing() -> None:
+    """Who adds up increases, as load tools do, sees the first answer as well as those after it."""
+    metrics = RouterMetrics()
+    assert "vllm:request_success_total{" not in metrics.text().decode()
+    metrics.serve("m")
+    text = metrics.text().decode()
+    for finish in FinishReason:
+        line = f'vllm:request_success_total{{finished_reason="{finish}",model_name="m"}} 0.0'
+        assert line in text
+    for role in WorkerRole:
+        assert f'tandem:router_first_token_total{{source="{role}"}} 0.0' in text
 
 
 def test_failures_begin_at_nothing() -> None:

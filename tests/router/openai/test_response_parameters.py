@@ -193,6 +193,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "reasoning", "content": ["x"]}]}, "input[0].content[0]"),
     ({"input": [{"role": "user", "content": "a", "phase": "x"}]}, "input[0].phase"),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ({"stream_options": {"include_usage": False}}, "stream_options"),
     ({"temprature": 1}, "temprature"),
 ]
 

@@ -91,12 +91,14 @@ def test_items_are_told_apart_whole_and_streamed(
     """Reasoning, text and two calls: the stream's accumulated response is the whole one."""
     say(CALLS)
     whole = client.responses.create(**ASK, tools=TOOLS)
-    with client.responses.stream(**ASK, tools=TOOLS) as stream:
+    usage: Any = {"stream_options": {"include_usage": True}}  # as of chats: some clients say it
+    with client.responses.stream(**ASK, tools=TOOLS, extra_body=usage) as stream:
         events = list(stream)
         final = stream.get_final_response()
 
     assert told(whole) == told(final) == SAID
     assert whole.usage is not None
+    assert whole.usage == final.usage
     assert whole.usage.output_tokens_details.reasoning_tokens == len("Hm 😀.".encode()) + 1
     assert events[-1].type == "response.completed"
 

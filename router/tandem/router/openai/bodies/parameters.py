@@ -148,7 +148,13 @@ RESPONSES: Mapping[str, Refused] = {
     "prompt_cache_options": Refused("prefixes are cached for all alike", ({},)),
     "prompt_cache_retention": Refused("prefixes are cached while there is room", ("in_memory",)),
     "service_tier": Refused("there is one tier", ("auto", "default")),
-    "stream_options": Refused("events are not padded", ({}, {"include_obfuscation": False})),
+    "stream_options": Refused(
+        "events are not padded, and the last one tells usage",
+        (
+            *({}, {"include_obfuscation": False}, {"include_usage": True}),
+            {"include_obfuscation": False, "include_usage": True},
+        ),
+    ),
 }
 
 TOKENIZE: Mapping[str, Refused] = {

@@ -24,6 +24,7 @@ from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, SamplingParams, ThinkingMarks, seeded
 from tandem.protocol.structured import ReasoningSpan
+from tandem.protocol.token_ids import check_token_ids
 from tandem.text.chat_template import ChatOptions
 from tandem.text.cutting import cut_within_ends
 from tandem.text.embeds.checks import check_embeds, kept_embeds
@@ -182,8 +183,8 @@ class InputProcessor:
             params = self._with_bad_words(self._fit(params, len(ids), param))
         else:
             ids, pooling = self._fit_pooled(ids, pooling, options, param)
-        params = seeded(params, self._draw_seed())
         if pooling is None:
+            params = seeded(params, self._draw_seed())
             params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
             params = params.with_all_logprobs(self.card.vocab_size)
         request = EngineCoreRequest(
@@ -251,12 +252,8 @@ class InputProcessor:
             special = options.add_special_tokens is not False
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=special, param=param)
         else:
+            check_token_ids(param, prompt.token_ids, self.card.vocab_size)
             ids = list(prompt.token_ids)
-            if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
-                wrong = next(each for each in ids if not 0 <= each < self.card.vocab_size)
-                raise InvalidParameter(
-                    param, wrong, f"token ids from 0 to {self.card.vocab_size - 1}"
-                )
         if not ids:
             raise InvalidParameter(param, _value(prompt), "a prompt of at least one token")
         return ids
@@ -373,6 +370,9 @@ class InputProcessor:
     def _hashes(
         self, ids: list[int], options: InputOptions, embeds: PromptEmbeds | None
     ) -> tuple[BlockHash, ...]:
+        """None where nobody caches what they would be found by."""
+        if not self.card.prefix_caching:
+            return ()
         block_size = self.card.block_size
         root = root_hash(
             fingerprint=self._fingerprint,

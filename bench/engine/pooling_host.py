@@ -1,0 +1,213 @@
+"""The host's microseconds for each prompt that is pooled, part by part, on a CPU.
+
+    python bench/engine/pooling_host.py [--before TREE --prompts 512 --tokens 512 --rounds 7]
+
+A BERT that is so small that its layers cost next to nothing, and ``LLM.embed`` of prompts as token
+ids and as texts. What is told is the processor time of the threads that run Python (waits, and
+turns that a thread waits for, count for nothing), the median of the rounds; the layers' own is told
+apart and is in no sum. ``--before`` is a tree of an earlier commit (``git worktree add``): its
+rounds and this one's take turns, each by this script in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+HERE = Path(__file__).resolve()
+WORDS = 1000
+CONFIG: dict[str, Any] = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "num_hidden_layers": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_attention_heads": 1,
+    "vocab_size": WORDS,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+    "pad_token_id": 0,
+    "dtype": "float32",
+}
+LAYERS = "layers (not counted)"
+
+Costs = dict[str, float]
+"""Microseconds a prompt, by part."""
+
+
+def main() -> None:
+    """Take turns and print, or make rounds for who asks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--before", type=Path, help="a tree of an earlier commit")
+    parser.add_argument("--prompts", type=int, default=512)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--whole", action="store_true", help="no parts: nothing is wrapped")
+    parser.add_argument("--obey", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.obey:
+        obey(args)
+        return
+    trees = {"now": HERE.parents[2]}
+    if args.before is not None:
+        trees = {"before": args.before.resolve(), **trees}
+    sides = {name: start(tree, args) for name, tree in trees.items()}
+    rounds: dict[str, list[dict[str, Costs]]] = {name: [] for name in sides}
+    try:
+        for number in range(args.rounds + 1):
+            for name in sorted(sides, reverse=bool(number % 2)):
+                told = ask(sides[name])
+                if number:  # the first one warms
+                    rounds[name].append(told)
+    finally:
+        for side in sides.values():
+            assert side.stdin is not None
+            side.stdin.close()
+            side.wait(30)
+    for kind in ("ids", "texts"):
+        show(kind, {name: [each[kind] for each in told] for name, told in rounds.items()})
+
+
+def show(kind: str, rounds: dict[str, list[Costs]]) -> None:
+    """A table of medians, and the median of the pairs' ratios of the sums."""
+    parts = list(dict.fromkeys(part for told in rounds.values() for each in told for part in each))
+    print(f"prompts as {kind}: us a prompt")
+    for part in parts:
+        medians = [statistics.median(each.get(part, 0.0) for each in told) for told in rounds.values()]
+        print(f"  {part:34}", "".join(f"{value:10.1f}" for value in medians), sep="")
+    if "before" in rounds:
+        pairs = zip(rounds["before"], rounds["now"], strict=True)
+        ratios = [now["all"] / before["all"] for before, now in pairs]
+        print(f"  now / before: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+def start(tree: Path, args: argparse.Namespace) -> subprocess.Popen[str]:
+    """One tree's engine, by this Python, which makes a round for each line."""
+    portions = [str(each.parent) for each in tree.glob("*/tandem")]
+    command = [sys.executable, str(HERE), "--obey"]
+    command += [f"--prompts={args.prompts}", f"--tokens={args.tokens}"]
+    command += ["--whole"] if args.whole else []
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(portions)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+
+
+def ask(side: subprocess.Popen[str]) -> dict[str, Costs]:
+    """A round."""
+    assert side.stdin is not None
+    assert side.stdout is not None
+    side.stdin.write("\n")
+    side.stdin.flush()
+    told: dict[str, Costs] = json.loads(side.stdout.readline())
+    return told
+
+
+def obey(args: argparse.Namespace) -> None:
+    """A line of JSON for each line that comes."""
+    import tokenizers
+
+    from tandem.engine.executor.uniproc import UniProcExecutor
+    from tandem.llm import LLM
+
+    words = {f"w{number:03}": number for number in range(WORDS - 1)} | {"w" * 16: WORDS - 1}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w000"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    draw = random.Random(0)
+    ids = [[draw.randrange(WORDS - 1) for _ in range(args.tokens)] for _ in range(args.prompts)]
+    texts = [" ".join(f"w{each:03}" for each in prompt) for prompt in ids]
+    executor = UniProcExecutor()
+    with TemporaryDirectory() as folder:
+        config = {**CONFIG, "max_position_embeddings": args.tokens}
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        tokenizer.save(str(Path(folder) / "tokenizer.json"))
+        options: dict[str, Any] = {"load_format": "dummy", "device": "cpu", "executor": executor}
+        options |= {"max_num_batched_tokens": 8192, "enable_prefix_caching": False}
+        with LLM(folder, **options) as llm:
+            told = parts_of(llm, executor, whole=args.whole)
+            for _ in sys.stdin:
+                kinds: dict[str, Any] = {"ids": ids, "texts": texts}
+                found = {kind: of_round(llm, given, told) for kind, given in kinds.items()}
+                print(json.dumps(found), flush=True)
+
+
+def of_round(llm: Any, prompts: Any, told: Costs) -> Costs:
+    """Microseconds a prompt of one call."""
+    told.clear()
+    before = clocks()
+    llm.embed(prompts)
+    spent = {name: seconds - before.get(name, 0.0) for name, seconds in clocks().items()}
+    found = {part: seconds for part, seconds in told.items() if part != LAYERS}
+    layers = told.get(LAYERS, 0.0)
+    found["engine's thread, the rest"] = (
+        spent["engine-core"] - layers - sum(v for k, v in found.items() if k.startswith("engine"))
+    )
+    found["loop's thread, the rest"] = (
+        spent["llm"] - sum(v for k, v in found.items() if k.startswith("loop"))
+    )
+    found["threads beside"] = spent.get("beside", 0.0)
+    found["caller's thread"] = spent["MainThread"]
+    found["all"] = sum(spent.values()) - layers
+    found[LAYERS] = layers
+    return {part: 1e6 * seconds / len(prompts) for part, seconds in found.items()}
+
+
+def clocks() -> Costs:
+    """Processor seconds of this process's Python threads, by name."""
+    found: Costs = defaultdict(float)
+    for each in threading.enumerate():
+        if each.ident is not None:
+            seconds = time.clock_gettime(time.pthread_getcpuclockid(each.ident))
+            found[each.name.partition("_")[0]] += seconds
+    return found
+
+
+def parts_of(llm: Any, executor: Any, *, whole: bool) -> Costs:
+    """Processor seconds of the parts, from now on."""
+    from tandem.text.input_processor import InputProcessor
+
+    told: Costs = defaultdict(float)
+    runner, core = executor.worker.runner, llm.engine._llm._client._core
+    _measure(type(runner), "hidden", told, LAYERS)
+    if whole:
+        return told
+    parts = (
+        (InputProcessor, "process_pooling", "loop: checks, ids, hashes"),
+        (core, "add", "engine: add"),
+        (core.scheduler, "plan", "engine: plan"),
+        (executor, "execute", "engine: launch"),
+        (core, "_update", "engine: update"),
+        (core, "observe", "engine: observe"),
+    )
+    for owner, name, part in parts:
+        _measure(owner, name, told, part)
+    return told
+
+
+def _measure(owner: Any, name: str, told: Costs, part: str) -> None:
+    of: Callable[..., object] = getattr(owner, name)
+
+    def measured(*args: object, **options: object) -> object:
+        started, layers = time.thread_time(), told[LAYERS]
+        try:
+            return of(*args, **options)
+        finally:
+            told[part] += time.thread_time() - started - (told[LAYERS] - layers)
+
+    setattr(owner, name, measured)
+
+
+if __name__ == "__main__":
+    main()

@@ -97,11 +97,14 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """``count`` blocks for one new holder, evicting cached ones if need be."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
-        taken = []
-        for _ in range(count):
-            block = self._empty.pop() if self._empty else self._evict()
-            self._references[block] = 1
-            taken.append(block)
+        at = max(0, len(self._empty) - count)
+        taken = self._empty[at:]
+        taken.reverse()
+        del self._empty[at:]
+        taken += (self._evict() for _ in range(count - len(taken)))
+        references = self._references
+        for block in taken:
+            references[block] = 1
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -113,13 +116,14 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Take one holder away from each; of those freed, the first is evicted first."""
+        references, hash_of = self._references, self._hash_of
         for block in blocks:
-            count = self._references[block] - 1
+            count = references[block] - 1
             if count < 0:
                 raise IntegrityError(f"block {block} was freed twice")
-            self._references[block] = count
+            references[block] = count
             if count == 0:
-                if self._hash_of[block] is None:
+                if hash_of[block] is None:
                     self._empty.append(block)
                 else:
                     self._evictable[block] = None

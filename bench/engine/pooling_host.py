@@ -45,6 +45,9 @@ CONFIG: dict[str, Any] = {
     "dtype": "float32",
 }
 RATE = "prompts a second"
+PARTS = ("checks, ids, hashes", "add", "plan", "launch", "update", "observe")
+THREADS = {"engine": "engine-core", "loop": "llm", "beside": "beside", "caller": "MainThread"}
+"""What is told of each thread's other work, and the beginning of the thread's name."""
 
 Costs = dict[str, float]
 """Microseconds a prompt, by part."""
@@ -155,12 +158,9 @@ def of_round(llm: Any, prompts: Any, told: Costs) -> Costs:
     llm.embed(prompts)
     seconds = time.perf_counter() - started
     spent = {name: seconds - before.get(name, 0.0) for name, seconds in clocks().items()}
-    found = dict(told)
-    for name, thread in (("engine", "engine-core"), ("loop", "llm")):
-        own = sum(seconds for part, seconds in told.items() if part.startswith(name))
-        found[f"{name}: the rest"] = spent[thread] - own
-    found["threads beside"] = spent.get("beside", 0.0)
-    found["caller"] = spent["MainThread"]
+    found = {part: told.get(part, 0.0) for part in PARTS}
+    for name, thread in THREADS.items():
+        found[f"{name}, the rest"] = spent.get(thread, 0.0) - told.get(thread, 0.0)
     found["all"] = sum(spent.values())
     steps = llm.engine._llm._client._core._steps - steps
     costs = {part: 1e6 * seconds / len(prompts) for part, seconds in found.items()}
@@ -186,13 +186,15 @@ def parts_of(llm: Any, executor: Any, *, whole: bool) -> Costs:
     type(runner).hidden = _no_layers
     if whole:
         return told
+    each, all_of = "process_pooling", "process_all_pooling"
+    prepare = all_of if hasattr(InputProcessor, all_of) else each
     parts = (
-        (InputProcessor, "process_pooling", "loop: checks, ids, hashes"),
-        (core, "add", "engine: add"),
-        (core.scheduler, "plan", "engine: plan"),
-        (executor, "execute", "engine: launch"),
-        (core, "_update", "engine: update"),
-        (core, "observe", "engine: observe"),
+        (InputProcessor, prepare, "checks, ids, hashes"),
+        (core, "add", "add"),
+        (core.scheduler, "plan", "plan"),
+        (executor, "execute", "launch"),
+        (core, "_update", "update"),
+        (core, "observe", "observe"),
     )
     for owner, name, part in parts:
         _measure(owner, name, told, part)
@@ -213,7 +215,9 @@ def _measure(owner: Any, name: str, told: Costs, part: str) -> None:
         try:
             return of(*args, **options)
         finally:
-            told[part] += time.thread_time() - started
+            spent = time.thread_time() - started
+            told[part] += spent
+            told[threading.current_thread().name.partition("_")[0]] += spent
 
     setattr(owner, name, measured)
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
@@ -22,7 +23,7 @@ from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringReques
 from tandem.llm.patience import Patience
 from tandem.llm.sampling import Params
 from tandem.llm.scoring import Side, all_of, prepare_scores
-from tandem.llm.weighing import prompt_tokens
+from tandem.llm.weighing import parts_of, prompt_tokens
 from tandem.llm.window import Window
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
@@ -231,17 +232,23 @@ class LLMEngine:
         llm, step = self._llm, (await self._llm.card()).max_num_batched_tokens
         window = Window(at_once, STEPS_AHEAD * step)
 
-        async def one(prompt: PromptLike, patience: Patience) -> _Result:
-            weight = prompt_tokens(prompt)
-            await window.take(weight)
+        async def one(prepared: PreparedRequest, weight: int, patience: Patience) -> _Result:
             try:
-                prepared = await llm.prepare_pooling(prompt, params)
                 return shown(await _patiently(llm, prepared, patience))
             finally:
                 window.give(weight)
 
+        async def several(part: Sequence[PromptLike], patience: Patience) -> list[_Result]:
+            weights = [prompt_tokens(each) for each in part]
+            await window.take(sum(weights), len(part))
+            prepared = await llm.prepare_all_pooling(part, params)
+            ready = zip(prepared, weights, strict=True)
+            return await all_of([one(*each, patience) for each in ready])
+
         async with _patience() as patience:
-            return await all_of([one(prompt, patience) for prompt in prompts])
+            parts = parts_of(prompts, step, at_once)
+            found = await all_of([several(part, patience) for part in parts])
+        return list(chain.from_iterable(found))
 
     async def _score_all(
         self, first: Side, second: Side, activation: bool | None, at_once: int

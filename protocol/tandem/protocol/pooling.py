@@ -148,7 +148,7 @@ def _word(name: str, value: object, words: type[_Word]) -> _Word:
     """The word that ``value`` is."""
     if isinstance(value, words):
         return value
-    if value not in tuple(words):
+    if not isinstance(value, str) or value not in tuple(words):
         raise InvalidParameter(name, value, f"one of {', '.join(words)}")
     return words(value)
 

@@ -270,6 +270,7 @@ class Dispatcher:
         hashes = {
             worker.fingerprint: job.hashes(worker.fingerprint, worker.card.block_size)
             for worker in self.pool.workers.values()
+            if worker.card.prefix_caching
         }
         job.count_blocks(self.hit_ceiling, hashes)
         facts = job.facts(self.fleet.hits(hashes))

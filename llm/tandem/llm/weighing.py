@@ -18,7 +18,8 @@ PROMPT_COSTS = 200
 """Of a prompt that is pooled, in characters, whatever its length."""
 
 MOST_TOGETHER = 32
-"""Prompts that are prepared together, at most: others wait no longer for them than for a long one."""
+"""Prompts that are prepared together, at most: others wait no longer for them than for a long
+one."""
 
 CHARACTERS_A_TOKEN = 4
 """Of English text; where a character is a token, so much more of a batch is in an engine."""

@@ -162,6 +162,8 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
     for tokens in request.emitted:
         if tokens:
             _check_tokens("emitted", tokens, vocab_size)
+    if not request.finished_choices:
+        return
     finished = set(request.finished_choices)
     if not finished <= set(range(n)):
         raise InvalidParameter("finished_choices", request.finished_choices, f"choices under {n}")
@@ -182,7 +184,10 @@ def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits)
 
 def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
     """Choices that are to be continued."""
-    return tuple(each for each in range(request.params.n) if each not in request.finished_choices)
+    choices = tuple(range(request.params.n))
+    if not request.finished_choices:
+        return choices
+    return tuple(each for each in choices if each not in request.finished_choices)
 
 
 def _shares_prefix(request: EngineCoreRequest) -> bool:

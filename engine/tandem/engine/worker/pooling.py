@@ -164,7 +164,7 @@ class Poolers:
         assert params.pooling_type is not None, "the plan resolves what is left open"
         self.num_pooled += 1
         by_token = params.task == PoolingTask.TOKEN_EMBED
-        self._kinds[row] = _TOKENS if by_token else _KINDS[PoolingType(params.pooling_type)]
+        self._kinds[row] = _TOKENS if by_token else _KINDS[params.pooling_type]
         if params.late_interaction is not None:
             self._late_params[new.seq] = params.late_interaction
         self._columns[:, row] = (new.seq, new.num_prompt, *_asked(params))

@@ -69,12 +69,14 @@ async def test_a_prompt_is_hashed_for_workers_that_cache_blocks(
     await stack.find(worker)
     await stack.vectors(pooled())
     assert len(worker.submitted[0].block_hashes) == (2 if caches else 0)
+    assert (stack.dispatcher.hit_ceiling.read() is not None) == caches
 
 
 async def test_a_hand_off_has_hashes_whoever_caches(
     stack: Stack, prefill: Make, decode: Make
 ) -> None:
-    """By them the two know that they mean the same blocks."""
+    """By them the two know that they mean the same blocks, and what a cache would have found is
+    counted."""
     p, d = prefill(), decode()
     for worker in (p, d):
         worker.card = msgspec.structs.replace(worker.card, prefix_caching=False)
@@ -82,6 +84,7 @@ async def test_a_hand_off_has_hashes_whoever_caches(
     await stack.run(make_request(40))
     assert len(p.submitted[0].block_hashes) == 2
     assert p.submitted[0].block_hashes == d.submitted[0].block_hashes
+    assert stack.dispatcher.hit_ceiling.read() is not None
 
 
 @pytest.mark.parametrize("role", list(WorkerRole))

@@ -97,14 +97,12 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """``count`` blocks for one new holder, evicting cached ones if need be."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
-        at = max(0, len(self._empty) - count)
-        taken = self._empty[at:]
-        taken.reverse()
-        del self._empty[at:]
-        taken += (self._evict() for _ in range(count - len(taken)))
-        references = self._references
-        for block in taken:
+        empty, references = self._empty, self._references
+        taken = []
+        for _ in range(count):
+            block = empty.pop() if empty else self._evict()
             references[block] = 1
+            taken.append(block)
         return taken
 
     def hold(self, blocks: Iterable[int]) -> None:

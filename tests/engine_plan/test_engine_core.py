@@ -240,6 +240,7 @@ def test_the_card_says_what_is_served():
     )
     assert (card.max_num_seqs, card.vocab_size, card.control) == (5, 50, "host:1")
     assert card.fingerprint == core.fingerprint
+    assert card.prefix_caching
 
 
 def test_requests_without_a_seed_get_one():

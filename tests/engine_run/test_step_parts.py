@@ -13,6 +13,7 @@ from tandem.engine.layers.linear import Linear
 from tandem.engine.layers.rotary import Rotary
 from tandem.engine.quant.base import ComposedProduct
 from tandem.engine.quant.dense import DenseMethod, DenseProduct
+from tandem.engine.sample.batch import SamplingKind
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.worker import inputs as inputs_module
 from tandem.engine.worker.input_batch import InputBatch
@@ -21,6 +22,7 @@ from tandem.engine.worker.moments import PAST, moment
 from tandem.engine.worker.rows import StepRows
 from tandem.engine.worker.staging import KEPT_TAILS, StepShape
 from tandem.kernels.memory.device import DeviceMemoryError, MappedAllocator
+from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
 from tandem.protocol.sampling import SamplingParams
 
 CPU = torch.device("cpu")
@@ -161,6 +163,19 @@ def test_chunks_one_by_one_are_those_written_at_once(monkeypatch, few, shape):
     expected = stage(0)
     assert expected[0][1:3] == batch.tokens[0, :2].tolist()
     assert stage(few) == expected
+    monkeypatch.setattr(inputs_module, "LONG_CHUNKS", 12)  # of these chunks the mean is 12.25
+    slices, taken = stager._fill_chunks, []
+
+    def noted(*args):
+        taken.append(args[1])
+        slices(*args)
+
+    monkeypatch.setattr(stager, "_fill_chunks", noted)
+    assert stage(0) == expected
+    assert taken == [1]
+    monkeypatch.setattr(inputs_module, "LONG_CHUNKS", 13)
+    assert stage(0) == expected
+    assert taken == [1]
 
 
 @pytest.mark.parametrize("wanted", [[0, 15], [5, 0, 15], [5], []])
@@ -272,3 +287,26 @@ def test_a_row_keeps_what_is_computed_of_it():
     later = NewSequence(SeqId(8), prompt, 40, greedy, 0, (), [1, 2, 3])
     batch.apply(SchedulerOutput(3, (StepRow(SeqId(8), 16, 24, (), (0,)),), (later,)))
     assert batch.tokens[batch.row_of[SeqId(8)], 16:40].tolist() == prompt[16:]
+
+
+def test_a_row_that_is_pooled_draws_nothing():
+    """It has no columns of draws, and what drew there before and after is none of its business."""
+    batch = InputBatch(16, 1)
+    drawn = SamplingParams(temperature=0.7, seed=5, logprobs=2, repetition_penalty=1.5)
+    prompt = list(range(8))
+    for seq in (1, 3):
+        batch.add(NewSequence(SeqId(seq), prompt, 8, drawn, 0, (), [1]))
+        assert batch.sampling.kinds[0] == SamplingKind.DRAWN
+        assert batch.sampling.logprobs == {0: 2}
+        assert batch.sampling.follows_tokens
+        batch.drop(SeqId(seq))
+        asked = ModelPooling().resolve(PoolingParams(), hidden_size=4, num_tokens=8)
+        batch.add(NewSequence(SeqId(seq + 1), prompt, 8, NO_SAMPLING, 0, (), [1], asked))
+        assert batch.poolers.num_pooled == 1
+        assert batch.sampling.kinds[0] == SamplingKind.GREEDY
+        assert not batch.sampling.logprobs
+        assert not batch.sampling.follows_tokens
+        assert batch.tokens[0, :8].tolist() == prompt
+        batch.drop(SeqId(seq + 1))
+        assert not batch.poolers
+    assert batch.row_of == {}

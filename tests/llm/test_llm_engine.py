@@ -4,11 +4,18 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from tandem.llm import llm_engine
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.llm_engine import LLMEngine
+from tandem.llm.outputs import PooledRequestOutput
+from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
+from tandem.protocol.outputs import PooledOutput
+from tandem.protocol.pooling import ModelPooling
+from tandem.protocol.requests import EngineCoreRequest
 from tandem.text.tokenizer import Tokenizer
 
 Make = Callable[..., Any]
@@ -149,3 +156,34 @@ def test_what_cannot_be_built_is_raised_at_once() -> None:
 
     with pytest.raises(InvalidParameter, match=r"^model"):
         LLMEngine(make)
+
+
+def test_a_batch_that_is_pooled_ends_when_one_of_it_hangs(
+    tokenizer: Tokenizer, card: ModelCard, make_client: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the words for it, and nothing of it goes on in the engine."""
+    monkeypatch.setattr(llm_engine, "STEP_SECONDS", 0.2)
+    pooling = msgspec.structs.replace(card, pooling=ModelPooling())
+
+    def script(request: EngineCoreRequest) -> list[PooledOutput]:
+        key = request.key
+        if len(request.prompt_token_ids) == 3:
+            return []
+        return [PooledOutput(key.request, key.attempt, b"\0\0\x80?", 2, 0)]
+
+    client = make_client(script, hangs=True)
+    client.card = pooling
+    with engine_over(client, tokenizer) as engine:
+        assert [each.floats[0] for each in engine.pool([[1, 2], "hi"], None, _same, at_once=4)] == [
+            1.0,
+            1.0,
+        ]
+        with pytest.raises(RequestFailed, match=r"no vector for 0\.2 s") as failed:
+            engine.pool([[1, 2], [1, 2, 3]], None, _same, at_once=4)
+        assert failed.value.cause is FailCause.TIMEOUT
+        hung = next(each for each in client.requests if len(each.prompt_token_ids) == 3)
+        assert hung.key.request in client.aborted
+
+
+def _same(output: PooledRequestOutput) -> PooledRequestOutput:
+    return output

@@ -8,7 +8,8 @@ import pytest
 
 from tandem.llm import llm_engine
 from tandem.llm.beside import weight
-from tandem.llm.weighing import prompt_tokens
+from tandem.llm.patience import Patience
+from tandem.llm.weighing import MOST_TOGETHER, parts_of, prompt_tokens
 from tandem.llm.window import Window
 from tandem.text.prompts import TextPrompt, TokensPrompt
 
@@ -92,6 +93,69 @@ async def test_one_that_leaves_lets_those_behind_it_in() -> None:
     assert not small.done()
     large.cancel()
     await asyncio.wait_for(small, 5)
+
+
+async def test_several_places_are_taken_at_once() -> None:
+    """All of them or none, given back one by one; who wants more than there are goes alone."""
+    window = Window(4, 100)
+    await window.take(10, 3)
+    behind = asyncio.create_task(window.take(10, 2))
+    alone = asyncio.create_task(window.take(10, 9))
+    await settle()
+    assert not behind.done()
+    window.give(5)
+    await settle()
+    assert behind.done()
+    window.give(5, 2)
+    window.give(5)
+    await settle()
+    assert not alone.done()
+    window.give(5)
+    await asyncio.wait_for(alone, 5)
+    window.give(10, 9)
+    await asyncio.wait_for(window.take(100, 4), 5)
+
+
+def test_a_batch_is_prepared_in_parts() -> None:
+    """In order, by tokens and by number; one that is larger than a part goes alone."""
+    ids = [TokensPrompt((1,) * size) for size in (3, 4, 5, 90, 1, 1, 1, 1)]
+    parts = list(parts_of(ids, 8, 3))
+    assert [[len(each.token_ids) for each in part] for part in parts] == [  # type: ignore[union-attr]
+        [3, 4],
+        [5],
+        [90],
+        [1, 1, 1],
+        [1],
+    ]
+    assert list(parts_of([], 8, 3)) == []
+    small = list(parts_of([[1]] * (2 * MOST_TOGETHER + 1), 10**6, 10**6))
+    assert list(map(len, small)) == [MOST_TOGETHER, MOST_TOGETHER, 1]
+
+
+async def test_the_wait_that_takes_too_long_ends_all() -> None:
+    """By one timer: waits that end in time are nobody's concern, however many there are."""
+
+    async def hang() -> None:
+        async with Patience(0.05) as patience:
+            patience.begin()
+            patience.end(patience.begin())
+            await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await hang()
+
+
+async def test_waits_one_after_the_other_may_take_longer_together() -> None:
+    """Each has its own time, also one that begins when the timer is set for another."""
+    async with Patience(1.0) as patience:
+        for _ in range(6):
+            first, second = patience.begin(), patience.begin()
+            await asyncio.sleep(0.1)
+            patience.end(first)
+            await asyncio.sleep(0.1)
+            patience.end(second)
+    async with Patience(0.02):
+        await asyncio.sleep(0.06)
 
 
 def test_tokens_of_prompts() -> None:

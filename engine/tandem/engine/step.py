@@ -20,8 +20,7 @@ SeqId = NewType("SeqId", int)
 """One choice of one request within this engine; never reused while the engine lives."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewSequence:
+class NewSequence(msgspec.Struct, frozen=True, gc=False):
     """All that a rank must know of a sequence: at first sight, and again after a preemption."""
 
     seq: SeqId

@@ -11,17 +11,13 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from tandem.llm.beside import Beside
-from tandem.llm.outputs import (
-    CompletionOutput,
-    PooledRequestOutput,
-    RequestOutput,
-)
+from tandem.llm.outputs import PooledRequestOutput, RequestOutput, rendered
 from tandem.llm.sampling import Params, defaults_of, params_from
 from tandem.llm.sleep import put_to_sleep
-from tandem.llm.weighing import chat_weight, params_weight, prompt_weight
+from tandem.llm.weighing import PROMPT_COSTS, chat_weight, params_weight, prompt_weight
 from tandem.protocol.card import ModelCard
 from tandem.protocol.client import EngineCoreClient
 from tandem.protocol.commands import MAX_SLEEP_WAIT_S, Command, CommandName, Reply
@@ -43,9 +39,11 @@ from tandem.protocol.sampling import SamplingParams
 from tandem.text.chat_template import ChatOptions
 from tandem.text.input_processor import InputOptions, InputProcessor, ProcessedInput
 from tandem.text.offsets import EchoedPrompt, echoed_prompt
-from tandem.text.output_processor import OutputProcessor, RequestState
+from tandem.text.output_processor import OutputProcessor
 from tandem.text.prompts import PromptLike
 from tandem.text.tokenizer import Tokenizer
+
+_Result = TypeVar("_Result")
 
 LOGPROBS_COST = 100
 """Of a prompt token with log-probabilities, in characters."""
@@ -149,7 +147,7 @@ class AsyncLLM:
                         # Whoever sees the last output may use the id again at once.
                         self._free_id(prepared)
                     if shown:
-                        yield _render(prepared, state, shown)
+                        yield rendered(prepared.request_id, prepared.processed, state, shown)
                     if state.must_abort:
                         break
         except DeadlinePassed:
@@ -157,7 +155,7 @@ class AsyncLLM:
             if not shown:
                 raise
             self._free_id(prepared)
-            yield _render(prepared, state, shown)
+            yield rendered(prepared.request_id, prepared.processed, state, shown)
         finally:
             self._free_id(prepared)
         if not state.finished:
@@ -196,25 +194,39 @@ class AsyncLLM:
         self,
         prompt: PromptLike,
         params: PoolingParams | None = None,
-        request_id: str | None = None,
         *,
         options: InputOptions | None = None,
         param: str = "prompt",
     ) -> PreparedRequest:
-        """Check and tokenize a prompt that is pooled; nothing is sent. Raises InvalidParameter
-        that names ``param`` for the prompt, RequestRefused where nobody pools."""
-        inputs, key = await self._input_processor(), self._next_key()
+        """``prepare_all_pooling`` of one prompt."""
+        one = await self.prepare_all_pooling([prompt], params, options=options, names=(param,))
+        return one[0]
+
+    async def prepare_all_pooling(
+        self,
+        prompts: Sequence[PromptLike],
+        params: PoolingParams | None = None,
+        *,
+        options: InputOptions | None = None,
+        names: Sequence[str] = (),
+    ) -> list[PreparedRequest]:
+        """Check and tokenize prompts that are pooled, all together; nothing is sent. Raises
+        InvalidParameter that calls each by its one of ``names``, or "prompt", and RequestRefused
+        where nobody pools."""
+        inputs = await self._input_processor()
         if inputs.card.pooling is None:
             message = "the workers are of a build that gives no vectors"
             raise RequestRefused(Refusal(code=RefusalCode.UNSUPPORTED, message=message))
         wanted = inputs.card.pooling.check_task(params or PoolingParams())
-        return PreparedRequest(
-            request_id=request_id if request_id is not None else key.request,
-            processed=await self._tokenized(
-                prompt_weight(prompt),
-                lambda: inputs.process_pooling(prompt, wanted, key, options, param=param),
-            ),
+        keys = [self._next_key() for _ in prompts]
+        processed = await self._tokenized(
+            sum(map(prompt_weight, prompts)) + PROMPT_COSTS * len(prompts),
+            lambda: inputs.process_all_pooling(prompts, wanted, keys, options, names=names),
         )
+        return [
+            PreparedRequest(request_id=key.request, processed=each)
+            for key, each in zip(keys, processed, strict=True)
+        ]
 
     async def pool(
         self, prepared: PreparedRequest, context: RequestContext = ORDINARY
@@ -336,7 +348,7 @@ class AsyncLLM:
         self.beside.close()
         await self._client.close()
 
-    async def _tokenized(self, size: int, work: Callable[[], ProcessedInput]) -> ProcessedInput:
+    async def _tokenized(self, size: int, work: Callable[[], _Result]) -> _Result:
         with marked("tokenize"):
             return await self.beside.run(size, work)
 
@@ -373,19 +385,3 @@ def _generating(inputs: InputProcessor) -> InputProcessor:
         allowed = "a model with a head for tokens: this one gives vectors and scores"
         raise InvalidParameter("model", inputs.card.model, allowed)
     return inputs
-
-
-def _render(
-    prepared: PreparedRequest, state: RequestState, shown: Sequence[CompletionOutput]
-) -> RequestOutput:
-    return RequestOutput(
-        request_id=prepared.request_id,
-        prompt=prepared.processed.prompt,
-        prompt_token_ids=prepared.processed.request.prompt_token_ids,
-        prompt_logprobs=state.prompt_logprobs,
-        outputs=shown,
-        finished=state.finished,
-        num_cached_tokens=state.num_cached_tokens,
-        num_generated_tokens=state.num_generated_tokens,
-        is_embeds=prepared.processed.request.prompt_embeds is not None,
-    )

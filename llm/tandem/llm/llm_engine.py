@@ -11,17 +11,19 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM, PreparedRequest
 from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
+from tandem.llm.patience import Patience
 from tandem.llm.sampling import Params
 from tandem.llm.scoring import Side, all_of, prepare_scores
-from tandem.llm.weighing import prompt_tokens
+from tandem.llm.weighing import parts_of, prompt_tokens
 from tandem.llm.window import Window
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
@@ -227,18 +229,26 @@ class LLMEngine:
         shown: Callable[[PooledRequestOutput], _Result],
         at_once: int,
     ) -> list[_Result]:
-        step = (await self._llm.card()).max_num_batched_tokens
+        llm, step = self._llm, (await self._llm.card()).max_num_batched_tokens
         window = Window(at_once, STEPS_AHEAD * step)
 
-        async def one(prompt: PromptLike) -> _Result:
-            weight = prompt_tokens(prompt)
-            await window.take(weight)
+        async def one(prepared: PreparedRequest, weight: int, patience: Patience) -> _Result:
             try:
-                return shown(await self._pool(await self._llm.prepare_pooling(prompt, params)))
+                return shown(await _patiently(llm, prepared, patience))
             finally:
                 window.give(weight)
 
-        return await all_of([one(prompt) for prompt in prompts])
+        async def several(part: Sequence[PromptLike], patience: Patience) -> list[_Result]:
+            weights = [prompt_tokens(each) for each in part]
+            await window.take(sum(weights), len(part))
+            prepared = await llm.prepare_all_pooling(part, params)
+            ready = zip(prepared, weights, strict=True)
+            return await all_of([one(*each, patience) for each in ready])
+
+        async with _patience() as patience:
+            parts = parts_of(prompts, step, at_once)
+            found = await all_of([several(part, patience) for part in parts])
+        return list(chain.from_iterable(found))
 
     async def _score_all(
         self, first: Side, second: Side, activation: bool | None, at_once: int
@@ -246,23 +256,16 @@ class LLMEngine:
         prepared = await prepare_scores(self._llm, first, second, activation=activation)
         seats = asyncio.Semaphore(at_once)
 
-        async def one(request: PreparedRequest) -> PooledRequestOutput:
+        async def one(request: PreparedRequest, patience: Patience) -> PooledRequestOutput:
             async with seats:
-                return await self._pool(request)
+                return await _patiently(self._llm, request, patience)
 
         async def every(requests: Sequence[PreparedRequest]) -> list[PooledRequestOutput]:
-            return await all_of([one(each) for each in requests])
+            async with _patience() as patience:
+                return await all_of([one(each, patience) for each in requests])
 
         scores, _ = await prepared.scores(every)
         return scores
-
-    async def _pool(self, prepared: PreparedRequest) -> PooledRequestOutput:
-        try:
-            async with asyncio.timeout(STEP_SECONDS):
-                return await self._llm.pool(prepared)
-        except TimeoutError:
-            message = f"no vector for {STEP_SECONDS:g} s"
-            raise RequestFailed(FailCause.TIMEOUT, message) from None
 
     async def _follow(self, prepared: PreparedRequest) -> None:
         """Carry one request to its end, in the loop."""
@@ -309,6 +312,28 @@ class LLMEngine:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+@asynccontextmanager
+async def _patience() -> AsyncIterator[Patience]:
+    """That of a batch. Raises RequestFailed when one of it took ``STEP_SECONDS``."""
+    try:
+        async with Patience(STEP_SECONDS) as patience:
+            yield patience
+    except TimeoutError:
+        message = f"no vector for {STEP_SECONDS:g} s"
+        raise RequestFailed(FailCause.TIMEOUT, message) from None
+
+
+async def _patiently(
+    llm: AsyncLLM, prepared: PreparedRequest, patience: Patience
+) -> PooledRequestOutput:
+    """What one of a batch comes to."""
+    wait = patience.begin()
+    try:
+        return await llm.pool(prepared)
+    finally:
+        patience.end(wait)
 
 
 async def _spawn(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import msgspec
 
 from tandem.protocol.pooling import PoolingTask
+from tandem.text.input_processor import ProcessedInput
 from tandem.text.logprobs import Logprob, PositionLogprobs
-from tandem.text.output_processor import CompletionOutput
+from tandem.text.output_processor import CompletionOutput, RequestState
 
 __all__ = [
     "ClassificationOutput",
@@ -28,6 +29,7 @@ __all__ = [
     "ScoringRequestOutput",
     "data_of",
     "floats_of",
+    "rendered",
 ]
 
 
@@ -150,3 +152,24 @@ class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Of all choices so far: ``completion_tokens`` of the usage."""
     is_embeds: bool = False
     """Whether the prompt was given as embeddings."""
+
+
+def rendered(
+    request_id: str,
+    processed: ProcessedInput,
+    state: RequestState,
+    shown: Sequence[CompletionOutput],
+) -> RequestOutput:
+    """What a caller is told of a request as it stands: of its choices, ``shown``."""
+    request = processed.request
+    return RequestOutput(
+        request_id=request_id,
+        prompt=processed.prompt,
+        prompt_token_ids=request.prompt_token_ids,
+        prompt_logprobs=state.prompt_logprobs,
+        outputs=shown,
+        finished=state.finished,
+        num_cached_tokens=state.num_cached_tokens,
+        num_generated_tokens=state.num_generated_tokens,
+        is_embeds=request.prompt_embeds is not None,
+    )

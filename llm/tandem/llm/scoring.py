@@ -204,6 +204,8 @@ async def all_of(work: Sequence[Coroutine[Any, Any, _Answer]]) -> list[_Answer]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
+        left = [task for task in tasks if not task.done()]
+        for task in left:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)

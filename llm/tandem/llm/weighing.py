@@ -3,7 +3,7 @@ event loop (``beside``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tandem.llm.beside import IN_LOOP, weight
@@ -13,6 +13,13 @@ from tandem.text.prompts import EmbedsPrompt, PromptLike, TextPrompt, TokensProm
 
 BAD_WORD_COSTS = 30
 """Of a bad word, in characters: it is tokenized twice."""
+
+PROMPT_COSTS = 200
+"""Of a prompt that is pooled, in characters, whatever its length."""
+
+MOST_TOGETHER = 32
+"""Prompts that are prepared together, at most: others wait no longer for them than for a long
+one."""
 
 CHARACTERS_A_TOKEN = 4
 """Of English text; where a character is a token, so much more of a batch is in an engine."""
@@ -32,6 +39,23 @@ def prompt_tokens(prompt: PromptLike) -> int:
     if isinstance(prompt, TokensPrompt):
         return max(1, len(prompt.token_ids))
     return max(1, prompt_weight(prompt) // CHARACTERS_A_TOKEN)
+
+
+def parts_of(prompts: Sequence[PromptLike], tokens: int, most: int) -> Iterator[list[PromptLike]]:
+    """``prompts`` in their order, in parts that are prepared together: of about ``tokens`` tokens
+    each, and of at most ``most`` prompts and ``MOST_TOGETHER``."""
+    most = min(most, MOST_TOGETHER)
+    part: list[PromptLike] = []
+    left = tokens
+    for prompt in prompts:
+        weight = prompt_tokens(prompt)
+        if part and (weight > left or len(part) == most):
+            yield part
+            part, left = [], tokens
+        part.append(prompt)
+        left -= weight
+    if part:
+        yield part
 
 
 def chat_weight(messages: Sequence[Mapping[str, Any]], chat: ChatOptions | None) -> int:

@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 class _Waiting(NamedTuple):
     weight: int
+    places: int
     turn: asyncio.Future[None]
 
 
 class Window:
     """Places for at most so many requests, and so many tokens in all, taken in the order of asking.
 
-    Whoever weighs more than all places goes alone. Belongs to one event loop.
+    Whoever weighs more than all places, or wants more of them, goes alone. Belongs to one event
+    loop.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
@@ -24,12 +26,12 @@ class Window:
         self._most = self._tokens = tokens
         self._waiting: deque[_Waiting] = deque()
 
-    async def take(self, weight: int) -> None:
-        """Wait for a place for ``weight`` tokens, behind everybody who waits."""
-        if not self._waiting and self._has_room(weight):
-            self._seat(weight)
+    async def take(self, weight: int, places: int = 1) -> None:
+        """Wait for so many places, for ``weight`` tokens together, behind everybody who waits."""
+        if not self._waiting and self._has_room(weight, places):
+            self._seat(weight, places)
             return
-        waiting = _Waiting(weight, asyncio.get_running_loop().create_future())
+        waiting = _Waiting(weight, places, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         try:
             await waiting.turn
@@ -37,28 +39,30 @@ class Window:
             if waiting.turn.cancelled():
                 self._call_next()
             else:  # it was called, and left before it came
-                self.give(weight)
+                self.give(weight, places)
             raise
 
-    def give(self, weight: int) -> None:
-        """Give the place back."""
-        self._places += 1
+    def give(self, weight: int, places: int = 1) -> None:
+        """Give places back, all at once or one by one."""
+        self._places += places
         self._tokens += weight
         self._call_next()
 
     def _call_next(self) -> None:
         while self._waiting:
-            weight, turn = self._waiting[0]
+            weight, places, turn = self._waiting[0]
             if not turn.cancelled():
-                if not self._has_room(weight):
+                if not self._has_room(weight, places):
                     return
-                self._seat(weight)
+                self._seat(weight, places)
                 turn.set_result(None)
             self._waiting.popleft()
 
-    def _has_room(self, weight: int) -> bool:
-        return self._places > 0 and (weight <= self._tokens or self._tokens == self._most)
+    def _has_room(self, weight: int, places: int) -> bool:
+        if self._tokens == self._most:  # nobody is inside
+            return True
+        return self._places >= places and weight <= self._tokens
 
-    def _seat(self, weight: int) -> None:
-        self._places -= 1
+    def _seat(self, weight: int, places: int) -> None:
+        self._places -= places
         self._tokens -= weight

@@ -89,3 +89,5 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     prompt_embeds: int | None = None
     """Values of each vector of a prompt that is given as embeddings; None where no such prompts are
     taken."""
+    prefix_caching: bool = True
+    """Whether it caches blocks: without, no prompt's blocks need be hashed before they are sent."""

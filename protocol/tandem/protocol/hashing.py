@@ -10,6 +10,7 @@ positions that are embeddings is hashed by these, as another kind of block: no i
 import sys
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
@@ -21,6 +22,7 @@ DIGEST_BYTES = 16
 _ID_BYTES = 4
 
 
+@lru_cache(maxsize=64)
 def root_hash(
     *,
     fingerprint: str,

@@ -5,6 +5,7 @@ in before any work, so that a rank sees no None.
 """
 
 from enum import StrEnum
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,9 @@ class PoolingTask(StrEnum):
     """A vector for each of its tokens."""
     CLASSIFY = "classify"
     """A number for each label of the model's classification head."""
+
+
+_TASKS = tuple(PoolingTask)
 
 
 class PoolingType(StrEnum):
@@ -66,7 +70,7 @@ class LateInteractionParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def verify(self) -> None:
         """Raise InvalidParameter naming the field."""
-        _check_word("late_interaction.mode", self.mode, LateInteractionMode)
+        _word("late_interaction.mode", self.mode, LateInteractionMode)
         key = self.query_key
         if not isinstance(key, str) or not 0 < len(key) <= MAX_QUERY_KEY:
             allowed = f"a text of 1 to {MAX_QUERY_KEY} characters"
@@ -104,9 +108,9 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def verify(self) -> "PoolingParams":
         """These with their words as enums. Raises InvalidParameter naming the field."""
-        _check_word("task", self.task, PoolingTask)
-        if self.pooling_type is not None:
-            _check_word("pooling_type", self.pooling_type, PoolingType)
+        task, kind = _word("task", self.task, PoolingTask), self.pooling_type
+        if kind is not None:
+            kind = _word("pooling_type", kind, PoolingType)
         for name in ("normalize", "activation"):
             if not isinstance(getattr(self, name), bool | None):
                 raise InvalidParameter(name, getattr(self, name), "true or false")
@@ -118,12 +122,12 @@ class PoolingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             raise InvalidParameter("second_text_at", at, "an integer of at least 1")
         if self.late_interaction is not None:
             self.late_interaction.verify()
-        task = PoolingTask(self.task)
         for name, tasks in _OF_TASKS.items():
             if getattr(self, name) is not None and task not in tasks:
                 allowed = f"only with task {' or '.join(tasks)}"
                 raise InvalidParameter(name, getattr(self, name), allowed)
-        kind = None if self.pooling_type is None else PoolingType(self.pooling_type)
+        if task is self.task and kind is self.pooling_type:
+            return self
         return msgspec.structs.replace(self, task=task, pooling_type=kind)
 
 
@@ -137,9 +141,16 @@ _OF_TASKS = {
 """Fields that mean something to some tasks only."""
 
 
-def _check_word(name: str, value: object, words: type[StrEnum]) -> None:
-    if value not in tuple(words):
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def _word(name: str, value: object, words: type[_Word]) -> _Word:
+    """The word that ``value`` is."""
+    if isinstance(value, words):
+        return value
+    if not isinstance(value, str) or value not in tuple(words):
         raise InvalidParameter(name, value, f"one of {', '.join(words)}")
+    return words(value)
 
 
 class Activation(StrEnum):
@@ -179,7 +190,7 @@ class ModelPooling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         if self.token_values is not None:
             return (PoolingTask.TOKEN_EMBED,)
         if self.labels:
-            return tuple(PoolingTask)
+            return _TASKS
         return (PoolingTask.EMBED, PoolingTask.TOKEN_EMBED)
 
     def check_task(self, params: PoolingParams) -> PoolingParams:

@@ -7,8 +7,6 @@ part of the work adds a mark. Without one, a mark is a look at a variable.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
@@ -161,15 +159,25 @@ def begin(recording: Recording) -> None:
     _current.set(recording)
 
 
-@contextmanager
-def marked(name: str) -> Iterator[None]:
-    """The block is a part of the current call."""
-    recording = _current.get()
-    if recording is None:
-        yield
-        return
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        recording.mark(name, started, time.monotonic())
+class _Marked:
+    """A block. No generator: most calls are not recorded, and each pays for it."""
+
+    __slots__ = ("_name", "_recording", "_started")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._recording = _current.get()
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        if self._recording is not None:
+            self._started = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        if self._recording is not None:
+            self._recording.mark(self._name, self._started, time.monotonic())
+
+
+def marked(name: str) -> _Marked:
+    """``with`` it: the block is a part of the current call."""
+    return _Marked(name)

@@ -1,8 +1,8 @@
 """Sampling parameters of one request, in vLLM's names, and what is allowed of each.
 
 Pure data: the sampler in engine/ reads it, the router fills it, text/ fills the ids of bad
-words. Every request that reaches a worker has a seed: the router draws one if the client gave
-none, so that a second attempt draws what the first would have drawn.
+words. Every request that draws has a seed when it reaches a worker: the router draws one if the
+client gave none, so that a second attempt draws what the first would have drawn.
 """
 
 import math

@@ -59,6 +59,34 @@ async def test_a_prefill_worker_alone_answers(stack: Stack, prefill: Make, decod
     assert stack.metric("tandem:router_attempts_total", shape="whole", rung="first") == 1
 
 
+@pytest.mark.parametrize("caches", [True, False])
+async def test_a_prompt_is_hashed_for_workers_that_cache_blocks(
+    stack: Stack, prefill: Make, caches: bool
+) -> None:
+    """For others nobody takes the time: an encoder keeps no KV."""
+    worker = prefill()
+    worker.card = msgspec.structs.replace(worker.card, prefix_caching=caches)
+    await stack.find(worker)
+    await stack.vectors(pooled())
+    assert len(worker.submitted[0].block_hashes) == (2 if caches else 0)
+    assert (stack.dispatcher.hit_ceiling.read() is not None) == caches
+
+
+async def test_a_hand_off_has_hashes_whoever_caches(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """By them the two know that they mean the same blocks, and what a cache would have found is
+    counted."""
+    p, d = prefill(), decode()
+    for worker in (p, d):
+        worker.card = msgspec.structs.replace(worker.card, prefix_caching=False)
+    await stack.find(p, d)
+    await stack.run(make_request(40))
+    assert len(p.submitted[0].block_hashes) == 2
+    assert p.submitted[0].block_hashes == d.submitted[0].block_hashes
+    assert stack.dispatcher.hit_ceiling.read() is not None
+
+
 @pytest.mark.parametrize("role", list(WorkerRole))
 async def test_any_worker_alone_is_enough(
     stack: Stack, make_worker: Make, role: WorkerRole

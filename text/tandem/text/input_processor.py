@@ -22,8 +22,10 @@ from tandem.protocol.hashing import hash_blocks, root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.sampling import SEED_BITS, SamplingParams, ThinkingMarks, seeded
+from tandem.protocol.sampling import SEED_BITS, SamplingParams, seeded
 from tandem.protocol.structured import ReasoningSpan
+from tandem.protocol.token_ids import check_token_ids
+from tandem.text.batches import with_ids
 from tandem.text.chat_template import ChatOptions
 from tandem.text.cutting import cut_within_ends
 from tandem.text.embeds.checks import check_embeds, kept_embeds
@@ -36,6 +38,7 @@ from tandem.text.prompts import (
     TokensPrompt,
     parse_prompt,
 )
+from tandem.text.reasoning import behind_reasoning, with_thinking
 from tandem.text.stop_strings import check_stopping
 from tandem.text.tokenizer import Tokenizer
 
@@ -121,24 +124,34 @@ class InputProcessor:
             parse_prompt(prompt), params, key, options or InputOptions(), param="prompt"
         )
 
-    def process_pooling(
+    def process_all_pooling(
         self,
-        prompt: PromptLike,
+        prompts: Sequence[PromptLike],
         pooling: PoolingParams,
-        key: RequestKey,
+        keys: Sequence[RequestKey],
         options: InputOptions | None = None,
         *,
-        param: str = "prompt",
-    ) -> ProcessedInput:
-        """The request of a prompt that is pooled, by verified ``pooling``. Raises InvalidParameter
-        (ContextLengthExceeded) that names ``param`` for the prompt. What a tokenizer puts around a
-        text stays where the text is cut."""
-        parsed = parse_prompt(prompt, param=param)
+        names: Sequence[str] = (),
+    ) -> list[ProcessedInput]:
+        """The requests of prompts that are pooled, by verified ``pooling``. Raises InvalidParameter
+        (ContextLengthExceeded) that calls a prompt by its one of ``names``, or "prompt". What a
+        tokenizer puts around a text stays where the text is cut."""
         options = options or InputOptions()
-        try:
-            return self._process(parsed, NO_SAMPLING, key, options, param=param, pooling=pooling)
-        except ContextLengthExceeded as error:
-            raise error.of_a_prompt(param) from None
+        names = names or ("prompt",) * len(prompts)
+        parsed = with_ids(
+            [parse_prompt(each, param=name) for each, name in zip(prompts, names, strict=True)],
+            self.tokenizer,
+            most_chars=max(4, self.tokenizer.longest_token) * self.card.max_model_len,
+            add_special_tokens=options.add_special_tokens is not False,
+        )
+        found = []
+        for prompt, key, name in zip(parsed, keys, names, strict=True):
+            try:
+                one = self._process(prompt, NO_SAMPLING, key, options, param=name, pooling=pooling)
+            except ContextLengthExceeded as error:
+                raise error.of_a_prompt(name) from None
+            found.append(one)
+        return found
 
     def process_chat(
         self,
@@ -182,8 +195,8 @@ class InputProcessor:
             params = self._with_bad_words(self._fit(params, len(ids), param))
         else:
             ids, pooling = self._fit_pooled(ids, pooling, options, param)
-        params = seeded(params, self._draw_seed())
         if pooling is None:
+            params = seeded(params, self._draw_seed())
             params.verify_vocabulary(self.card.vocab_size, self.card.max_logprobs)
             params = params.with_all_logprobs(self.card.vocab_size)
         request = EngineCoreRequest(
@@ -213,8 +226,10 @@ class InputProcessor:
         params.verify()
         check_stopping(params)
         self._check_spaces(params)
-        params = self._with_thinking(params, prompt, options)
-        return _behind_reasoning(params, prompt, options)
+        params = with_thinking(
+            params, prompt.text, options.reasoning if options.thinks else None, self.tokenizer
+        )
+        return behind_reasoning(params, prompt.text, options.reasoning)
 
     def _check_spaces(self, params: SamplingParams) -> None:
         """Special tokens without spaces between them: as most tokenizers have it, or not at all."""
@@ -251,12 +266,8 @@ class InputProcessor:
             special = options.add_special_tokens is not False
             ids = self.tokenizer.encode(prompt.text, add_special_tokens=special, param=param)
         else:
+            check_token_ids(param, prompt.token_ids, self.card.vocab_size)
             ids = list(prompt.token_ids)
-            if ids and not (min(ids) >= 0 and max(ids) < self.card.vocab_size):
-                wrong = next(each for each in ids if not 0 <= each < self.card.vocab_size)
-                raise InvalidParameter(
-                    param, wrong, f"token ids from 0 to {self.card.vocab_size - 1}"
-                )
         if not ids:
             raise InvalidParameter(param, _value(prompt), "a prompt of at least one token")
         return ids
@@ -346,33 +357,12 @@ class InputProcessor:
                     found[tuple(ids)] = None
         return msgspec.structs.replace(params, bad_words_token_ids=tuple(found))
 
-    def _with_thinking(
-        self, params: SamplingParams, prompt: Prompt, options: InputOptions
-    ) -> SamplingParams:
-        """With the marks of what a budget bounds; where the prompt leaves no thought, without."""
-        budget = params.thinking_token_budget
-        if budget is None or budget < 0:
-            return params
-        if not options.thinks or options.reasoning is None or prompt.text is None:
-            allowed = "-1: how the model ends its thoughts is not known; see --reasoning-parser"
-            raise InvalidParameter("thinking_token_budget", budget, allowed)
-        span = options.reasoning(prompt.text)
-        if span is None:
-            return params
-        close = self.tokenizer.encode(span.close, add_special_tokens=False, param="messages")
-        if len(close) != 1:
-            allowed = f"-1: {span.close} is not one token of this model"
-            raise InvalidParameter("thinking_token_budget", budget, allowed)
-        opens = (
-            tuple(self.tokenizer.encode(each, add_special_tokens=False, param="messages"))
-            for each in span.opens
-        )
-        marks = ThinkingMarks(opens=tuple(opens), close=close[0], has_begun=not span.opens)
-        return msgspec.structs.replace(params, thinking=marks)
-
     def _hashes(
         self, ids: list[int], options: InputOptions, embeds: PromptEmbeds | None
     ) -> tuple[BlockHash, ...]:
+        """None where nobody caches what they would be found by."""
+        if not self.card.prefix_caching:
+            return ()
         block_size = self.card.block_size
         root = root_hash(
             fingerprint=self._fingerprint,
@@ -386,15 +376,3 @@ class InputProcessor:
 def _value(prompt: Prompt) -> str | list[int]:
     """A prompt without tokens as its client wrote it."""
     return prompt.text if isinstance(prompt, TextPrompt) else []
-
-
-def _behind_reasoning(
-    params: SamplingParams, prompt: Prompt, options: InputOptions
-) -> SamplingParams:
-    """The form that is wanted begins where the model has thought."""
-    wanted = params.structured_outputs
-    if wanted is None or options.reasoning is None or prompt.text is None:
-        return params
-    span = options.reasoning(prompt.text)
-    wanted = msgspec.structs.replace(wanted, reasoning=span)
-    return msgspec.structs.replace(params, structured_outputs=wanted)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from tandem.protocol.embeds import MOST_BYTES, PromptEmbeds
 from tandem.protocol.errors import InvalidParameter
 from tandem.text.embeds import read_embeds
@@ -41,6 +43,8 @@ Prompt = TextPrompt | TokensPrompt | EmbedsPrompt
 PromptLike = str | Sequence[int] | Mapping[str, object] | TextPrompt | TokensPrompt | EmbedsPrompt
 """One prompt as callers write it; mappings have ``prompt``, ``prompt_token_ids`` or
 ``prompt_embeds``: a tensor of torch or numpy, or the bytes of a saved one."""
+
+_IDS = tuple[int, ...]
 
 _ALLOWED = "a text, a list of token ids, or a list of texts or lists of token ids"
 
@@ -99,8 +103,13 @@ def _parse_mapping(value: Mapping[object, object], param: str) -> Prompt:
 
 
 def _parse_ids(values: Sequence[object], param: str) -> tuple[int, ...]:
-    if set(map(type, values)) - {int}:  # in C: a prompt may have tens of thousands
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise InvalidParameter(param, value, "token ids: whole numbers")
-    return tuple(values)  # type: ignore[arg-type]  # each was seen to be an int
+    try:
+        return msgspec.convert(values, _IDS)  # in C: a prompt may have tens of thousands
+    except msgspec.ValidationError:
+        return tuple(_whole(value, param) for value in values)
+
+
+def _whole(value: object, param: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidParameter(param, value, "token ids: whole numbers")
+    return value

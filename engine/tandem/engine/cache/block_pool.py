@@ -97,10 +97,11 @@ class BlockPool:
     def take(self, count: int) -> list[int]:
         """``count`` blocks for one new holder, evicting cached ones if need be."""
         assert count <= self.num_free, f"{count} blocks wanted, {self.num_free} are free"
+        empty, references = self._empty, self._references
         taken = []
         for _ in range(count):
-            block = self._empty.pop() if self._empty else self._evict()
-            self._references[block] = 1
+            block = empty.pop() if empty else self._evict()
+            references[block] = 1
             taken.append(block)
         return taken
 
@@ -113,13 +114,14 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int]) -> None:
         """Take one holder away from each; of those freed, the first is evicted first."""
+        references, hash_of = self._references, self._hash_of
         for block in blocks:
-            count = self._references[block] - 1
+            count = references[block] - 1
             if count < 0:
                 raise IntegrityError(f"block {block} was freed twice")
-            self._references[block] = count
+            references[block] = count
             if count == 0:
-                if self._hash_of[block] is None:
+                if hash_of[block] is None:
                     self._empty.append(block)
                 else:
                     self._evictable[block] = None

@@ -219,7 +219,7 @@ class KVCacheManager:
             raise IntegrityError(f"{self.num_free} blocks are free where {expected} should be")
 
     def _release(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
+        for block in blocks if self._copies else ():
             if block in self._copies:  # nobody will read the copy
                 self.pool.release([self._copies.pop(block)])
         self.pool.release(reversed(blocks))

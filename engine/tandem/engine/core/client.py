@@ -10,6 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 
@@ -42,11 +43,28 @@ Item = EngineOutput | TandemError
 
 
 class _Stream:
-    """The way back to one caller."""
+    """The way back to one caller, who waits in its loop. Not asyncio.Queue, which takes as long to
+    make as all that is said of a prompt that is pooled."""
+
+    __slots__ = ("_items", "_waiting", "loop")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.items: asyncio.Queue[Item] = asyncio.Queue()
+        self._items: deque[Item] = deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    def put(self, item: Item) -> None:
+        """Called in the loop."""
+        self._items.append(item)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def get(self) -> Item:
+        """What came first of what was not taken yet, waited for."""
+        while not self._items:
+            self._waiting = self.loop.create_future()
+            await self._waiting
+        return self._items.popleft()
 
 
 class InprocClient:
@@ -81,7 +99,7 @@ class InprocClient:
         held = True
         try:
             while left:
-                item = await stream.items.get()
+                item = await stream.get()
                 if isinstance(item, TandemError):
                     held = False
                     raise item
@@ -226,7 +244,7 @@ class InprocClient:
     ) -> None:
         def put() -> None:
             for stream, item in batch:
-                stream.items.put_nowait(item)
+                stream.put(item)
 
         try:
             loop.call_soon_threadsafe(put)

@@ -316,6 +316,7 @@ class EngineCore:
             max_handoff_tokens=max_handoff_tokens,
             pooling=self.config.facts.pooling,
             prompt_embeds=self.config.embeds_size,
+            prefix_caching=self.config.enable_prefix_caching,
         )
 
     def check_integrity(self) -> None:

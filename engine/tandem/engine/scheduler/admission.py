@@ -21,6 +21,7 @@ from tandem.protocol.ids import BlockHash
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest, Produce
 from tandem.protocol.sampling import SEED_BITS, seeded
+from tandem.protocol.token_ids import check_token_ids
 
 _SEED_STEP = 0x9E3779B97F4A7C15
 """An odd number near 2**64 over the golden ratio: multiples of it spread over all seeds."""
@@ -64,17 +65,20 @@ class Limits:
         )
 
 
-def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
-    """Why this engine will never run ``request``, or None."""
+def admitted(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest | Refusal:
+    """``request`` with all that its ``pooling`` leaves open, or why this engine will never run
+    it."""
+    pooling = request.pooling
     try:
-        request.params.verify().verify_vocabulary(limits.vocab_size, limits.max_logprobs)
-        limits.processors.check(request.params)
+        if pooling is None:
+            request.params.verify().verify_vocabulary(limits.vocab_size, limits.max_logprobs)
+            limits.processors.check(request.params)
         _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
         _check_choices(request, limits.vocab_size)
         if request.prompt_embeds is not None and limits.embeds_size is not None:
             _check_embeds(request, request.prompt_embeds, limits.embeds_size)
-        if request.pooling is not None:
-            _check_pooling(request, request.pooling, limits)
+        if pooling is not None:
+            pooling = _pooling(request, pooling, limits)
     except InvalidParameter as error:
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
     if request.prompt_embeds is not None and limits.embeds_size is None:
@@ -92,7 +96,10 @@ def refusal_of(request: EngineCoreRequest, limits: Limits) -> Refusal | None:
     if request.kv is not None and not _shares_prefix(request):
         message = "choices that go on from different tokens are not handed over"
         return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="emitted")
-    return _length_refusal(request, limits.max_model_len)
+    refusal = _length_refusal(request, limits.max_model_len)
+    if refusal is not None or pooling is None:
+        return refusal or request
+    return msgspec.structs.replace(request, pooling=pooling)
 
 
 def embeds_refusal(
@@ -145,9 +152,7 @@ def _check_embeds(request: EngineCoreRequest, embeds: PromptEmbeds, hidden_size:
 def _check_tokens(param: str, ids: list[int] | tuple[int, ...], vocab_size: int) -> None:
     if not ids:
         raise InvalidParameter(param, [], "at least one token id")
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        raise InvalidParameter(param, wrong, f"token ids from 0 to {vocab_size - 1}")
+    check_token_ids(param, ids, vocab_size)
 
 
 def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
@@ -157,6 +162,8 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
     for tokens in request.emitted:
         if tokens:
             _check_tokens("emitted", tokens, vocab_size)
+    if not request.finished_choices:
+        return
     finished = set(request.finished_choices)
     if not finished <= set(range(n)):
         raise InvalidParameter("finished_choices", request.finished_choices, f"choices under {n}")
@@ -164,30 +171,23 @@ def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:
         raise InvalidParameter("finished_choices", request.finished_choices, "one choice left")
 
 
-def resolved(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest:
-    """A request that ``refusal_of`` has passed, with all that its ``pooling`` leaves open."""
-    if request.pooling is None:
-        return request
-    return msgspec.structs.replace(request, pooling=_pooling(request, request.pooling, limits))
-
-
 def _pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> PoolingParams:
-    num_tokens = len(request.prompt_token_ids)
-    return limits.pooling.resolve(pooling, hidden_size=limits.hidden_size, num_tokens=num_tokens)
-
-
-def _check_pooling(request: EngineCoreRequest, pooling: PoolingParams, limits: Limits) -> None:
-    _pooling(request, pooling, limits)
+    """``pooling`` with all that it leaves open."""
     if msgspec.structs.replace(request.params, seed=None) != NO_SAMPLING:
         allowed = "those of NO_SAMPLING beside pooling, which draws no token"
         raise InvalidParameter("params", request.params, allowed)
     if any(request.emitted):
         raise InvalidParameter("emitted", request.emitted, "none beside pooling")
+    num_tokens = len(request.prompt_token_ids)
+    return limits.pooling.resolve(pooling, hidden_size=limits.hidden_size, num_tokens=num_tokens)
 
 
 def open_choices(request: EngineCoreRequest) -> tuple[int, ...]:
     """Choices that are to be continued."""
-    return tuple(each for each in range(request.params.n) if each not in request.finished_choices)
+    choices = tuple(range(request.params.n))
+    if not request.finished_choices:
+        return choices
+    return tuple(each for each in choices if each not in request.finished_choices)
 
 
 def _shares_prefix(request: EngineCoreRequest) -> bool:
@@ -263,8 +263,8 @@ class SeedSource:
         self._next = seed * _SEED_STEP
 
     def seeded(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """The request with a seed."""
-        if request.params.seed is not None:
+        """The request with a seed, if it draws."""
+        if request.params.seed is not None or request.pooling is not None:
             return request
         self._next += _SEED_STEP
         params = seeded(request.params, self._next % 2**SEED_BITS)

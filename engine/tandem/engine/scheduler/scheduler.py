@@ -20,12 +20,11 @@ from tandem.engine.kv_memory import StepSize
 from tandem.engine.request import Request, RequestGroup, RequestState
 from tandem.engine.scheduler.admission import (
     Limits,
+    admitted,
     embeds_refusal,
     end_of,
     ended_before,
-    refusal_of,
     requests_of,
-    resolved,
 )
 from tandem.engine.scheduler.connector import InStepConnector, KVConnector
 from tandem.engine.scheduler.connectors import compose
@@ -193,10 +192,10 @@ class Scheduler:
 
     def add(self, source: EngineCoreRequest) -> Refusal | None:
         """Queue a request, or say why not; then nothing is held."""
-        refusal = self._refusal(source)
-        if refusal is not None:
-            return refusal
-        source = resolved(source, self.limits)
+        taken = self._admitted(source)
+        if isinstance(taken, Refusal):
+            return taken
+        source = taken
         group = self._group_of(source)
         requests = requests_of(
             group,
@@ -296,13 +295,14 @@ class Scheduler:
         held = {block for blocks in roster.held.values() for block in blocks}
         self.manager.check_count(len(held))
 
-    def _refusal(self, source: EngineCoreRequest) -> Refusal | None:
+    def _admitted(self, source: EngineCoreRequest) -> EngineCoreRequest | Refusal:
+        """The request as it is to run, or why it is not taken."""
         roster, config = self.roster, self.config
         if source.key in roster.groups or source.key in roster.held:
             return Refusal(code=RefusalCode.DUPLICATE, message=f"{source.key} is already here")
-        refusal = refusal_of(source, self.limits)
-        if refusal is not None:
-            return refusal
+        taken = admitted(source, self.limits)
+        if isinstance(taken, Refusal):
+            return taken
         if source.kv is not None and not self._hands_over:
             message = "this worker hands no KV over"
             return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param="kv")
@@ -316,7 +316,7 @@ class Scheduler:
             return Refusal(code=RefusalCode.CAPACITY, message=message)
         lives = (each.source.prompt_embeds for each in roster.groups.values())
         refusal = embeds_refusal(source.prompt_embeds, lives, self.limits.max_held_embeds_bytes)
-        return refusal or self._token_refusal(len(source.prompt_token_ids))
+        return refusal or self._token_refusal(len(source.prompt_token_ids)) or taken
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:
         limit = self.config.max_num_queued_tokens

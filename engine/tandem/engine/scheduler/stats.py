@@ -4,14 +4,15 @@ import math
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 SHARE_SECONDS = 2.0
 """Seconds after which a step's part in a share of time has fallen to 1/e."""
 RATE_STEPS = 32
 """How many of the last steps count for the rate of prefill."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRecord:
+class FinishedRecord(msgspec.Struct, frozen=True, gc=False):
     """One request (all its choices) that ended; times in seconds, None where it never got there."""
 
     reason: str

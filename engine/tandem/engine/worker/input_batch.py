@@ -10,6 +10,7 @@ the rows.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -112,17 +113,20 @@ class InputBatch:
         row = heapq.heappop(self._free)
         self.row_of[new.seq] = row
         self.sequences[new.seq] = new
-        if new.params.prompt_logprobs is not None:
-            self.scoring.add(new.seq)
+        length = len(new.token_ids)
+        self.reserve(length)
+        # By way of an array: numpy takes twice as long to read a list.
+        self.tokens[row, first:length] = array("I", new.token_ids[first:])
+        self.lengths[row] = length
+        self.prompts[row] = new.num_prompt
+        self.table.assign(row, new.block_ids)
         if new.pooling is not None:
             self.poolers.add(row, new)
             if new.pooling.second_text_at is not None:
                 self.pairs[new.seq] = new.pooling.second_text_at
-        self.reserve(len(new.token_ids))
-        self.tokens[row, first : len(new.token_ids)] = new.token_ids[first:]
-        self.lengths[row] = len(new.token_ids)
-        self.prompts[row] = new.num_prompt
-        self.table.assign(row, new.block_ids)
+            return row  # it draws nothing
+        if new.params.prompt_logprobs is not None:
+            self.scoring.add(new.seq)
         # Rules know nothing of a prompt that has no ids; its output is all that they look at.
         hidden = 0 if new.embeds is None else new.num_prompt
         if new.embeds is not None:
@@ -139,14 +143,16 @@ class InputBatch:
     def drop(self, seq: SeqId) -> None:
         """Forget a sequence; one that is not held is no error (it never had its first step)."""
         row = self.row_of.pop(seq, None)
-        if row is not None:
-            del self.sequences[seq]
-            self.scoring.discard(seq)
+        if row is None:
+            return
+        if self.sequences.pop(seq).pooling is not None:
             self.poolers.drop(row, seq)
             self.pairs.pop(seq, None)
+        else:
+            self.scoring.discard(seq)
             self.embeds.pop(row, None)
             self.sampling.remove(row)
-            heapq.heappush(self._free, row)
+        heapq.heappush(self._free, row)
 
     def token_types(self, rows: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """0 or 1 of each token of a step of whole prompts, so many tokens of each of ``rows``."""

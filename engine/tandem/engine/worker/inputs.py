@@ -27,6 +27,8 @@ Fit = Callable[[StepShape], StepShape | None]
 """The graph's shape that a step is padded to; None leaves it as it is."""
 FEW_CHUNKS = 4
 """Chunks that are written one by one, by slices: up to here faster than all at once by index."""
+LONG_CHUNKS = 256
+"""Tokens a chunk from which on that is faster for any number of them."""
 Numbers = Sequence[int] | NDArray[np.int64]
 
 
@@ -265,7 +267,7 @@ class StepStager:
             drawn = rows.first[:n] >= batch.lengths[rows.index[:n]]
             np.copyto(fields.source[:n], rows.index[:n], where=drawn)
         end = shape.decodes + own.chunk_tokens
-        if own.chunks > FEW_CHUNKS:
+        if own.chunks > FEW_CHUNKS and own.chunk_tokens < LONG_CHUNKS * own.chunks:
             owners, positions = rows.chunk_tokens()
             self._fill_tokens(fields, slice(shape.decodes, end), owners, positions)
         elif own.chunks:

@@ -164,28 +164,26 @@ class Poolers:
         assert params.pooling_type is not None, "the plan resolves what is left open"
         self.num_pooled += 1
         by_token = params.task == PoolingTask.TOKEN_EMBED
-        self._kinds[row] = _TOKENS if by_token else _KINDS[PoolingType(params.pooling_type)]
+        self._kinds[row] = _TOKENS if by_token else _KINDS[params.pooling_type]
         if params.late_interaction is not None:
             self._late_params[new.seq] = params.late_interaction
         self._columns[:, row] = (new.seq, new.num_prompt, *_asked(params))
 
     def drop(self, row: int, seq: SeqId) -> None:
-        """Forget a row's sequence, pooled or not."""
-        if self.num_pooled and self._kinds[row]:
-            self.num_pooled -= 1
-            self._kinds[row] = 0
-            self._chunks.pop(seq, None)
-            self._late_params.pop(seq, None)
+        """Forget a row's sequence, which is pooled."""
+        self.num_pooled -= 1
+        self._kinds[row] = 0
+        self._chunks.pop(seq, None)
+        self._late_params.pop(seq, None)
 
     def metadata(self, step: StepColumns) -> PoolingMetadata | None:
         """What the step's rows give; None where none gives anything."""
         kinds = self._kinds[step.index]
         is_finished = step.first + step.counts == self._columns[1, step.index]
-        counts = np.select(
-            (kinds == _LAST, kinds == _CLS, kinds > 0),
-            (is_finished.astype(np.int64), (step.first == 0).astype(np.int64), step.counts),
-            0,
-        )
+        # Not np.select, which takes as long as all else here.
+        counts = np.where(kinds > 0, step.counts, 0)
+        counts = np.where(kinds == _CLS, step.first == 0, counts)
+        counts = np.where(kinds == _LAST, is_finished, counts)
         at = np.flatnonzero((counts > 0) | ((kinds > 0) & is_finished))
         if not at.size:
             return None

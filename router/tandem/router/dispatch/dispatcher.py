@@ -267,9 +267,11 @@ class Dispatcher:
         return attempt
 
     def _place(self, job: Job, now: float) -> Placement | None:
+        draws = job.request.pooling is None  # then the ceiling counts what a cache would have found
         hashes = {
             worker.fingerprint: job.hashes(worker.fingerprint, worker.card.block_size)
             for worker in self.pool.workers.values()
+            if draws or worker.card.prefix_caching
         }
         job.count_blocks(self.hit_ceiling, hashes)
         facts = job.facts(self.fleet.hits(hashes))

@@ -189,7 +189,9 @@ class Job:
         self, worker: Worker, base: EngineCoreRequest, kv: Produce | Consume | None
     ) -> EngineCoreRequest:
         """The request with the hashes of this worker's blocks, whose size may be its own."""
-        hashes = self.hashes(worker.fingerprint, worker.card.block_size)
+        hashes: tuple[BlockHash, ...] = ()
+        if worker.card.prefix_caching or kv is not None:
+            hashes = self.hashes(worker.fingerprint, worker.card.block_size)
         return msgspec.structs.replace(base, block_hashes=hashes, kv=kv)
 
     def remaining_ms(self, loop: asyncio.AbstractEventLoop) -> int:

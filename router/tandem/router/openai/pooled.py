@@ -19,6 +19,7 @@ from tandem.llm.async_llm import PreparedRequest
 from tandem.llm.beside import weight
 from tandem.llm.outputs import PooledRequestOutput, floats_of
 from tandem.llm.scoring import pool_all
+from tandem.llm.weighing import parts_of
 from tandem.protocol.context import RequestContext
 from tandem.protocol.errors import InvalidParameter, Refusal, RequestRefused
 from tandem.protocol.finish import FinishReason
@@ -38,6 +39,8 @@ from tandem.text.input_processor import InputOptions
 from tandem.text.prompts import Prompt, parse_prompts
 
 _OURS = "prompt_token_ids"
+AT_ONCE = 8_192
+"""Tokens of inputs that are prepared together."""
 AT_A_TIME = 8_192
 """Numbers that are written before others have their turn: they take about half a millisecond."""
 CODED_AT_A_TIME = 3 << 16
@@ -66,13 +69,12 @@ class PooledCall:
     ) -> list[PreparedRequest]:
         """A text, token ids, or a list of either. Raises InvalidParameter naming which."""
         prompts = await self._prompts(value, param)
-        prepared = []
-        for index, prompt in enumerate(prompts):
-            name = f"{param}[{index}]" if len(prompts) > 1 else param
-            prepared.append(
-                await self.service.llm.prepare_pooling(
-                    prompt, params, options=self.options, param=name
-                )
+        names = [f"{param}[{index}]" for index in range(len(prompts))]
+        names = names if len(prompts) > 1 else [param]
+        prepared: list[PreparedRequest] = []
+        for part in parts_of(prompts, AT_ONCE, len(prompts)):
+            prepared += await self.service.llm.prepare_all_pooling(
+                part, params, options=self.options, names=names[len(prepared) :][: len(part)]
             )
             await asyncio.sleep(0)  # others' turn
         return prepared

@@ -36,6 +36,7 @@ from tandem.kvtransfer.mover.mover import Mover
 from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.kvtransfer.transports.mapped import batches
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
@@ -109,6 +110,7 @@ def kind_of(*args: Any) -> str:
 def watch_threads() -> None:
     """Stamps at every hop, of whichever end this process is."""
     HostCopier.at_once = BLOCKS_OF_A_COPY
+    batches.LARGE_BYTES = 1  # blocks between GPUs are not joined
     stamped(HandoffProducer, "computed", "p engine says")
     stamped(mover_p.ProducerMover, "take", "p mover takes", only=mover_p.Computed)
     stamped(mover_p.ProducerMover, "_tag", "", "p tags set")

@@ -46,7 +46,7 @@ def test_one_wrong_tag_among_right_ones_is_found(
         nbytes=4 * BLOCK,
         block_ids=(1, 2, 3, 4),
     )
-    fault = fault_of_copy(item, seen, HASHES, 16)
+    fault = fault_of_copy(item, b"".join(seen), HASHES, 16)
     assert (None if fault is None else fault[0]) is cause
     if fault is not None:
         assert f"block {at + 1} " in fault[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -108,7 +107,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self._unpacks: deque[Unpack] = deque()
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
-        self._tags: dict[tuple[RequestKey, int], Sequence[bytes]] = {}
+        self._tags: dict[tuple[RequestKey, int], bytes] = {}
         """By key and part: of copies that have not been checked."""
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 

@@ -161,10 +161,10 @@ class Transport(Protocol):
         """How a read stands. After a terminal answer the ticket is forgotten."""
         ...
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
-        """Tags of the blocks that a read has brought whole, in the order of its extents, each read
-        after the block's last byte, and cleared where it had changed since before the first; asked
-        once, after ``poll`` said DONE. Of slots there are none."""
+    def tags_of(self, ticket: Ticket) -> bytes:
+        """Tags of the blocks that a read has brought whole, 16 bytes each, in the order of its
+        extents, each read after the block's last byte, and cleared where it had changed since
+        before the first; asked once, after ``poll`` said DONE. Of slots there are none."""
         ...
 
     def advance(self) -> None:

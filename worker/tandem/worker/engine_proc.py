@@ -111,6 +111,7 @@ class EngineCoreProc:
         )
         core.wake = lambda: inbox.put(None)
         core.sleep.keeps_awake = handoff.keeps_awake
+        core.sleep.beside = handoff
         probes.attach(core=core, handoff=handoff, draining=lambda: self._drain.begun)
 
     @property

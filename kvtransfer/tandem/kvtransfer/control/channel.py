@@ -27,8 +27,8 @@ from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.link.curve import CurveGuard
 from tandem.link.liveness import LinkTimes, Pulse
-from tandem.link.session import Terms
 from tandem.link.naps import sleep_on
+from tandem.link.session import Terms
 from tandem.link.sockets import Context, Socket, open_socket, roomy
 from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.ids import Incarnation

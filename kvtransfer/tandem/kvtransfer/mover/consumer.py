@@ -41,7 +41,7 @@ from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
 from tandem.kvtransfer.mover.reads import Reads
-from tandem.kvtransfer.transports.base import Check, Progress, Transport
+from tandem.kvtransfer.transports.base import Check, Progress, Resting, Transport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 
@@ -60,7 +60,14 @@ class Reserved:
     """Of the full blocks, where tags are compared."""
 
 
-FromEngine = d_events.Opened | Reserved | d_events.Cancel
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Whether the engine sleeps: nothing of its comes meanwhile."""
+
+    asleep: bool
+
+
+FromEngine = d_events.Opened | Reserved | d_events.Cancel | Rest
 ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
 
@@ -110,6 +117,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self._tags: dict[tuple[RequestKey, int], bytes] = {}
         """By key and part: of copies that have not been checked."""
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
+        found = parts.transports.values()
+        self._resting = [each for each in found if isinstance(each, Resting)]
+        self._asleep = False
 
     # -- links --------------------------------------------------------------------------------
 
@@ -120,6 +130,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def slots_to(self, peer: Incarnation) -> SlotMemory:
         """Those in which what is read of the peer lands."""
         return self._slots.of(self.transport_to(peer).traits)
+
+    @property
+    def resting_bytes(self) -> int:
+        """Of memory that goes while the engine sleeps; any thread."""
+        return sum(each.held_bytes for each in self._resting)
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
         """What the peer said, while its link stands."""
@@ -149,6 +164,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
+        if isinstance(item, Rest):
+            self._asleep = item.asleep
+            return []
         if isinstance(item, d_events.Opened):
             up = item.producer in self.table.links
             direct = up and self._welcomes[item.producer].connector in self.parts.direct
@@ -255,6 +273,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         actions: list[Action] = []
         if self._unpacks:
             actions += self._unpack(self._unpacks.popleft(), now)
+        if self._asleep and not self._reads:  # also when a link's probe has woken one
+            for each in self._resting:
+                each.rest()
         self.pace.look(self.table.pulls)
         actions += self.prober.work(now)
         self._come_back(now)

@@ -185,6 +185,21 @@ class Transport(Protocol):
 
 
 @runtime_checkable
+class Resting(Protocol):
+    """A transport with memory of its own that only reads need, and that can go without it."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of that memory, as it is now; read by any thread."""
+        ...
+
+    def rest(self) -> bool:
+        """Let go of it unless a read is under way; the next read makes it anew. Whether it is
+        gone."""
+        ...
+
+
+@runtime_checkable
 class Timed(Protocol):
     """A transport that knows when copies of its own are likely to be through."""
 

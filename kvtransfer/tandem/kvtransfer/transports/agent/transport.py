@@ -189,6 +189,19 @@ class AgentTransport:
         foretold."""
         return self._asker.filenos() if all(map(is_foretold, self.moments())) else []
 
+    @property
+    def held_bytes(self) -> int:
+        """See Resting; of the landing slots."""
+        return self._asker.held_bytes
+
+    def rest(self) -> bool:
+        """See Resting: leave the agent, which lets go of the slots as well."""
+        if self._reads or self._taking:
+            return False
+        if self._asker.connected:
+            self._lose()
+        return True
+
     def moments(self) -> list[float]:
         """See Timed; of copies out of landing slots."""
         return [each.mark.due for each in self._taking]

@@ -4,7 +4,8 @@ Two processes linked by ``shm`` or ``shm_agent``, as in ``fabric.py``, with bloc
 copying them takes next to nothing, and as many blocks in a copy as between GPUs. Stamps of the
 machine's monotonic clock, which both processes read, say when each thread came by: "want" is a
 prompt whose KV is all announced when D has its blocks; "ready" one for which D has reserved
-while P computed, in one chunk or several, whose last comes with FINAL. Threads sleep for
+while P computed, in one chunk or several, whose last comes with FINAL; "busy" the same beside step
+loops that are at work at both ends, 2 ms of Python and 4 of waiting in turn. Threads sleep for
 ``--rest`` seconds between hand-offs, as on an idle pair. ``--before FOLDER``: another checkout,
 whose code is measured in turn with this one's, on the same machine in the same minutes. Writes
 stages.json and prints medians in microseconds from the beginning, a line a case.
@@ -38,6 +39,7 @@ from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
 from tandem.kvtransfer.transports.mapped import batches
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
+from tandem.link import naps
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.layout import KVGroup, KVLayout
@@ -48,10 +50,14 @@ LAYOUT = KVLayout(
 )
 BLOCKS_OF_A_COPY = 512
 """As between GPUs; the host's copies are told of 16 at a time."""
+BUSY_SECONDS = 0.002, 0.004
+"""Of Python, and of waiting for the device, in each step of an engine that is at work."""
 CASES = (
     *(("want", blocks, 1) for blocks in (4, 32, 128, 480)),
     *(("ready", blocks, 1) for blocks in (4, 32, 128, 480)),
     ("ready", 480, 15),
+    ("busy", 32, 1),
+    ("busy", 480, 1),
 )
 """How, blocks, chunks."""
 
@@ -131,6 +137,8 @@ def watch_threads() -> None:
 class Staged(fabric.Worker):
     """An end whose threads are stamped."""
 
+    is_busy = False
+
     def begin(self, name: str, tokens: str, consumer: str) -> str:
         """P: the engine has blocks and begins."""
         count = int(tokens)
@@ -181,6 +189,30 @@ class Staged(fabric.Worker):
         self.service.begin_load(key, mine, 0, count, hashes)
         return "ok"
 
+    def busy(self, yes: str) -> str:
+        """Whether the engine has other work meanwhile."""
+        self.is_busy = yes == "1"
+        return "ok"
+
+    def until(self, check: Callable[[], object]) -> None:
+        """See Worker; between steps, if there are some."""
+        if self.is_busy:
+            wait = self.woken.wait
+
+            def step(_seconds: float) -> None:
+                end = time.monotonic() + BUSY_SECONDS[0]
+                while time.monotonic() < end:
+                    pass
+                time.sleep(BUSY_SECONDS[1])
+
+            self.woken.wait = step  # type: ignore[assignment]
+            try:
+                super().until(check)
+            finally:
+                self.woken.wait = wait  # type: ignore[method-assign]
+        else:
+            super().until(check)
+
     def usable(self, name: str) -> str:
         """D: wait until the engine knows; all stamps."""
         key = RequestKey(fabric.ROUTER, name, 0)
@@ -190,7 +222,7 @@ class Staged(fabric.Worker):
 
     def commands(self) -> dict[str, Callable[..., str]]:
         """See Worker."""
-        names = ("begin", "compute", "reserve", "usable")
+        names = ("begin", "busy", "compute", "reserve", "usable")
         return super().commands() | {name: getattr(self, name) for name in names}
 
 
@@ -211,12 +243,18 @@ def one(ends: tuple[fabric.Child, fabric.Child], case: tuple[str, int, int], nam
         producer.tell(f"released {name}")
         begun = found["d engine says WANT"]
     else:
+        if how == "busy":
+            producer.tell("busy 1")
+            consumer.tell("busy 1")
         producer.tell(f"begin {name} {tokens} {consumer.incarnation}")
         consumer.tell(f"reserve {name}")
         consumer.say(f"usable {name}")
         time.sleep(0.02)
         there = stamps(producer.tell(f"compute {name} {tokens} {chunks}"))
         found = there[0] | stamps(consumer.answer())[1]
+        if how == "busy":
+            producer.tell("busy 0")
+            consumer.tell("busy 0")
         begun = found["p engine says"]
     return {point: (at - begun) * 1e6 for point, at in found.items() if at >= begun}
 
@@ -238,7 +276,7 @@ def measured(asked: argparse.Namespace, connector: str, builds: dict[str, str]) 
             pairs[build] = stack.enter_context(
                 fabric.pair(asked, connector, ("-m", "bench.pair.stages"))
             )
-        for case in CASES:
+        for case in (each for each in CASES if each[0] in asked.only.split(",")):
             rows: dict[str, list[Stamps]] = {build: [] for build in builds}
             for turn in range(asked.rounds + 3):
                 for build, ends in pairs.items():
@@ -257,6 +295,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--connectors", default="shm,shm_agent")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", default="want,ready,busy", help="of the cases")
     parser.add_argument("--rest", type=float, default=0.02)
     parser.add_argument("--before", type=Path, help="another checkout, measured beside this one")
     for name, default in (("--device", "cpu"), ("--role", None), ("--folder", None)):
@@ -267,6 +306,7 @@ def main() -> None:
     fabric.LAYOUT = LAYOUT
     if asked.role:
         watch_threads()
+        getattr(naps, "switch_soon", list)()  # as workers do, since they do
         Staged(asked.role, asked).serve()
         return
     asked.isolated = False

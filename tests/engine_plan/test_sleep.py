@@ -221,7 +221,7 @@ class Beside:
 
 
 def test_who_moves_kv_sleeps_with_the_engine() -> None:
-    """It is told once each way, and its bytes count; not before all of the engine is there again."""
+    """It is told once each way, and its bytes count; to wake up when all of the engine has."""
     harness, beside = Harness(), Beside()
     harness.core.sleep.beside = beside
     harness.add(request_of("a", 40, params=params_of(max_tokens=500, ignore_eos=True)))

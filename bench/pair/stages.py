@@ -120,7 +120,7 @@ def watch_threads() -> None:
     stamped(HandoffProducer, "computed", "p engine says")
     stamped(mover_p.ProducerMover, "take", "p mover takes", only=mover_p.Computed)
     stamped(mover_p.ProducerMover, "_tag", "", "p tags set")
-    stamped(mover_d.ConsumerMover, "take", "d mover takes WANT", only=mover_d.Reserved)
+    stamped(mover_d.ConsumerMover, "take", "d mover takes WANT", only=Reserved)
     stamped(HandoffConsumer, "begin_load", "d engine says WANT")
     stamped(Reads, "start", "d read begun")
     stamped(HostCopier, "copy", "d copies begun", "d copies made")

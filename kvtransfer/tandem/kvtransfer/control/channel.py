@@ -181,6 +181,8 @@ class Channel:
             self._lock.acquire()
             self._wanted = False
         try:
+            if self._over.is_set():
+                return False
             with mine.listening(), self._inbox.listening():
                 while mine.empty and self._serve(0):
                     pass  # until nothing is left: sockets say only once that something came
@@ -223,7 +225,7 @@ class Channel:
     def _run(self) -> None:
         while not self._over.is_set():
             with self._lock:
-                self._serve(math.ceil(max(0.0, self.next_wake() - now_ms())))
+                self._serve()
             while self._stands_by() and not self._over.wait(self._stand_by_seconds):
                 pass
         self._end()
@@ -245,9 +247,9 @@ class Channel:
                 self._context.destroy(linger=100)
             self._inbox.close()
 
-    def _serve(self, milliseconds: int) -> bool:
-        """One turn, by who holds the lock: wait for so long at most, and do what is to be done.
-        Whether anything was."""
+    def _serve(self, milliseconds: int | None = None) -> bool:
+        """One turn, by who holds the lock: wait for so long at most, or until something is due, and
+        do what is to be done. Whether anything was."""
         if self._over.is_set():
             return False
         try:
@@ -258,7 +260,9 @@ class Channel:
             self._over.set()
             return False
 
-    def _turn(self, milliseconds: int) -> bool:
+    def _turn(self, milliseconds: int | None = None) -> bool:
+        if milliseconds is None:
+            milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
         if milliseconds:
             with self._inbox.listening():
                 ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))

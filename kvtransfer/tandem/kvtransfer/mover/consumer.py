@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from dataclasses import dataclass
 
 import msgspec
 
@@ -35,6 +34,7 @@ from tandem.kvtransfer.mover.cards import why_not_read
 from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
+from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, Rest
 from tandem.kvtransfer.mover.make_slots import make_all_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
@@ -46,29 +46,6 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """The engine has blocks: bring tokens [from_token, to_token) into them."""
-
-    key: RequestKey
-    block_ids: tuple[int, ...]
-    from_token: int
-    to_token: int
-    hashes: tuple[BlockHash, ...] = ()
-    """Of the full blocks, where tags are compared."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Whether the engine sleeps: nothing of its comes meanwhile."""
-
-    asleep: bool
-
-
-FromEngine = d_events.Opened | Reserved | d_events.Cancel | Rest
-ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
 
 class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
@@ -99,7 +76,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             slots = self._slots.of(transport.traits)
             transport.receive(slots, blocks if name in direct else None)
         self.book = PeerBook()
-        self.phases = Phases(parts.metrics)
+        self.phases = Phases(parts.metrics, self.later)
         self.pace = Pace(
             parts.metrics,
             self.book,
@@ -321,8 +298,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             seconds = time.perf_counter() - started
             self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
-            self.metrics.bytes_of("consumer").inc(read.nbytes)
-            self.metrics.parts_of("consumer").inc()
+            self.later(lambda: self.metrics.moved("consumer", read.nbytes))
             return self._over(read, now)
         if read.slot is None:
             pull = self.table.pulls.get(read.key)
@@ -343,7 +319,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
                 packed = self.parts.packing(item.form, item.block_ids, item.start, item.stop)
                 self.memory.unpack(item.slot, packed.ids, self.parts.slab, packed.packing)
         if fault is None:
-            self.metrics.phase_of("unpack").observe(time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.later(lambda: self.metrics.phase_of("unpack").observe(seconds))
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")

@@ -17,7 +17,8 @@ from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.mover.consumer import ConsumerMover, Reserved, Rest
+from tandem.kvtransfer.mover.consumer import ConsumerMover
+from tandem.kvtransfer.mover.items import Reserved, Rest
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard

@@ -115,12 +115,13 @@ def kind_of(*args: Any) -> str:
 
 def watch_threads() -> None:
     """Stamps at every hop, of whichever end this process is."""
+    reserved: type = mover_d.Reserved  # type: ignore[attr-defined]  # wherever a build has it
     HostCopier.at_once = BLOCKS_OF_A_COPY
     batches.LARGE_BYTES = 1  # blocks between GPUs are not joined
     stamped(HandoffProducer, "computed", "p engine says")
     stamped(mover_p.ProducerMover, "take", "p mover takes", only=mover_p.Computed)
     stamped(mover_p.ProducerMover, "_tag", "", "p tags set")
-    stamped(mover_d.ConsumerMover, "take", "d mover takes WANT", only=Reserved)
+    stamped(mover_d.ConsumerMover, "take", "d mover takes WANT", only=reserved)
     stamped(HandoffConsumer, "begin_load", "d engine says WANT")
     stamped(Reads, "start", "d read begun")
     stamped(HostCopier, "copy", "d copies begun", "d copies made")

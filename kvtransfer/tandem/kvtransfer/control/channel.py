@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 HIGH_WATER = 10_000
 """Frames that may wait for a peer; one more breaks the link, as a lost frame would."""
 STOP_SECONDS = 5.0
-STAND_BY_BEATS = 0.25
-"""For so much of a beat's interval the transfer thread may be busy before the control thread looks
-after the sockets again."""
+STAND_BY_SECONDS = 0.1
+"""For so long, and a quarter of a beat's interval at most, the transfer thread may be busy before
+the control thread looks after the sockets again."""
 
 
 def now_ms() -> Millis:
@@ -94,7 +94,7 @@ class Channel:
             secret=config.kv_secret,
         )
         self._pulse = Pulse(config.kv_beat_seconds)
-        self._stand_by_seconds = STAND_BY_BEATS * config.kv_beat_seconds
+        self._stand_by_seconds = min(STAND_BY_SECONDS, config.kv_beat_seconds / 4)
         self._lock = threading.Lock()
         """Of sockets and links; who holds it looks after them."""
         self._wanted = False
@@ -184,9 +184,11 @@ class Channel:
             if self._over.is_set():
                 return False
             with mine.listening(), self._inbox.listening():
-                while mine.empty and self._serve(0):
-                    pass  # until nothing is left: sockets say only once that something came
+                # Twice, or sockets that never run dry would keep this thread from its own work.
+                if mine.empty and self._serve(0) and mine.empty and self._serve(0):
+                    return True
                 rest = min(until, self.next_wake() / 1000) - time.monotonic()
+                # Nothing is left by now: of what was, sockets would not say again that it came.
                 if mine.empty and rest > 0 and not self._over.is_set():
                     self._sleep((mine.fileno(), *others), rest)
                     if mine.empty:  # else the engine's thread waits

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.held_copies import KEY, Held
 
+from tandem.kvtransfer import events
 from tandem.kvtransfer.handoff.messages import Final
 from tandem.link.wake_queue import WakeQueue
-
-KEY = make_key("one")
 
 
 def threads_of(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
@@ -74,6 +74,18 @@ def test_beats_keep_their_time_while_the_transfer_thread_is_busy(
     for role, end in ends.items():
         assert end.metric("tandem:kv_links_lost_total", role=role) == 0
     hand_over(ends["producer"], ends["consumer"], "after")
+
+
+def test_beats_keep_their_time_while_bytes_are_on_their_way(workers) -> None:
+    """A transfer thread that naps for moments at a time beats all the same, and hears."""
+    held = Held(workers, kv_beat_seconds=0.2, kv_beat_timeout=1.0)
+    held.copy([0, 1], into=[2, 3])
+    until = time.monotonic() + 2.5
+    held.consumer.until(lambda: time.monotonic() > until)
+    for role, end in (("producer", held.producer), ("consumer", held.consumer)):
+        assert end.metric("tandem:kv_links_lost_total", role=role) == 0
+    held.transport.hold.clear()
+    held.consumer.wait_for(events.Loaded, KEY)
 
 
 def test_who_waits_at_a_closed_channel_waits_elsewhere(workers) -> None:

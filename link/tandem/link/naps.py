@@ -38,20 +38,21 @@ def switch_soon() -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
 
 
-def sleep_on(descriptors: Sequence[int], seconds: float) -> None:
+def sleep_on(descriptors: Sequence[int], seconds: float) -> bool:
     """Sleep until one of the descriptors is readable or the time is over, to some microseconds;
-    ``select.poll`` and epoll sleep whole milliseconds, and more of them than were asked for."""
+    whether one is. ``select.poll`` and epoll sleep whole milliseconds, and more of them than were
+    asked for."""
     if sys.platform != "linux":
-        select.select(descriptors, (), (), seconds)
-        return
+        return bool(select.select(descriptors, (), (), seconds)[0])
     watched = (_Watched * len(descriptors))(
         *(_Watched(each, select.POLLIN) for each in descriptors)
     )
     whole = int(seconds)
     duration = _Duration(whole, int((seconds - whole) * 1e9))
-    _library().ppoll(
+    found = _library().ppoll(
         watched, ctypes.c_ulong(len(descriptors)), ctypes.byref(duration), ctypes.c_void_p(None)
     )
+    return bool(found > 0)
 
 
 @cache

@@ -150,6 +150,7 @@ class EngineCoreProc:
             outputs = self._core.advance()
             progressed = outputs.progressed
             if progressed:
+                self._io.leave()
                 self._steps += 1
                 self._probes.note_step()
             self._send(outputs)

@@ -30,7 +30,7 @@ from tandem.link.liveness import LinkTimes, Pulse
 from tandem.link.naps import sleep_on
 from tandem.link.session import Terms
 from tandem.link.sockets import Context, Socket, open_socket, roomy
-from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
+from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import Beat
 
@@ -78,7 +78,11 @@ class Channel:
         self._context = roomy() if guard is None else guard.context
         self._inbox: WakeQueue[ToControl] = WakeQueue()
         self._poller = zmq.Poller()
-        self._poller.register(self._inbox.fileno(), zmq.POLLIN)
+        self._watched: Sequence[int] | None = None
+        """Descriptors of what the poller has, once asked for."""
+        self.watch(self._inbox.fileno())
+        self._more = False
+        """Sockets may have something of which they will not say so again."""
         times = LinkTimes(
             beat_interval=config.kv_beat_seconds,
             beat_timeout=config.kv_beat_timeout,
@@ -198,24 +202,55 @@ class Channel:
             self._lock.release()
         return not self._over.is_set()
 
+    def nap(self, mine: WakeQueue[Any], seconds: float, others: Sequence[int] = ()) -> bool:
+        """``attend`` for a moment, of which there are thousands while bytes are on their way: no
+        more is asked of sockets than whether they stir. False, and at once, when the channel is
+        closed."""
+        self._attended_at = time.monotonic()
+        if self._over.is_set():
+            return False
+        with mine.listening():
+            own = self._descriptors()
+            stirs = mine.empty and sleep_on((mine.fileno(), *others, *own), seconds)
+        due = time.monotonic() >= self._pulse.next
+        if mine.empty and (stirs or due or self._more or not self._inbox.empty):
+            self.look()
+        return True
+
     def look(self) -> None:
         """Send what has been said and take what has come, unless somebody else is at it. For the
         transfer thread, between two pieces of its work."""
         if self._lock.acquire(blocking=False):
             try:
-                self._serve(0)
+                # What is sent may swallow a socket's word of what has come.
+                self._more = self._serve(0) and self._serve(0)
             finally:
                 self._attended_at = time.monotonic()
                 self._lock.release()
 
+    def watch(self, socket: Socket | int) -> None:
+        """Have threads wake for a socket, or a descriptor."""
+        self._poller.register(socket, zmq.POLLIN)
+        self._watched = None
+
+    def unwatch(self, socket: Socket) -> None:
+        """No longer, if they did."""
+        if socket in self._poller:
+            self._poller.unregister(socket)
+        self._watched = None
+
+    def _descriptors(self) -> Sequence[int]:
+        """That stir when a socket does."""
+        found = self._watched
+        if found is None:
+            mine = [each for each, _ in self._poller.sockets]
+            found = tuple(each if isinstance(each, int) else int(each.FD) for each in mine)
+            self._watched = found
+        return found
+
     def _sleep(self, others: tuple[int, ...], seconds: float) -> None:
         """Until a socket, the inbox or one of the others has something; what is there already must
         have been taken."""
-        if seconds < SHORT_SECONDS:
-            mine = (each for each, _ in self._poller.sockets)
-            own = (each if isinstance(each, int) else int(each.FD) for each in mine)
-            sleep_on((*others, *own), seconds)
-            return
         for each in others:
             self._poller.register(each, zmq.POLLIN)
         try:

@@ -76,7 +76,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             slots = self._slots.of(transport.traits)
             transport.receive(slots, blocks if name in direct else None)
         self.book = PeerBook()
-        self.phases = Phases(parts.metrics, self.later)
+        self.phases = Phases(parts.metrics)
         self.pace = Pace(
             parts.metrics,
             self.book,
@@ -298,7 +298,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             seconds = time.perf_counter() - started
             self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
-            self.later(lambda: self.metrics.moved("consumer", read.nbytes))
+            self.metrics.moved("consumer", read.nbytes)
             return self._over(read, now)
         if read.slot is None:
             pull = self.table.pulls.get(read.key)
@@ -319,8 +319,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
                 packed = self.parts.packing(item.form, item.block_ids, item.start, item.stop)
                 self.memory.unpack(item.slot, packed.ids, self.parts.slab, packed.packing)
         if fault is None:
-            seconds = time.perf_counter() - started
-            self.later(lambda: self.metrics.phase_of("unpack").observe(seconds))
+            self.metrics.phase_of("unpack").observe(time.perf_counter() - started)
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")

@@ -33,7 +33,7 @@ from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.link.naps import nap_precisely
-from tandem.link.wake_queue import WakeQueue
+from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
@@ -136,7 +136,6 @@ class Mover(Generic[Item, Event]):
         """Whether this turn has told the engine something."""
         self._said = False
         """Whether something is to be sent."""
-        self._later: list[Callable[[], object]] = []
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -190,8 +189,14 @@ class Mover(Generic[Item, Event]):
 
     def pause(self, seconds: float | None) -> None:
         """Sleep until something comes, the time at most; who sleeps looks after the sockets."""
-        wakers = self.wakers()
-        if self.control is None or not self.control.attend(self.inbox, seconds, wakers):
+        wakers, open_still = self.wakers(), False
+        if self.control is None:
+            pass
+        elif seconds is not None and seconds < SHORT_SECONDS:
+            open_still = self.control.nap(self.inbox, seconds, wakers)
+        else:
+            open_still = self.control.attend(self.inbox, seconds, wakers)
+        if not open_still:
             self.inbox.wait(seconds, wakers)
 
     def observe(self) -> None:
@@ -212,11 +217,6 @@ class Mover(Generic[Item, Event]):
         self._outbox.append(event)
         self.parts.notify()
         self._told = True
-
-    def later(self, count: Callable[[], object]) -> None:
-        """Count something when the engine has been told what this turn brings: series take some
-        10 us each on a processor that has just slept."""
-        self._later.append(count)
 
     def active(self) -> None:
         """Bytes moved: short naps for a while."""
@@ -285,9 +285,6 @@ class Mover(Generic[Item, Event]):
             self._said = False
             if self.control is not None:
                 self.control.look()
-        counts, self._later = self._later, []
-        for count in counts:
-            count()
 
     def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:
         queue = deque(actions)

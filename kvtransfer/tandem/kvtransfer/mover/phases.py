@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 from tandem.kvtransfer.events import BlocksFree, Cancelled, FirstTokenEnded, Loaded, Ready
@@ -34,11 +33,8 @@ _STRETCHES = (
 class Phases:
     """Times of each key's steps, until it ends."""
 
-    def __init__(
-        self, metrics: HandoffMetrics, later: Callable[[Callable[[], object]], None]
-    ) -> None:
-        """``later`` runs what counts, when nobody waits for it."""
-        self._metrics, self._later = metrics, later
+    def __init__(self, metrics: HandoffMetrics) -> None:
+        self._metrics = metrics
         self._at: dict[RequestKey, dict[str, float]] = {}
         self._parts: dict[RequestKey, list[Note]] = {}
 
@@ -49,7 +45,7 @@ class Phases:
 
     def read(self, key: RequestKey, nbytes: int, seconds: float) -> None:
         """A part was read just now."""
-        self._observe("read", seconds)
+        self._metrics.phase_of("read").observe(seconds)
         parts = self._parts.get(key)
         if parts is not None and len(parts) < MAX_PARTS:
             now = time.monotonic()
@@ -81,8 +77,7 @@ class Phases:
             self._at.pop(event.key, None)
             self._parts.pop(event.key, None)
             if not event.key.is_pull:  # those are counted by who falls back to computing
-                outcome = _OUTCOMES[type(event)]
-                self._later(self._metrics.endings_of("consumer", outcome).inc)
+                self._metrics.endings_of("consumer", _OUTCOMES[type(event)]).inc()
         if isinstance(event, LoadFailed) and not event.key.is_pull:
             self._metrics.failures.labels("consumer", event.cause).inc()
         assert not isinstance(event, BlocksFree) or event.key not in self._at
@@ -106,7 +101,4 @@ class Phases:
             return
         at[name] = time.monotonic()
         if since in at:
-            self._observe(phase, at[name] - at[since])
-
-    def _observe(self, phase: str, seconds: float) -> None:
-        self._later(lambda: self._metrics.phase_of(phase).observe(seconds))
+            self._metrics.phase_of(phase).observe(at[name] - at[since])

@@ -281,7 +281,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def _gave(self, nbytes: int) -> None:
         """Bytes are D's to read: a part, or a chunk's blocks."""
         self.parts.board.transfers += 1
-        self.later(lambda: self.metrics.moved("producer", nbytes))
+        self.metrics.moved("producer", nbytes)
         self.active()
 
     def rest(self, now: Millis) -> float | None:

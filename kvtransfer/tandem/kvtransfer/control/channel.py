@@ -195,7 +195,8 @@ class Channel:
                 # Nothing is left by now: of what was, sockets would not say again that it came.
                 if mine.empty and rest > 0 and not self._over.is_set():
                     self._sleep((mine.fileno(), *others), rest)
-                    if mine.empty:  # else the engine's thread waits
+                    # Else the engine's thread waits, or a deadline has passed, which goes first.
+                    if mine.empty and time.monotonic() < until:
                         self._serve(0)
         finally:
             self._attended_at = time.monotonic()

@@ -16,7 +16,7 @@ from tandem.kvtransfer.handoff.messages import Final
 from tandem.link.wake_queue import WakeQueue
 
 
-def threads_of(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
+def threads_of(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
     """By which threads a method is called, and with what last."""
     was, seen = getattr(of, name), []
 

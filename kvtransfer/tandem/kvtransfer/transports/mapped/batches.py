@@ -58,8 +58,9 @@ class Batch(NamedTuple):
     def fits(self, *, source_bytes: int, target_bytes: int) -> bool:
         """Whether both regions have all of these bytes."""
         if self.reach is not None:
-            first, stop, lowest, end = self.reach
-            return 0 <= first < stop <= source_bytes and 0 <= lowest < end <= target_bytes
+            reach = self.reach
+            read = 0 <= reach.source < reach.source_stop <= source_bytes
+            return read and 0 <= reach.target < reach.target_stop <= target_bytes
         return bool(
             self.sources.min() >= 0
             and self.targets.min() >= 0
@@ -70,10 +71,8 @@ class Batch(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _equal(size: int, count: int) -> Numbers:
-    """The same size for so many blocks; not to be written."""
-    sizes = np.full(count, size, dtype=np.int64)
-    sizes.flags.writeable = False
-    return sizes
+    """The same size for so many blocks; shared, and so never written."""
+    return np.full(count, size, dtype=np.int64)
 
 
 def batches(extents: Sequence[Extent]) -> list[Batch]:

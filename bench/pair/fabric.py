@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -185,15 +185,14 @@ class Worker:
         name = "tandem:kv_handoff_phase_seconds_sum"
         return self.registry.get_sample_value(name, {"phase": phase}) or 0.0
 
+    def commands(self) -> dict[str, Callable[..., str]]:
+        """What it can be told, by the first word."""
+        names = ("export", "released", "meet", "open", "load")
+        return {name: getattr(self, name) for name in names}
+
     def serve(self) -> None:
         """Until the input ends."""
-        commands: dict[str, Callable[..., str]] = {
-            "export": self.export,
-            "released": self.released,
-            "meet": self.meet,
-            "open": self.open,
-            "load": self.load,
-        }
+        commands = self.commands()
         where = getattr(self.service, "control", "-")
         print(f"ok {where} {self.me.hex()}", flush=True)
         for line in sys.stdin:
@@ -208,8 +207,15 @@ class Worker:
 class Child:
     """A worker in a process of its own."""
 
-    def __init__(self, role: str, gpu: int, asked: argparse.Namespace, connector: str) -> None:
-        words = [sys.executable, __file__, "--role", role, "--connectors", connector]
+    def __init__(
+        self,
+        role: str,
+        gpu: int,
+        asked: argparse.Namespace,
+        connector: str,
+        program: Sequence[str],
+    ) -> None:
+        words = [sys.executable, *program, "--role", role, "--connectors", connector]
         words += ["--device", asked.device, "--blocks", str(asked.blocks), "--folder", asked.folder]
         environment = dict(os.environ)
         if asked.isolated:
@@ -227,10 +233,14 @@ class Child:
 
     def tell(self, line: str) -> list[str]:
         """Say a line, get the words of the answer."""
+        self.say(line)
+        return self.answer()
+
+    def say(self, line: str) -> None:
+        """Say a line whose answer is asked for later."""
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return self.answer()
 
     def answer(self) -> list[str]:
         """Words of the next line that is one."""
@@ -286,10 +296,12 @@ def agent_for(connector: str, folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def pair(asked: argparse.Namespace, connector: str) -> Iterator[tuple[Child, Child]]:
-    """A producer and a consumer, linked."""
-    producer = Child("producer", 0, asked, connector)
-    consumer = Child("consumer", 1, asked, connector)
+def pair(
+    asked: argparse.Namespace, connector: str, program: Sequence[str] = (__file__,)
+) -> Iterator[tuple[Child, Child]]:
+    """A producer and a consumer, linked; of ``program``."""
+    producer = Child("producer", 0, asked, connector, program)
+    consumer = Child("consumer", 1, asked, connector, program)
     try:
         consumer.tell(f"meet {producer.control} {producer.incarnation}")
         yield producer, consumer

@@ -202,3 +202,38 @@ def test_a_key_is_no_ones_after_its_abort() -> None:
     harness.step()
     call(harness, SLEEP)
     assert not harness.core.holds(key)
+
+
+class Beside:
+    """Who moves KV past the engine, and what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def sleep(self) -> int:
+        """See Sleeper."""
+        self.told.append("sleep")
+        return 1000
+
+    def wake_up(self) -> None:
+        """See Sleeper."""
+        self.told.append("wake up")
+
+
+def test_who_moves_kv_sleeps_with_the_engine() -> None:
+    """It is told once each way, and its bytes count; to wake up when all of the engine has."""
+    harness, beside = Harness(), Beside()
+    harness.core.sleep.beside = beside
+    harness.add(request_of("a", 40, params=params_of(max_tokens=500, ignore_eos=True)))
+    harness.step()
+    assert call(harness, SLEEP, mode="wait").values["asleep"] == 0
+    assert not beside.told, "a request lives here"
+    harness.core.abort(request_of("a", 40).key)
+    harness.run()
+    for _ in range(2):
+        assert call(harness, SLEEP, mode="wait").values["freed_bytes"] == 1064
+    assert call(harness, WAKE_UP, tags="weights").ok
+    assert beside.told == ["sleep"]
+    for _ in range(2):
+        assert call(harness, WAKE_UP).ok
+    assert beside.told == ["sleep", "wake up"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -27,6 +28,7 @@ from tandem.protocol.messages import (
     WorkerBeat,
     encode,
 )
+from tandem.worker import io
 from tandem.worker.inbox import FromRouter, RouterFound, RouterLost
 
 
@@ -220,6 +222,45 @@ def test_attending_ends_when_anybody_puts_something_into_the_inbox(worker: Worke
     soon = threading.Timer(0.3, worker.inbox.put, [None])
     soon.start()
     assert attended(worker) == [None]
+    soon.join()
+
+
+def test_who_was_rung_for_is_not_kept_by_the_socket(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KV has come: the loop is not to read frames that have not."""
+    receive, calls = worker.thread._receive, []
+
+    def noted() -> None:
+        calls.append(threading.get_ident())
+        receive()
+
+    def put() -> None:
+        calls.clear()
+        worker.inbox.put(None)
+
+    monkeypatch.setattr(worker.thread, "_receive", noted)
+    soon = threading.Timer(0.3, put)
+    soon.start()
+    assert attended(worker) == [None]
+    assert threading.get_ident() not in calls
+    soon.join()
+
+
+def test_a_loop_that_woke_is_crossed_by_no_other_thread_before_it_leaves(
+    worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread stands by, for a while, until the loop says that its step is launched."""
+    router.greet()
+    monkeypatch.setattr(io, "STAND_BY_SECONDS", 60.0)
+    soon = threading.Timer(0.3, worker.inbox.put, [None])
+    soon.start()
+    assert attended(worker) == [None]
+    router.say(Cancel("r", 5))
+    time.sleep(0.3)
+    assert worker.inbox.empty
+    worker.thread.leave()
+    assert worker.next() == FromRouter(router.link.me, Cancel("r", 5))
     soon.join()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kvtransfer.agent.agents import Running
 from tests.workers.pair import Half, Pair
 
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -75,3 +76,48 @@ def test_memory_that_peers_map_stays_awake(tmp_path: Path) -> None:
         assert pair.decode.tokens("b") == pair.decode.tokens("a")
     finally:
         pair.close()
+
+
+def shared_bytes() -> int:
+    """Of shared memory that this process has mapped and touched."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("RssShmem:")[2].split()[0]) * 1024
+
+
+def test_a_sleeping_decode_worker_gives_its_landing_slots_back(tmp_path: Path) -> None:
+    """The next read has them again, and so has a link's probe for a moment."""
+    agent = Running(tmp_path)
+    sizes: dict[str, Any] = {
+        "kv_slot_bytes": 8 << 20,
+        "kv_receive_slots": 4,
+        "kv_slots_per_peer": 4,
+    }
+    pair = Pair("shm", kv_node_folder=str(tmp_path), kv_node_copy="agent", **sizes)
+    try:
+        pair.decode.core.sleep.beside = pair.consumer
+        (health,) = pair.consumer.peer_health()
+        assert health.transport == "shm_agent"
+        pair.ask("a")
+        pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
+        mover, ring = pair.consumer._mover, 32 << 20
+        assert mover.resting_bytes == ring
+        before = shared_bytes()
+        reply = call(pair.decode, CommandName.SLEEP)
+        assert reply.values["freed_bytes"] >= ring
+        pair.until(lambda: not mover.resting_bytes)
+        pair.until(lambda: before - shared_bytes() >= ring)
+
+        pair.consumer.set_peers({})
+        pair.until(lambda: not pair.consumer.peer_up(pair.p_id))
+        pair.consumer.set_peers({pair.producer.control: pair.p_id})
+        pair.until(lambda: pair.consumer.peer_up(pair.p_id))
+        pair.until(lambda: not mover.resting_bytes)
+
+        assert call(pair.decode, CommandName.WAKE_UP).ok
+        pair.ask("b")
+        pair.until(lambda: pair.decode.finished("b") and pair.prefill.free and pair.decode.free)
+        assert mover.resting_bytes == ring, "it stays while the worker is awake"
+        assert pair.decode.tokens("b") == pair.decode.tokens("a")
+    finally:
+        pair.close()
+        agent.stop()

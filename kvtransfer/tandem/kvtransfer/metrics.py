@@ -122,6 +122,11 @@ class HandoffMetrics:
         self.endings_of = cache(self.endings.labels)
         self.slots_of = cache(self.slots.labels)
 
+    def moved(self, role: str, nbytes: int) -> None:
+        """A part, or the blocks of a copy."""
+        self.bytes_of(role).inc(nbytes)
+        self.parts_of(role).inc()
+
     def start(self, role: str) -> None:
         """Begin what may go wrong at 0: of a series that begins at 1 no increase is seen."""
         for cause in FailCause:

@@ -143,7 +143,7 @@ GUARDS: dict[str, tuple[object, str, object, Callable[[Any], None]]] = {
     "the turns of tags": (
         PeerTags,
         "tags_of",
-        lambda tags, blocks, _: [each.tobytes() for each in tags._tags[blocks]],
+        lambda tags, blocks, _: tags._tags[blocks].tobytes(),
         a_tag_that_comes_back,
     ),
     "unmapping behind the last copy": (Producer, "close", _close_at_once, memory_under_a_copy),

@@ -98,7 +98,7 @@ def test_every_head_of_every_token_lies_in_its_place(ranks, n, m, block_sizes):
             ticket = taker.transport.read(rank.incarnation, extents)
             assert ended(taker.transport, ticket) is Progress.DONE
             tags = [bytes([rank.shard.rank + 1, at]) * 8 for at in range(len(used))]
-            assert list(taker.transport.tags_of(ticket)) == tags
+            assert taker.transport.tags_of(ticket) == b"".join(tags)
     for taker in takers:
         heads = taker.shard.heads(HEADS)
         for token in range(TOKENS):

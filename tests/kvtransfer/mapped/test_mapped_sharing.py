@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.kvtransfer.mapped.worker import KEY, SECONDS, TAG, Worker
 
+from tandem.kernels.memory import shared
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.kvtransfer.transports.mapped.wire import decode_card
@@ -64,3 +65,14 @@ socket.socket(socket.AF_UNIX).connect(sys.argv[1])
         done = subprocess.run(words, check=False, capture_output=True, timeout=SECONDS)
         assert said in done.stderr
         assert (done.returncode == 0) is (user == "0")
+
+
+def test_what_is_mapped_where_another_has_just_gone_is_not_forgotten_for_it() -> None:
+    """Addresses are free a moment before the one that had them is forgotten."""
+    memory = shared.shared_tensor(4096)
+    gone = shared.SharedMemory.make(4096)
+    shared._forget(memory.data_ptr(), gone)
+    assert gone.descriptor == -1
+    descriptor, size = shared.descriptor_of(memory)
+    os.close(descriptor)
+    assert size == 4096

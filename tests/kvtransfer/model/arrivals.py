@@ -148,5 +148,5 @@ def unpack(world: World, n: int) -> None:
 def _check(world: World, todo: Unpack) -> FailCause | None:
     (found,) = [each for each in world.seen if each[:2] == (todo.key, todo.index)]
     world.seen = tuple(each for each in world.seen if each is not found)
-    fault = fault_of_copy(todo, found[2], hashes(world.setup), world.setup.p_block)
+    fault = fault_of_copy(todo, b"".join(found[2]), hashes(world.setup), world.setup.p_block)
     return fault[0] if fault is not None and world.setup.compares else None

@@ -111,6 +111,7 @@ class EngineCoreProc:
         )
         core.wake = lambda: inbox.put(None)
         core.sleep.keeps_awake = handoff.keeps_awake
+        core.sleep.beside = handoff
         probes.attach(core=core, handoff=handoff, draining=lambda: self._drain.begun)
 
     @property
@@ -149,6 +150,7 @@ class EngineCoreProc:
             outputs = self._core.advance()
             progressed = outputs.progressed
             if progressed:
+                self._io.leave()
                 self._steps += 1
                 self._probes.note_step()
             self._send(outputs)

@@ -39,6 +39,14 @@ class HandoffService(Protocol):
         """Why the KV memory cannot be given back, or None."""
         ...
 
+    def sleep(self) -> int:
+        """The engine sleeps: give back memory that only hand-offs need; how many bytes."""
+        ...
+
+    def wake_up(self) -> None:
+        """It takes requests again."""
+        ...
+
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """The step loop's progress, for the beats to peers."""
         ...
@@ -73,6 +81,13 @@ class NoHandoff:
     def keeps_awake(self) -> str | None:
         """Nobody else knows the memory."""
         return None
+
+    def sleep(self) -> int:
+        """There is no such memory."""
+        return 0
+
+    def wake_up(self) -> None:
+        """Nothing was given back."""
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """Nobody to tell."""

@@ -34,6 +34,9 @@ from tandem.worker.links import TIMES, RouterLinks
 
 _BATCH = 256
 _SEND_QUEUE = 100_000
+STAND_BY_SECONDS = 0.05
+"""For so long the step loop may have left the socket without a word before this thread looks after
+it: a step that computes on the CPU is over when it has been launched."""
 
 
 class IOThread(threading.Thread):
@@ -63,7 +66,10 @@ class IOThread(threading.Thread):
         self._attended = False
         """Whether the step loop has that turn, or wants it."""
         self._left = threading.Event()
-        """The step loop no longer attends."""
+        """The step loop does not attend, and has said so."""
+        self._left.set()
+        self._left_at = 0.0
+        """When it last ceased to, by ``time.monotonic``."""
         self._stopping = threading.Event()
         self._closed = False
         self._pulse = Pulse(TIMES.beat_interval)
@@ -108,7 +114,8 @@ class IOThread(threading.Thread):
     def attend(self, seconds: float, awake_until: float = 0.0) -> None:
         """Wait for the socket in this thread's place until the inbox has something, or for so long.
         For the step loop: what comes wakes it, and no other thread before it. Until ``awake_until``
-        (of ``time.monotonic``) it polls between naps instead."""
+        (of ``time.monotonic``) it polls between naps instead. ``leave`` says that it does other
+        things from now on; until then, for a while, nobody else takes its place."""
         until = time.monotonic() + seconds
         self._left.clear()
         self._attended = True
@@ -122,7 +129,13 @@ class IOThread(threading.Thread):
                 finally:
                     self._poller.unregister(bell)
         finally:
+            self._left_at = time.monotonic()
             self._attended = False
+
+    def leave(self) -> None:
+        """What the loop woke for is under way: this thread looks after the socket again. It has
+        waited with that, as two threads that wake at once are in each other's way."""
+        if not self._left.is_set():
             self._left.set()
 
     def stop(self, timeout: float = 2.0) -> None:
@@ -136,12 +149,18 @@ class IOThread(threading.Thread):
         while not self._stopping.is_set():
             with self._turn:
                 self._one_turn(math.inf)
-            if self._attended:
-                self._left.wait()
+            while self._stands_by():
+                self._left.wait(STAND_BY_SECONDS)
         with self._turn, self._lock:
             self._send_queued()
             self._closed = True
             self._socket.close()
+
+    def _stands_by(self) -> bool:
+        """Whether the step loop looks after the socket, or has until just now."""
+        if self._left.is_set() or self._stopping.is_set():
+            return False
+        return self._attended or time.monotonic() - self._left_at < STAND_BY_SECONDS
 
     def _one_turn(self, until: float, awake_until: float = 0.0) -> None:
         """Wait for the socket, a wake or the next beat, and do what is to be done."""
@@ -150,7 +169,7 @@ class IOThread(threading.Thread):
             self._outbox.hush()
             with self._lock:
                 self._send_queued()
-        if self._more or ready:
+        if self._more or ready - {self._inbox.fileno()}:  # who is rung for is not kept
             self._receive()
         now = time.monotonic()
         late = self._pulse.late(now)

@@ -25,6 +25,7 @@ from tandem.engine.scheduler.lending import CachedPrefixes
 from tandem.engine.stat_loggers.choose import stat_loggers_of
 from tandem.link.curve import CurveGuard
 from tandem.link.descriptors import raise_descriptor_limit
+from tandem.link.naps import switch_soon
 from tandem.link.sockets import roomy
 from tandem.link.spans import Spans
 from tandem.protocol.card import Fingerprint, WorkerRole
@@ -87,6 +88,7 @@ def run_worker(
     """Serve until a signal; the exit status. ``allocate`` gives the slab's memory where a transport
     is to share it. Raises TooFewDescriptors."""
     raise_descriptor_limit()
+    switch_soon()
     # One context for guard and sockets, set before the first: links take three sockets each.
     roomy(zmq.Context.instance())
     registry = CollectorRegistry()

@@ -39,6 +39,18 @@ class Engine(Protocol):
         ...
 
 
+class Sleeper(Protocol):
+    """Who has memory for the engine's sake, and sleeps with it."""
+
+    def sleep(self) -> int:
+        """Give it back; bytes."""
+        ...
+
+    def wake_up(self) -> None:
+        """The engine takes requests again."""
+        ...
+
+
 class Sleep:
     """Whether one engine sleeps, and how it comes to."""
 
@@ -56,6 +68,8 @@ class Sleep:
         """What has been given back."""
         self.keeps_awake: Callable[[], str | None] = lambda: None
         """Why memory cannot be given back, by whoever moves KV past the engine; None if it can."""
+        self.beside: Sleeper | None = None
+        """Who moves KV past the engine."""
 
     @property
     def refuses(self) -> bool:
@@ -105,6 +119,8 @@ class Sleep:
                 logger.exception("%s could not be taken again", tag)
                 return _no(command, f"{tag} could not be taken again: {error}")
             self._asleep -= {tag}
+        if wanted and not self._asleep and self.beside is not None:
+            self.beside.wake_up()
         return self._reply(command)
 
     def _give_back(self, command: Command, level: int) -> Reply:
@@ -115,6 +131,8 @@ class Sleep:
             logger.exception("no memory could be given back")
             self._until = None
             return _no(command, str(error))
+        if self.beside is not None:
+            given += self.beside.sleep()
         self._until, self._level, self._freed = None, level, given
         self._asleep = frozenset(SleepTag)
         return self._reply(command)

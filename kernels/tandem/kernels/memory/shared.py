@@ -89,7 +89,7 @@ def shared_tensor(size: int) -> Tensor:
     tensor = torch.frombuffer(mapping, dtype=torch.uint8)
     address = tensor.data_ptr()
     _ranges[address] = (memory, size)
-    weakref.finalize(mapping, _forget, address)  # the tensor's storage holds the mapping
+    weakref.finalize(mapping, _forget, address, memory)  # the tensor's storage holds the mapping
     return tensor
 
 
@@ -108,6 +108,8 @@ def _seal(descriptor: int, seals: int) -> None:
             fcntl.fcntl(descriptor, _ADD_SEALS, seals)
 
 
-def _forget(address: int) -> None:
-    memory, _ = _ranges.pop(address)
+def _forget(address: int, memory: SharedMemory) -> None:
+    """A mapping has gone: its addresses were free a moment before this, and may be another's."""
+    if address in _ranges and _ranges[address][0] is memory:
+        del _ranges[address]
     memory.close()

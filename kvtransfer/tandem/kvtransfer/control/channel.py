@@ -1,4 +1,11 @@
-"""What both ends of the control plane share: the thread, its clock, its beats, its counters."""
+"""What both ends of the control plane share: the thread, its clock, its beats, its counters.
+
+A thread that wakes another takes a tenth of a millisecond on an idle machine, in each hand-off once
+a hop. So the sockets are looked after by the transfer thread itself while it has nothing to do
+(``attend``), and between its turns (``look``): what it says goes out, and what it is told comes in,
+by no other thread. The control thread stands by, and takes over when the transfer thread has been
+busy for a while: beats keep their time.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import zmq
 
@@ -19,6 +27,7 @@ from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.link.curve import CurveGuard
 from tandem.link.liveness import LinkTimes, Pulse
+from tandem.link.naps import sleep_on
 from tandem.link.session import Terms
 from tandem.link.sockets import Context, Socket, open_socket, roomy
 from tandem.link.wake_queue import WakeQueue
@@ -30,6 +39,9 @@ logger = logging.getLogger(__name__)
 HIGH_WATER = 10_000
 """Frames that may wait for a peer; one more breaks the link, as a lost frame would."""
 STOP_SECONDS = 5.0
+STAND_BY_SECONDS = 0.1
+"""For so long, and a quarter of a beat's interval at most, the transfer thread may be busy before
+the control thread looks after the sockets again."""
 
 
 def now_ms() -> Millis:
@@ -66,7 +78,11 @@ class Channel:
         self._context = roomy() if guard is None else guard.context
         self._inbox: WakeQueue[ToControl] = WakeQueue()
         self._poller = zmq.Poller()
-        self._poller.register(self._inbox.fileno(), zmq.POLLIN)
+        self._watched: Sequence[int] | None = None
+        """Descriptors of what the poller has, once asked for."""
+        self.watch(self._inbox.fileno())
+        self._more = False
+        """Sockets may have something of which they will not say so again."""
         times = LinkTimes(
             beat_interval=config.kv_beat_seconds,
             beat_timeout=config.kv_beat_timeout,
@@ -82,6 +98,15 @@ class Channel:
             secret=config.kv_secret,
         )
         self._pulse = Pulse(config.kv_beat_seconds)
+        self._stand_by_seconds = min(STAND_BY_SECONDS, config.kv_beat_seconds / 4)
+        self._lock = threading.Lock()
+        """Of sockets and links; who holds it looks after them."""
+        self._wanted = False
+        """The transfer thread is about to attend."""
+        self._attended_at = -math.inf
+        """When it last did, by ``time.monotonic``."""
+        self._over = threading.Event()
+        """Nobody looks after the sockets any more."""
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
@@ -95,6 +120,7 @@ class Channel:
     def stop(self) -> None:
         """End the thread and close its sockets."""
         self._inbox.put(Stop())
+        self._attended_at = -math.inf  # a busy transfer thread is not waited for
         if self._thread.is_alive():
             self._thread.join(STOP_SECONDS)
         elif self._thread.ident is None:
@@ -144,32 +170,147 @@ class Channel:
         """Something came that is no frame: counted, and that is all."""
         self.metrics.garbage.labels("control").inc()
 
-    def _run(self) -> None:
+    # Whose turn it is
+
+    def attend(
+        self, mine: WakeQueue[Any], seconds: float | None, others: Sequence[int] = ()
+    ) -> bool:
+        """Look after the sockets in this thread's place until ``mine`` has something, one of the
+        ``others`` is readable, a frame has come or so many seconds are over. For the transfer
+        thread; False, and at once, when the channel is closed."""
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        if not self._lock.acquire(blocking=False):
+            self._wanted = True
+            self._inbox.wake()  # the control thread sleeps with it
+            self._lock.acquire()
+            self._wanted = False
         try:
-            while self._turn():
+            if self._over.is_set():
+                return False
+            with mine.listening(), self._inbox.listening():
+                # Twice, or sockets that never run dry would keep this thread from its own work.
+                if mine.empty and self._serve(0) and mine.empty and self._serve(0):
+                    return True
+                rest = min(until, self.next_wake() / 1000) - time.monotonic()
+                # Nothing is left by now: of what was, sockets would not say again that it came.
+                if mine.empty and rest > 0 and not self._over.is_set():
+                    self._sleep((mine.fileno(), *others), rest)
+                    # Else the engine's thread waits, or a deadline has passed, which goes first.
+                    if mine.empty and time.monotonic() < until:
+                        self._serve(0)
+        finally:
+            self._attended_at = time.monotonic()
+            self._lock.release()
+        return not self._over.is_set()
+
+    def nap(self, mine: WakeQueue[Any], seconds: float, others: Sequence[int] = ()) -> bool:
+        """``attend`` for a moment, of which there are thousands while bytes are on their way: no
+        more is asked of sockets than whether they stir. False, and at once, when the channel is
+        closed."""
+        self._attended_at = time.monotonic()
+        if self._over.is_set():
+            return False
+        with mine.listening():
+            own = self._descriptors()
+            stirs = mine.empty and sleep_on((mine.fileno(), *others, *own), seconds)
+        due = time.monotonic() >= self._pulse.next
+        if mine.empty and (stirs or due or self._more or not self._inbox.empty):
+            self.look()
+        return True
+
+    def look(self) -> None:
+        """Send what has been said and take what has come, unless somebody else is at it. For the
+        transfer thread, between two pieces of its work."""
+        if self._lock.acquire(blocking=False):
+            try:
+                # What is sent may swallow a socket's word of what has come.
+                self._more = self._serve(0) and self._serve(0)
+            finally:
+                self._attended_at = time.monotonic()
+                self._lock.release()
+
+    def watch(self, socket: Socket | int) -> None:
+        """Have threads wake for a socket, or a descriptor."""
+        self._poller.register(socket, zmq.POLLIN)
+        self._watched = None
+
+    def unwatch(self, socket: Socket) -> None:
+        """No longer, if they did."""
+        if socket in self._poller:
+            self._poller.unregister(socket)
+        self._watched = None
+
+    def _descriptors(self) -> Sequence[int]:
+        """That stir when a socket does."""
+        found = self._watched
+        if found is None:
+            mine = [each for each, _ in self._poller.sockets]
+            found = tuple(each if isinstance(each, int) else int(each.FD) for each in mine)
+            self._watched = found
+        return found
+
+    def _sleep(self, others: tuple[int, ...], seconds: float) -> None:
+        """Until a socket, the inbox or one of the others has something; what is there already must
+        have been taken."""
+        for each in others:
+            self._poller.register(each, zmq.POLLIN)
+        try:
+            self._poller.poll(math.ceil(seconds * 1000))
+        finally:
+            for each in others:
+                self._poller.unregister(each)
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                self._serve()
+            while self._stands_by() and not self._over.wait(self._stand_by_seconds):
                 pass
+        self._end()
+
+    def _stands_by(self) -> bool:
+        """Whether the transfer thread looks after the sockets, or has until just now."""
+        if self._wanted:
+            return True
+        if self._lock.locked():
+            return True
+        away = time.monotonic() - self._attended_at
+        return away < self._stand_by_seconds
+
+    def _end(self) -> None:
+        with self._lock:
+            with contextlib.suppress(Exception):
+                self.close_sockets()
+            if self.guard is None:  # else the context is the whole worker's
+                self._context.destroy(linger=100)
+            self._inbox.close()
+
+    def _serve(self, milliseconds: int | None = None) -> bool:
+        """One turn, by who holds the lock: wait for so long at most, or until something is due, and
+        do what is to be done. Whether anything was."""
+        if self._over.is_set():
+            return False
+        try:
+            return self._turn(milliseconds)
         except Exception as error:
             logger.exception("the control thread ends")
             self.problem = f"the KV control thread ended: {error}"
-        finally:
-            self._end()
+            self._over.set()
+            return False
 
-    def _end(self) -> None:
-        with contextlib.suppress(Exception):
-            self.close_sockets()
-        if self.guard is None:  # else the context is the whole worker's
-            self._context.destroy(linger=100)
-        self._inbox.close()
-
-    def _turn(self) -> bool:
-        now = now_ms()
-        wait = math.ceil(max(0.0, self.next_wake() - now))
-        with self._inbox.listening() as bell:
-            ready = dict(self._poller.poll(wait if self._inbox.empty else 0))
-        ready.pop(bell, None)
-        now = now_ms()
-        for item in self._inbox.take():
+    def _turn(self, milliseconds: int | None = None) -> bool:
+        if milliseconds is None:
+            milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
+        if milliseconds:
+            with self._inbox.listening():
+                ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))
+        else:  # who sleeps afterwards listens already
+            ready = dict(self._poller.poll(0))
+        ready.pop(self._inbox.fileno(), None)
+        now, items = now_ms(), self._inbox.take()
+        for item in items:
             if isinstance(item, Stop):
+                self._over.set()
                 return False
             self.on_item(item, now)
         if ready:
@@ -178,7 +319,7 @@ class Channel:
         late = self._pulse.late(now / 1000)
         if late is not None:
             self.on_tick(now, late)
-        return True
+        return bool(items or ready) or late is not None
 
 
 def control_socket(context: Context, kind: int) -> Socket:

@@ -211,8 +211,8 @@ class ControlClient(Channel):
             self._lose(producer, f"{producer.endpoint}: {error}", now)
             return
         self._by_number[number] = producer
-        self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(monitor, zmq.POLLIN)
+        self.watch(socket)
+        self.watch(monitor)
         head = link.session.greet(now / 1000)
         hello = self.terms.hello(self._offered(producer, now))
         self._write(producer, link, [head, encode(hello)], now)
@@ -301,8 +301,7 @@ class ControlClient(Channel):
             return
         self._by_number.pop(link.number, None)
         for socket in (link.socket, link.monitor):
-            if socket in self._poller:
-                self._poller.unregister(socket)
+            self.unwatch(socket)
         link.socket.disable_monitor()
         link.monitor.close()
         link.socket.close(linger=linger)

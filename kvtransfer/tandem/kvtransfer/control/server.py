@@ -79,7 +79,7 @@ class ControlServer(Channel):
         if guard is not None:
             guard.serve(self._socket, "decode", *(("prefill",) if config.kv_pull_peers else ()))
         self.endpoint = self._bind()
-        self._poller.register(self._socket, zmq.POLLIN)
+        self.watch(self._socket)
 
     def _bind(self) -> str:
         host, port = self.config.kv_control_host, self.config.kv_control_port

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
 from torch import Tensor
 
 from tandem.kernels.memory.shared import SharedMemory
@@ -24,6 +25,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 TAG_BYTES = 16
 TURN_BYTES = 8
 CLEARED = bytes(TAG_BYTES)
+_TAG = np.dtype((np.void, TAG_BYTES))
 
 
 def tag_of(key: RequestKey, group: int, index: int, hashes: Sequence[BlockHash]) -> bytes:
@@ -77,6 +79,19 @@ class BlockTags:
         else:
             self._write(block, tag)
             self._holders[block] = 1
+
+    def set_many(self, key: RequestKey, blocks: Sequence[int], tags: Sequence[bytes]) -> None:
+        """``set`` of as many different blocks: READY waits for hundreds of them."""
+        if not self._holders.keys().isdisjoint(blocks):  # a cached prefix, leased to others, too
+            for block, tag in zip(blocks, tags, strict=True):
+                self.set(key, block, tag)
+            return
+        self._by_key.setdefault(key, []).extend(zip(blocks, tags, strict=True))
+        self._holders.update(dict.fromkeys(blocks, 1))
+        rows, count = np.array(blocks, dtype=np.int64), self._turns_at // TAG_BYTES
+        turns = np.frombuffer(self._bytes, np.uint64, count, self._turns_at)
+        turns[rows] += np.uint64(1)  # before the tags: see above
+        np.frombuffer(self._bytes, _TAG, count)[rows] = np.frombuffer(b"".join(tags), _TAG)
 
     def clear(self, key: RequestKey) -> None:
         """The key lets go of its blocks."""

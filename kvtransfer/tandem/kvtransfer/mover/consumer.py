@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -36,33 +34,18 @@ from tandem.kvtransfer.mover.cards import why_not_read
 from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
+from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, Rest
 from tandem.kvtransfer.mover.make_slots import make_all_slots
 from tandem.kvtransfer.mover.mover import Mover, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
 from tandem.kvtransfer.mover.reads import Reads
-from tandem.kvtransfer.transports.base import Check, Progress, Transport
+from tandem.kvtransfer.transports.base import Check, Progress, Resting, Transport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """The engine has blocks: bring tokens [from_token, to_token) into them."""
-
-    key: RequestKey
-    block_ids: tuple[int, ...]
-    from_token: int
-    to_token: int
-    hashes: tuple[BlockHash, ...] = ()
-    """Of the full blocks, where tags are compared."""
-
-
-FromEngine = d_events.Opened | Reserved | d_events.Cancel
-ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer
 
 
 class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
@@ -108,9 +91,12 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self._unpacks: deque[Unpack] = deque()
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
-        self._tags: dict[tuple[RequestKey, int], Sequence[bytes]] = {}
+        self._tags: dict[tuple[RequestKey, int], bytes] = {}
         """By key and part: of copies that have not been checked."""
         self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
+        found = parts.transports.values()
+        self._resting = [each for each in found if isinstance(each, Resting)]
+        self._asleep = False
 
     # -- links --------------------------------------------------------------------------------
 
@@ -121,6 +107,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
     def slots_to(self, peer: Incarnation) -> SlotMemory:
         """Those in which what is read of the peer lands."""
         return self._slots.of(self.transport_to(peer).traits)
+
+    @property
+    def resting_bytes(self) -> int:
+        """Of memory that goes while the engine sleeps; any thread."""
+        return sum(each.held_bytes for each in self._resting)
 
     def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
         """What the peer said, while its link stands."""
@@ -150,6 +141,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return []
         if isinstance(item, LinkDown):
             return self._take_link_down(item, now)
+        if isinstance(item, Rest):
+            self._asleep = item.asleep
+            return []
         if isinstance(item, d_events.Opened):
             up = item.producer in self.table.links
             direct = up and self._welcomes[item.producer].connector in self.parts.direct
@@ -256,6 +250,9 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         actions: list[Action] = []
         if self._unpacks:
             actions += self._unpack(self._unpacks.popleft(), now)
+        if self._asleep and not self._reads:  # also when a link's probe has woken one
+            for each in self._resting:
+                each.rest()
         self.pace.look(self.table.pulls)
         actions += self.prober.work(now)
         self._come_back(now)
@@ -301,8 +298,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             seconds = time.perf_counter() - started
             self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
-            self.metrics.bytes_of("consumer").inc(read.nbytes)
-            self.metrics.parts_of("consumer").inc()
+            self.metrics.moved("consumer", read.nbytes)
             return self._over(read, now)
         if read.slot is None:
             pull = self.table.pulls.get(read.key)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tandem.kvtransfer.handoff.actions import Unpack
 from tandem.kvtransfer.handoff.manifest import num_blocks
-from tandem.kvtransfer.memory.blocks import CLEARED, tags_from
+from tandem.kvtransfer.memory.blocks import CLEARED, TAG_BYTES, tags_from
 from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, key_digest, read_header
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.protocol.errors import FailCause, WireError
@@ -42,22 +42,23 @@ def fault_of_slot(memory: SlotMemory, item: Unpack, fingerprint: bytes) -> Fault
 
 
 def fault_of_copy(
-    item: Unpack, seen: Sequence[bytes], hashes: Sequence[BlockHash], block_size: int
+    item: Unpack, seen: bytes, hashes: Sequence[BlockHash], block_size: int
 ) -> Fault | None:
-    """What is wrong with copied blocks, if anything: ``seen`` are their tags, read after them, of
-    P's blocks, which have ``block_size`` tokens.
+    """What is wrong with copied blocks, if anything: ``seen`` are their tags, 16 bytes each, read
+    after them, of P's blocks, which have ``block_size`` tokens.
 
     A tag that was cleared is a lease that has ended meanwhile, of which GONE is on its way: nothing
     that speaks against the link.
     """
     first = item.start // block_size
     count = num_blocks(item.start, item.stop, block_size)
-    if len(seen) != count:
-        return FailCause.IDENTITY, f"{len(seen)} tags for {count} blocks"
-    wanted = tags_from(item.key, item.group, first, len(seen), hashes)
-    if list(seen) == wanted:  # hundreds at once: an engine's next step waits for it
+    if len(seen) != count * TAG_BYTES:
+        return FailCause.IDENTITY, f"{len(seen)} bytes of tags for {count} blocks"
+    wanted = tags_from(item.key, item.group, first, count, hashes)
+    if seen == b"".join(wanted):  # hundreds at once: an engine's next step waits for it
         return None
-    for index, (tag, own) in enumerate(zip(seen, wanted, strict=True), first):
+    for at, own in enumerate(wanted):
+        tag, index = seen[at * TAG_BYTES : (at + 1) * TAG_BYTES], first + at
         if tag == CLEARED:
             return FailCause.GONE, f"block {index} was let go while it was copied"
         if tag != own:

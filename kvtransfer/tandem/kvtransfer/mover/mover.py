@@ -33,7 +33,7 @@ from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
 from tandem.link.naps import nap_precisely
-from tandem.link.wake_queue import WakeQueue
+from tandem.link.wake_queue import SHORT_SECONDS, WakeQueue
 from tandem.protocol.card import Fingerprint
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import DTYPE_BYTES, KVLayout, Shard
@@ -134,6 +134,8 @@ class Mover(Generic[Item, Event]):
         self._outbox: deque[Event] = deque()
         self._told = False
         """Whether this turn has told the engine something."""
+        self._said = False
+        """Whether something is to be sent."""
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
@@ -186,8 +188,16 @@ class Mover(Generic[Item, Event]):
         return ()
 
     def pause(self, seconds: float | None) -> None:
-        """Sleep until something comes, the time at most."""
-        self.inbox.wait(seconds, self.wakers())
+        """Sleep until something comes, the time at most; who sleeps looks after the sockets."""
+        wakers, open_still = self.wakers(), False
+        if self.control is None:
+            pass
+        elif seconds is not None and seconds < SHORT_SECONDS:
+            open_still = self.control.nap(self.inbox, seconds, wakers)
+        else:
+            open_still = self.control.attend(self.inbox, seconds, wakers)
+        if not open_still:
+            self.inbox.wait(seconds, wakers)
 
     def observe(self) -> None:
         """Set the gauges."""
@@ -200,6 +210,7 @@ class Mover(Generic[Item, Event]):
         link = self._links.get(peer)
         if link is not None and self.control is not None:
             self.control.post(Say(link, message))
+            self._said = True
 
     def tell(self, event: Event) -> None:
         """Queue for the engine's thread and wake it."""
@@ -252,17 +263,28 @@ class Mover(Generic[Item, Event]):
             if item is None:
                 return False
             self._carry_out(self.take(item, now), now)
+        self._let_go()  # before work, which may take longer than a peer should wait
         self._carry_out(self.work(now), now)
-        if self._told:  # who was told has the interpreter first: it wakes in the meantime
-            self._told = False
-            time.sleep(YIELD_SECONDS)
+        self._let_go()
         if items or self._observed_at < self._active_at:
             self._observed_at = time.monotonic()
             self.observe()
         seconds = self.rest(now_ms())
         if seconds is None or seconds > 0:
             self.pause(seconds)
+        elif self.control is not None:
+            self.control.look()
         return True
+
+    def _let_go(self) -> None:
+        """What was said goes out; who was told has the interpreter first: it wakes meanwhile."""
+        if self._told:
+            self._told = False
+            time.sleep(YIELD_SECONDS)
+        if self._said:
+            self._said = False
+            if self.control is not None:
+                self.control.look()
 
     def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:
         queue = deque(actions)

@@ -36,7 +36,7 @@ from tandem.kvtransfer.handoff.messages import (
     ProducerCard,
 )
 from tandem.kvtransfer.handoff.slots import SlotRing
-from tandem.kvtransfer.memory.blocks import tag_of
+from tandem.kvtransfer.memory.blocks import tags_from
 from tandem.kvtransfer.memory.header import (
     HEADER_BYTES,
     Header,
@@ -227,9 +227,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             self._hashes.pop(action.key, None)
             tags.clear(action.key)
             return
-        hashes = self._hashes.get(action.key, ())
-        for index, block in enumerate(action.block_ids, action.first):
-            tags.set(action.key, block, tag_of(action.key, action.group, index, hashes))
+        key, blocks, hashes = action.key, action.block_ids, self._hashes.get(action.key, ())
+        tags.set_many(key, blocks, tags_from(key, action.group, action.first, len(blocks), hashes))
         self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
@@ -282,8 +281,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def _gave(self, nbytes: int) -> None:
         """Bytes are D's to read: a part, or a chunk's blocks."""
         self.parts.board.transfers += 1
-        self.metrics.bytes_of("producer").inc(nbytes)
-        self.metrics.parts_of("producer").inc()
+        self.metrics.moved("producer", nbytes)
         self.active()
 
     def rest(self, now: Millis) -> float | None:

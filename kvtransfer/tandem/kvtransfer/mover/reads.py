@@ -34,7 +34,7 @@ class Ended(NamedTuple):
     progress: Progress
     started: float
     """By ``time.perf_counter``."""
-    tags: Sequence[bytes] = ()
+    tags: bytes = b""
     """Of the blocks of a copy that is done, as they were behind it."""
 
 
@@ -95,7 +95,7 @@ class Reads:
             progress = self._transports[name].poll(ticket)
             if progress is Progress.PENDING:
                 continue
-            tags: Sequence[bytes] = ()
+            tags = b""
             if progress is not Progress.UNKNOWN:
                 del self._open[(name, ticket)]
                 if progress is Progress.DONE and read.slot is None:

@@ -103,7 +103,7 @@ class Running:
         """Of its blocks, as they are now, cleared where they are of another turn."""
         if self.turns is None or self.producer.tags is None:
             return b""
-        return b"".join(self.producer.tags.tags_of(self.blocks, self.turns))
+        return self.producer.tags.tags_of(self.blocks, self.turns)
 
     def end(self) -> None:
         """Its memory may go now, as far as it was waited for."""

@@ -17,7 +17,8 @@ from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.mail import SetPeers
 from tandem.kvtransfer.events import BlocksFree, ConsumerEvent, Ready
 from tandem.kvtransfer.handoff import pull as d_events
-from tandem.kvtransfer.mover.consumer import ConsumerMover, Reserved
+from tandem.kvtransfer.mover.consumer import ConsumerMover
+from tandem.kvtransfer.mover.items import Reserved, Rest
 from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.base import Transport
 from tandem.link.curve import CurveGuard
@@ -198,6 +199,17 @@ class HandoffConsumer:
     def keeps_awake(self) -> str | None:
         """Nobody maps this worker's memory; nothing lands in it when no request lives here."""
         return None
+
+    def sleep(self) -> int:
+        """The engine sleeps, and no request lives here: memory in which KV lands on its way goes
+        back as well; how many bytes. A link's probe has it again for a moment."""
+        freed = self._mover.resting_bytes
+        self._mover.inbox.put(Rest(asleep=True))
+        return freed
+
+    def wake_up(self) -> None:
+        """The first read has that memory made anew."""
+        self._mover.inbox.put(Rest(asleep=False))
 
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """The engine's loop came round; beats say so."""

@@ -244,6 +244,13 @@ class HandoffProducer:
         names = " and ".join(self._mapped)
         return f"decode workers may have its KV memory mapped, by {names}: sleep needs tcp or nixl"
 
+    def sleep(self) -> int:
+        """The engine sleeps: send slots stay where they are, as transports know their places."""
+        return 0
+
+    def wake_up(self) -> None:
+        """Nothing was given back."""
+
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """The engine's loop came round; beats say so."""
         self._board.note_engine(has_work)

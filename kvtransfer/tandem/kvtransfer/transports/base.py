@@ -161,10 +161,10 @@ class Transport(Protocol):
         """How a read stands. After a terminal answer the ticket is forgotten."""
         ...
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
-        """Tags of the blocks that a read has brought whole, in the order of its extents, each read
-        after the block's last byte, and cleared where it had changed since before the first; asked
-        once, after ``poll`` said DONE. Of slots there are none."""
+    def tags_of(self, ticket: Ticket) -> bytes:
+        """Tags of the blocks that a read has brought whole, 16 bytes each, in the order of its
+        extents, each read after the block's last byte, and cleared where it had changed since
+        before the first; asked once, after ``poll`` said DONE. Of slots there are none."""
         ...
 
     def advance(self) -> None:
@@ -181,6 +181,21 @@ class Transport(Protocol):
 
     def stop(self) -> None:
         """Let go of everything; the memory is the owner's again: no byte lands after it."""
+        ...
+
+
+@runtime_checkable
+class Resting(Protocol):
+    """A transport with memory of its own that only reads need, and that can go without it."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of that memory, as it is now; read by any thread."""
+        ...
+
+    def rest(self) -> bool:
+        """Let go of it unless a read is under way; the next read makes it anew. Whether it is
+        gone."""
         ...
 
 

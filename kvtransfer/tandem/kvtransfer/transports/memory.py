@@ -51,7 +51,7 @@ class MemoryTransport:
         self.traits = _BLOCKS if direct else _SLOTS
         self._tickets = itertools.count()
         self._reads: dict[Ticket, tuple[bytes, tuple[Extent, ...]]] = {}
-        self._tags: dict[Ticket, list[bytes]] = {}
+        self._tags: dict[Ticket, bytes] = {}
         self._cards: dict[Incarnation, bytes] = {}
         self._here: _Regions | None = None
         self._card: bytes | None = None
@@ -104,15 +104,15 @@ class MemoryTransport:
         for each in extents:
             _copy(source, here, each)
         if tagged and blocks is not None:
-            self._tags[ticket] = [
+            self._tags[ticket] = b"".join(
                 blocks.tag_at(offset) if blocks.turn_at(offset) == turn else CLEARED
                 for offset, turn in zip(tagged, turns, strict=True)
-            ]
+            )
         return Progress.DONE
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+    def tags_of(self, ticket: Ticket) -> bytes:
         """As they were after the copy."""
-        return self._tags.pop(ticket, ())
+        return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
         """Nothing moves by itself."""

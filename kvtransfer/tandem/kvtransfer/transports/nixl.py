@@ -222,9 +222,9 @@ class NixlTransport:
         self._forget(remote)
         return Progress.DONE if state == "DONE" else Progress.FAILED
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+    def tags_of(self, ticket: Ticket) -> bytes:
         """No tags: reads of this transport land in slots."""
-        return ()
+        return b""
 
     def advance(self) -> None:
         """Run UCX: the peers' reads of our slots move only here."""

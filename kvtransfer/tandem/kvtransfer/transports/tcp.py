@@ -107,9 +107,9 @@ class TcpTransport:
             del self._progress[ticket]
         return progress
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+    def tags_of(self, ticket: Ticket) -> bytes:
         """No tags: reads of this transport land in slots."""
-        return ()
+        return b""
 
     def advance(self) -> None:
         """Take what the threads have said."""

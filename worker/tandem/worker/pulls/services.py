@@ -40,6 +40,15 @@ class BothWays:
         """Of either."""
         return self._gives.keeps_awake() or self._takes.keeps_awake()
 
+    def sleep(self) -> int:
+        """Both."""
+        return self._gives.sleep() + self._takes.sleep()
+
+    def wake_up(self) -> None:
+        """Both."""
+        self._gives.wake_up()
+        self._takes.wake_up()
+
     def note_progress(self, engine_step: int, has_work: bool) -> None:
         """To both."""
         self._gives.note_progress(engine_step, has_work)

@@ -58,6 +58,12 @@ class Asker:
         """Whether an agent is there, as far as one knows."""
         return self._line is not None
 
+    @property
+    def held_bytes(self) -> int:
+        """Of the landing slots' memory; read by any thread."""
+        memory = self._memory
+        return 0 if memory is None else memory.numel()
+
     def filenos(self) -> list[int]:
         """Of the agent's socket, if all requests have been said."""
         return [] if self._line is None or self._unsaid else [self._line.fileno()]

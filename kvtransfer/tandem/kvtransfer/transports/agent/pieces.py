@@ -26,7 +26,7 @@ def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
 def landed(piece: Batch, slot: int, slot_bytes: int) -> Batch:
     """The piece as it lies in a landing slot: one range behind the other."""
     sources = slot * slot_bytes + np.concatenate(([0], np.cumsum(piece.sizes)[:-1]))
-    return piece._replace(sources=sources)
+    return piece._replace(sources=sources, reach=None)
 
 
 def _lone(batch: Batch, slot_bytes: int) -> Iterator[Batch]:
@@ -44,5 +44,9 @@ def _lone(batch: Batch, slot_bytes: int) -> Iterator[Batch]:
 
 def _sliced(batch: Batch, at: slice) -> Batch:
     return batch._replace(
-        sources=batch.sources[at], targets=batch.targets[at], sizes=batch.sizes[at]
+        sources=batch.sources[at],
+        targets=batch.targets[at],
+        sizes=batch.sizes[at],
+        blocks=None if batch.blocks is None else batch.blocks[at],
+        reach=None,
     )

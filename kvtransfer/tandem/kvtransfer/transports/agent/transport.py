@@ -105,7 +105,7 @@ class AgentTransport:
         self._taking: list[_Taking] = []
         self._later: list[tuple[float, Piece]] = []
         """Pieces that are asked for again, and when."""
-        self._tags: dict[Ticket, list[bytes]] = {}
+        self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
         """Give slab, slots and tags to the agent, whenever there is one. Raises TransportError."""
@@ -165,15 +165,12 @@ class AgentTransport:
         del self._reads[ticket]
         if read.failed:
             return Progress.FAILED
-        joined = b"".join(read.tags[index] for index in range(len(read.pieces)))
-        if joined:
-            places = range(0, len(joined), TAG_BYTES)
-            self._tags[ticket] = [joined[at : at + TAG_BYTES] for at in places]
+        self._tags[ticket] = b"".join(read.tags[index] for index in range(len(read.pieces)))
         return Progress.DONE
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+    def tags_of(self, ticket: Ticket) -> bytes:
         """As the agent read them behind its copy; cleared where one changed since before it."""
-        return self._tags.pop(ticket, ())
+        return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
         """Hear the agent, take pieces out of their slots, ask for those that wait."""
@@ -191,6 +188,19 @@ class AgentTransport:
         """The agent's answers come by its socket; none while the end of a copy of one's own is not
         foretold."""
         return self._asker.filenos() if all(map(is_foretold, self.moments())) else []
+
+    @property
+    def held_bytes(self) -> int:
+        """See Resting; of the landing slots."""
+        return self._asker.held_bytes
+
+    def rest(self) -> bool:
+        """See Resting: leave the agent, which lets go of the slots as well."""
+        if self._reads or self._taking:
+            return False
+        if self._asker.connected:
+            self._lose()
+        return True
 
     def moments(self) -> list[float]:
         """See Timed; of copies out of landing slots."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.transports.base import Region
 from tandem.kvtransfer.transports.mapped.batches import Batch, Numbers
@@ -36,9 +34,11 @@ class PeerMemory:
             return False
         if not batch.tagged:
             return True
+        known = 0 if self._tags is None else len(self._tags)
+        if batch.reach is not None:
+            return batch.reach.source_stop <= known * self._block_bytes
         whole = batch.blocks is not None or not (batch.sources % self._block_bytes).any()
         blocks = self._blocks(batch)
-        known = 0 if self._tags is None else len(self._tags)
         return bool(whole and blocks.min() >= 0 and blocks.max() < known)
 
     def turns_of(self, batch: Batch) -> Turns:
@@ -46,7 +46,7 @@ class PeerMemory:
         assert self._tags is not None, "the peer's memory is mapped"
         return self._tags.turns_of(self._blocks(batch))
 
-    def tags_of(self, batch: Batch, turns: Turns) -> Sequence[bytes]:
+    def tags_of(self, batch: Batch, turns: Turns) -> bytes:
         """The tags as they are now, cleared where they are of another turn."""
         assert self._tags is not None, "the peer's memory is mapped"
         return self._tags.tags_of(self._blocks(batch), turns)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,10 +34,10 @@ class PeerTags:
         """Of the blocks' tags, as they are now."""
         return self._turns[blocks]
 
-    def tags_of(self, blocks: Numbers, turns: Turns) -> Sequence[bytes]:
-        """The tags as they are now, cleared where they are of another turn: P raises a block's turn
-        before it changes its tag."""
-        tags = self._tags[blocks]
-        tags[self._turns[blocks] != turns] = 0
-        joined = tags.tobytes()  # hundreds at once: an engine's next step waits for them
-        return [joined[at : at + TAG_BYTES] for at in range(0, len(joined), TAG_BYTES)]
+    def tags_of(self, blocks: Numbers, turns: Turns) -> bytes:
+        """The tags as they are now, one behind the other, cleared where they are of another turn: P
+        raises a block's turn before it changes its tag."""
+        tags, now = self._tags[blocks], self._turns[blocks]
+        if now.tobytes() != turns.tobytes():
+            tags[now != turns] = 0
+        return tags.tobytes()

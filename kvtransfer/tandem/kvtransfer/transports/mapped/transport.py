@@ -91,7 +91,7 @@ class MappedTransport:
         self._peers: dict[Incarnation, _Peer] = {}
         self._reads: dict[Ticket, _Read] = {}
         self._failed: set[Ticket] = set()
-        self._tags: dict[Ticket, list[bytes]] = {}
+        self._tags: dict[Ticket, bytes] = {}
 
     def serve(self, memory: SlotMemory, blocks: Blocks | None = None) -> bytes:
         """Share slab, slots and tags, and give them to peers. Raises TransportError."""
@@ -147,17 +147,14 @@ class MappedTransport:
         if read.turns and not read.failed:
             assert read.peer.memory is not None, "it is mapped as long as copies are under way"
             tagged = (each for each in read.batches if each.tagged)
-            self._tags[ticket] = [
-                tag
-                for batch, turns in zip(tagged, read.turns, strict=True)
-                for tag in read.peer.memory.tags_of(batch, turns)
-            ]
+            both = zip(tagged, read.turns, strict=True)
+            self._tags[ticket] = b"".join(read.peer.memory.tags_of(*each) for each in both)
         read.peer.unmap()
         return Progress.FAILED if read.failed else Progress.DONE
 
-    def tags_of(self, ticket: Ticket) -> Sequence[bytes]:
+    def tags_of(self, ticket: Ticket) -> bytes:
         """As they were after the copy; cleared where a tag changed since before it."""
-        return self._tags.pop(ticket, ())
+        return self._tags.pop(ticket, b"")
 
     def advance(self) -> None:
         """Map what peers have given by now."""

@@ -1,0 +1,32 @@
+"""What D's transfer thread takes: the engine's wishes, and what comes by links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.handoff import pull as d_events
+from tandem.protocol.ids import BlockHash, RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The engine has blocks: bring tokens [from_token, to_token) into them."""
+
+    key: RequestKey
+    block_ids: tuple[int, ...]
+    from_token: int
+    to_token: int
+    hashes: tuple[BlockHash, ...] = ()
+    """Of the full blocks, where tags are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Whether the engine sleeps: nothing of its comes meanwhile."""
+
+    asleep: bool
+
+
+FromEngine = d_events.Opened | Reserved | d_events.Cancel | Rest
+ConsumerItem = FromEngine | LinkUp | LinkDown | FromPeer

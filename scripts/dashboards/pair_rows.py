@@ -1,6 +1,6 @@
 """Rows of the board *P/D*: prefixes that workers pull from each other, and agents of nodes."""
 
-from scripts.dashboards.panels import POD, Row, panel, quantile, rate
+from scripts.dashboards.panels import POD, Row, gauge, panel, quantile, rate
 
 _PULL = "tandem:kv_prefix_pull"
 _AGENT = "tandem:kv_agent"
@@ -55,6 +55,19 @@ PULLS = Row(
             "A second, at who was asked. evicted: its cache is too small for what comes "
             "back; quota: more --kv-pull-quota, where blocks are free.",
             (rate("tandem:kv_prefix_loans_declined_total", "reason"), "{{reason}}"),
+        ),
+        panel(
+            "Blocks lent",
+            "short",
+            "Not evicted while they are. At --kv-pull-quota, loans are declined. They stay while "
+            "nobody asks: a peer that neither ends nor goes.",
+            (gauge("tandem:kv_prefix_lent_blocks", POD), "{{pod}}"),
+        ),
+        panel(
+            "Requests that pull",
+            "short",
+            "By worker that computes them: waiting for a peer's answer, or running behind it.",
+            (gauge("tandem:kv_prefix_pulls_open", POD), "{{pod}}"),
         ),
     ),
 )

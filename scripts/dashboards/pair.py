@@ -1,5 +1,6 @@
 """Board *P/D*: KV on its way from prefill to decode workers."""
 
+from scripts.dashboards.pair_rows import AGENTS, PULLS
 from scripts.dashboards.panels import POD, SERVED, Board, Row, gauge, mean, panel, quantile, rate
 
 _PHASE = "tandem:kv_handoff_phase_seconds"
@@ -195,5 +196,7 @@ BOARD = Board(
                 ),
             ),
         ),
+        PULLS,
+        AGENTS,
     ),
 )

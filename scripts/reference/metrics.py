@@ -16,6 +16,7 @@ from tandem.engine.config import CacheConfig
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
 from tandem.kvtransfer.metrics import metrics_of
+from tandem.kvtransfer.nodeagent.series import AgentSeries
 from tandem.operator.cluster.store import Store
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.service_gauges import ServiceGauges
@@ -30,8 +31,9 @@ _HEAD = f"""# Metrics
 
 {MADE}
 Each process serves `/metrics` for Prometheus: the router on its own port, workers on
-`--probe-port`, the operator on its `--port`. Names are vLLM's where the meaning is the same, else
-begin with `tandem`. Counters are scraped with `_total` at the end of their names, histograms as
+`--probe-port`, a node's agent on its own `--probe-port` where it is given one, the operator on its
+`--port`. Names are vLLM's where the meaning is the same, else begin with `tandem`. Counters are
+scraped with `_total` at the end of their names, histograms as
 `_bucket`, `_sum` and `_count`. Alerts are those of the chart
 ([observability.md](../observability.md)), each with its runbook; panels are those of its boards.
 """
@@ -61,9 +63,16 @@ def registries() -> dict[str, CollectorRegistry]:
     show_rank_processes(worker, dict)
     metrics_of(worker)
     PullMetrics(worker)
+    agent = CollectorRegistry()
+    agent.register(AgentSeries(dict))
     operator = OperatorMetrics().registry
     operator.register(ServiceGauges(Store()))
-    return {"Router": router.registry, "Workers": worker, "Operator": operator}
+    return {
+        "Router": router.registry,
+        "Workers": worker,
+        "Node agent": agent,
+        "Operator": operator,
+    }
 
 
 def _tier() -> OffloadConnector:
@@ -88,7 +97,7 @@ def series(registry: CollectorRegistry) -> Iterator[Series]:
         if isinstance(collector, MetricWrapperBase):
             kind, labels = collector._type, collector._labelnames
             yield Series(each._name, str(kind), tuple(labels), collector._documentation)
-        elif isinstance(collector, ServiceGauges):
+        elif isinstance(collector, ServiceGauges | AgentSeries):
             for family in collector.describe():
                 names = tuple(cast(Any, family)._labelnames)
                 yield Series(family.name, family.type, names, family.documentation)

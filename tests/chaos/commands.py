@@ -36,6 +36,11 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start killed workers with clocks that are days ahead, too (wants root)",
     )
+    line.add_argument(
+        "--pulls",
+        action="store_true",
+        help="workers pull cached prefixes from each other; a run in which none does has failed",
+    )
     line.add_argument("--folder", type=Path, help="for the model and the log; none is a new one")
     box = commands.add_parser("blackbox", help="hurt any OpenAI server whose pids are known")
     box.add_argument("--url", required=True)
@@ -110,9 +115,10 @@ def _line(args: argparse.Namespace) -> int:
         make_model(model, prepare(DEFAULT_MODEL, progress=False).path)
     kinds = PROCESS_KINDS + (LINK_KINDS if args.links else ())
     kinds += (Kind.FLIP,) * args.bits + (Kind.CLOCK,) * args.clocks
-    schedule = _schedule(args, kinds=kinds)
+    schedule = _schedule(args, kinds=kinds, pulls=args.pulls)
     proxied = args.seed if args.links else None
-    with raised(model, folder / "stack.log", args.connector, proxied=proxied) as line:
+    log = folder / "stack.log"
+    with raised(model, log, args.connector, proxied=proxied, pulls=args.pulls) as line:
         target = Target(line.stack.url, "smol", at_once=args.at_once)
         truths, unstable = asyncio.run(learn(target, schedule))
         line.remember()

@@ -19,6 +19,8 @@ from tests.chaos.clocks import set_clock
 from tests.chaos.leaks import leaks_after, maps_of
 from tests.chaos.memory import Flipper
 from tests.chaos.proxy import ADVERTISED, Proxy
+from tests.chaos.pulls import FLAGS as PULL_FLAGS
+from tests.chaos.pulls import PullWatch
 from tests.chaos.schedule import Kind
 from tests.waiting import wait_for
 
@@ -50,10 +52,11 @@ FLAGS = {
 class Line:
     """Processes of a stack by name; says who died of himself."""
 
-    def __init__(self, stack: Stack, proxies: Sequence[Proxy] = ()) -> None:
+    def __init__(self, stack: Stack, proxies: Sequence[Proxy] = (), *, pulls: bool = False) -> None:
         self.stack = stack
         self.proxies = proxies
-        """In front of each prefill worker, if any."""
+        """In front of each worker that is read from, if any."""
+        self.pulls = PullWatch(stack) if pulls else None
         self.died: list[str] = []
         """Processes that ended and were not told to, or not with the status that is due."""
         self.seen: dict[str, list[float]] = {"kill": [], "stop": []}
@@ -97,7 +100,7 @@ class Line:
             self._watch("stop", name, struck)
 
     def disturb(self, name: str, kind: Kind, seconds: float) -> None:
-        """All that passes to and from ``prefill-number``, or what lies in its memory."""
+        """All that passes to and from ``link-number``, or what lies in a worker's memory."""
         if kind is Kind.FLIP:
             process = self.stack.workers[name].process
             assert process is not None
@@ -133,22 +136,26 @@ class Line:
                 self.died.append(f"{child.name} ended of itself with {child.exit_code}")
 
     def whole(self) -> None:
-        """Wait until every worker is linked to the router and each pair to each other."""
+        """Wait until every worker is linked to the router, and to all that it reads from."""
 
         def whole() -> bool:
             self.look()
-            workers = self.fleet()["workers"]
-            decodes = [each["peers"] for each in workers if any(each["peers"].values())]
-            prefills = sum(name.startswith("prefill") for name in self.stack.workers)
-            linked = [sum(peers.values()) == prefills for peers in decodes]
+            fleet = self.fleet()
+            workers = fleet["workers"]
             count = len(self.stack.workers)
-            return len(workers) == count and sum(linked) == count - prefills
+            linked = [sum(each["peers"].values()) for each in workers]
+            if self.pulls is not None and len(fleet["pull_links"]) != count * (count - 1):
+                return False
+            prefills = sum(name.startswith("prefill") for name in self.stack.workers)
+            return len(workers) == count and linked.count(prefills) == count - prefills
 
         wait_for(whole, READY_SECONDS, every=0.1, seen=self.fleet)
 
     def remember(self) -> None:
         """How it is before anything breaks: what it holds later is compared with that."""
         self.before = maps_of(self.stack)
+        if self.pulls is not None:
+            self.pulls.start()
 
     def problems(self) -> list[str]:
         """After a run: who died of himself, who was seen too late, and what is still held."""
@@ -157,6 +164,9 @@ class Line:
         except AssertionError as error:
             return [*self.died, f"the line is not whole again: {error}"]
         left = leaks_after(self.stack, self.before, LEAK_SECONDS)
+        if self.pulls is not None:
+            self.pulls.stop()
+            left += self.pulls.problems()
         return [*self.died, *self.slow_sights(), *left]
 
     def summary(self) -> str:
@@ -171,9 +181,11 @@ class Line:
             hurt.update({str(kind): count for kind, count in each.hurt.items()})
         passed = sum(each.passed for each in self.proxies)
         if passed:
-            words += [f"of {passed} units between P and D {dict(hurt)}"]
+            words += [f"of {passed} units between workers {dict(hurt)}"]
         if self.flippers:
             words += [f"{sum(each.flipped for each in self.flippers)} bits flipped"]
+        if self.pulls is not None:
+            words += [str(self.pulls)]
         return "; ".join(words) or "no blow that a router would see"
 
     def fleet(self) -> dict[str, Any]:
@@ -214,18 +226,29 @@ class Line:
 
 @contextmanager
 def raised(
-    model: Path, log: Path, connector: str, *, workers: int = 2, proxied: int | None = None
+    model: Path,
+    log: Path,
+    connector: str,
+    *,
+    workers: int = 2,
+    proxied: int | None = None,
+    pulls: bool = False,
 ) -> Iterator[Line]:
     """The line, ready to serve; ended at the end, however that comes. ``proxied``: a seed, and what
-    passes between the workers passes a proxy in front of each prefill worker."""
+    passes between the workers passes a proxy in front of each one that is read from: prefill
+    workers, and all of them with ``pulls``, where each may pull prefixes from each."""
     flags = [*FLAGS["worker_flags"], "--kv-connector", connector]
+    router_flags = FLAGS["router_flags"]
+    if pulls:
+        flags += PULL_FLAGS["worker_flags"]
+        router_flags = [*router_flags, *PULL_FLAGS["router_flags"]]
     if proxied is not None:
         flags += ["--kv-advertise-host", ADVERTISED]
     proxies: list[Proxy] = []
 
     def prepare(stack: Stack) -> None:
         if proxied is not None:
-            proxies.extend(_proxies(stack, proxied))
+            proxies.extend(_proxies(stack, proxied, "" if pulls else "prefill"))
 
     try:
         with Stack.running(
@@ -234,21 +257,23 @@ def raised(
             prefill=workers,
             decode=workers,
             worker_flags=flags,
-            router_flags=FLAGS["router_flags"],
+            router_flags=router_flags,
             prepare=prepare,
         ) as stack:
-            line = Line(stack, proxies)
+            line = Line(stack, proxies, pulls=pulls)
             line.whole()
             yield line
+            if line.pulls is not None:
+                line.pulls.stop()
     finally:
         for each in proxies:
             each.stop()
 
 
-def _proxies(stack: Stack, seed: int) -> Iterator[Proxy]:
-    """One for each prefill worker, listening."""
+def _proxies(stack: Stack, seed: int, role: str) -> Iterator[Proxy]:
+    """One for each worker of a role, or of any where it is empty; listening."""
     for number, (name, child) in enumerate(stack.workers.items()):
-        if not name.startswith("prefill"):
+        if not name.startswith(role):
             continue
         words = child.arguments
         control, data = (

@@ -20,6 +20,8 @@ PREFIXES = 24
 """Beginnings that prompts share; also of different lengths, so that blocks are shared in part."""
 LONGEST_PREFIX, LONGEST_REST = 220, 60
 """Words."""
+LONGEST_PULLED = 600
+"""As LONGEST_PREFIX, where it takes so long to compute that pulling it is worth while."""
 SHARE_OF_CANCELS = 0.15
 
 
@@ -77,14 +79,9 @@ class Kind(StrEnum):
 
 PROCESS_KINDS = (Kind.KILL, Kind.STOP, Kind.RESTART)
 LINK_KINDS = (Kind.DELAY, Kind.DROP, Kind.REPEAT, Kind.REORDER, Kind.CORRUPT, Kind.CUT)
-"""Of what passes between a prefill worker and all decode workers, for a while."""
+"""Of what passes between a worker that is read from and all who read, for a while."""
 SECONDS_AHEAD = 100_000.0
 """Of the clock of a worker that is started anew, for each second that the fault lasts."""
-_ROLES: dict[Kind, tuple[str, ...]] = {
-    **dict.fromkeys(LINK_KINDS, ("link",)),
-    Kind.FLIP: ("prefill",),
-}
-"""Of whom a kind is; of all others it is everybody's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +122,16 @@ def make_schedule(
     sampled: bool = True,
     roles: Sequence[str] = ("prefill", "decode"),
     longest: float = 8.0,
+    pulls: bool = False,
 ) -> Schedule:
     """The run of a seed: ``requests`` over at most so many different ``questions``, and one fault
-    in about ``every`` requests, of at most ``longest`` seconds. Each part has a
-    stream of random numbers of its own: with other faults the requests are the same."""
+    in about ``every`` requests, of at most ``longest`` seconds. With ``pulls`` every worker is
+    read from, so its links and memory are hurt, too, and prompts share longer beginnings. Each
+    part has a stream of random numbers of its own: with other faults the requests are the same."""
     asking, breaking = random.Random(f"asks {seed}"), random.Random(f"faults {seed}")
-    pool = _questions(random.Random(f"questions {seed}"), min(questions, requests), sampled)
+    longest_prefix = LONGEST_PULLED if pulls else LONGEST_PREFIX
+    drawn = random.Random(f"questions {seed}")
+    pool = _questions(drawn, min(questions, requests), longest_prefix, sampled)
     asks = tuple(_ask(asking, number, len(pool)) for number in range(requests))
     faults = _faults(
         breaking,
@@ -140,15 +141,28 @@ def make_schedule(
         [
             (kind, role, worker)
             for kind in kinds
-            for role in _ROLES.get(kind, roles)
-            for worker in range(workers)
+            for role, count in _hurt_by(kind, roles, workers, pulls=pulls)
+            for worker in range(count)
         ],
     )
     return Schedule(seed, pool, asks, tuple(faults))
 
 
-def _questions(draw: random.Random, count: int, sampled: bool) -> tuple[Question, ...]:
-    prefixes = [draw.choices(WORDS, k=draw.randint(1, LONGEST_PREFIX)) for _ in range(PREFIXES)]
+def _hurt_by(
+    kind: Kind, roles: Sequence[str], workers: int, *, pulls: bool
+) -> list[tuple[str, int]]:
+    """Of whom a kind is, and how many they are."""
+    if kind in LINK_KINDS:
+        return [("link", workers * len(roles) if pulls else workers)]
+    if kind is Kind.FLIP and not pulls:
+        return [("prefill", workers)]
+    return [(role, workers) for role in roles]
+
+
+def _questions(
+    draw: random.Random, count: int, longest: int, sampled: bool
+) -> tuple[Question, ...]:
+    prefixes = [draw.choices(WORDS, k=draw.randint(1, longest)) for _ in range(PREFIXES)]
     found = []
     for _ in range(count):
         shared = draw.choice(prefixes)

@@ -31,11 +31,18 @@ def assert_endured(
     every: int,
     kinds: tuple[Kind, ...] = PROCESS_KINDS,
     longest: float = 6.0,
+    questions: int = 120,
 ) -> None:
     """Learn, hurt, judge."""
     target = Target(line.stack.url, "smol")
     schedule = make_schedule(
-        seed, requests, questions=120, every=every, longest=longest, kinds=kinds
+        seed,
+        requests,
+        questions=questions,
+        every=every,
+        longest=longest,
+        kinds=kinds,
+        pulls=line.pulls is not None,
     )
     truths, unstable = asyncio.run(learn(target, schedule))
     line.remember()
@@ -90,3 +97,12 @@ def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
         line.start("decode-0")
         line.wait("decode-0")
         line.whole()
+
+
+def test_pulled_prefixes_cost_no_token(tiny: Path, tmp_path: Path):
+    """Workers that pull from each other what they have cached are killed, stopped and lose bits,
+    lenders and pullers alike: the same holds, and some prefixes were pulled for all that."""
+    kinds = (*PROCESS_KINDS, Kind.FLIP, Kind.FLIP)
+    with raised(tiny, tmp_path / "log", "tcp", pulls=True) as line:
+        assert_endured(line, 33, 100, every=12, kinds=kinds, longest=3.0, questions=40)
+        assert sum(each.flipped for each in line.flippers) > 0

@@ -94,6 +94,8 @@ HELD = (
     "vllm:kv_cache_usage_perc",
     "tandem:kv_leases",
     "tandem:kv_leased_blocks",
+    "tandem:kv_prefix_lent_blocks",
+    "tandem:kv_prefix_pulls_open",
 )
 
 

@@ -19,7 +19,7 @@ from tests.e2e_cluster.shared import NEVER_FITS, ONE_EACH, namespace, turn, two_
 ORDER = (
     *("first_token", "apis", "isolation", "operator_life", "repair"),  # share one service
     *("under_load", "node_death"),  # and these another
-    *("line", "deletion", "boundaries", "bad_resources", "documents"),
+    *("line", "same_node", "deletion", "boundaries", "bad_resources", "documents"),
 )
 
 

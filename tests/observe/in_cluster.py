@@ -183,7 +183,7 @@ def _config() -> dict[str, Any]:
     relabel: list[dict[str, Any]] = [
         {
             "source_labels": ["__meta_kubernetes_pod_label_app_kubernetes_io_name"],
-            "regex": "tandem|tandem-operator",
+            "regex": "tandem|tandem-operator|tandem-node-agent",
             "action": "keep",
         },
         {

@@ -145,6 +145,7 @@ def test_an_endpoint_for_spans_is_told_and_may_be_reached(endpoint: str, protoco
         ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
         ("nodeAgent.hostPath=here", "/nodeAgent/hostPath"),
         ("nodeAgent.claims[0].name=a", "/nodeAgent/claims/0"),
+        ("nodeAgent.metricsPort=80", "/nodeAgent/metricsPort"),
         ("nodeAgent.enable=true", "enable"),
     ],
 )
@@ -160,8 +161,8 @@ AGENT = "nodeAgent.enabled=true,workerImage=worker:1"
 
 @NEEDS_HELM
 def test_a_nodes_agent_is_installed_where_it_is_asked_for():
-    """Off by default. It has no network, no rights, no capability, and a user that is no worker's;
-    its folder is the one that claims show."""
+    """Off by default. It has no rights, no capability, no network but a port for who scrapes, and a
+    user that is no worker's; its folder is the one that claims show."""
     assert "node-agent" not in helm("template", "tandem", CHART)
     assert "nodeAgent.image: name" in helm(
         "template", "tandem", CHART, "--set", "nodeAgent.enabled=true"
@@ -182,7 +183,8 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
     assert pod["automountServiceAccountToken"] is False
     assert not pod["hostNetwork"]
     policy = found["NetworkPolicy"]["spec"]
-    assert (policy["ingress"], policy["egress"]) == ([], [])
+    assert policy["ingress"] == [scraped_from("sys", 8080)]
+    assert policy["egress"] == []
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     labels = found["DaemonSet"]["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
@@ -197,7 +199,55 @@ def test_a_nodes_agent_is_installed_where_it_is_asked_for():
     given = parse(
         "node-agent", "", [Section("", NodeAgentConfig), Section("", LogConfig)], words[1:]
     )
-    assert given[NodeAgentConfig] == {"kv_node_folder": "/run/tandem/node", "agent_group": USER}
+    assert given[NodeAgentConfig] == {
+        "kv_node_folder": "/run/tandem/node",
+        "agent_group": USER,
+        "host": "0.0.0.0",
+        "probe_port": 8080,
+    }
+    (port,) = agent["ports"]
+    assert port == {"name": "http-metrics", "containerPort": 8080}
+
+
+def scraped_from(namespace: str, port: int) -> dict[str, Any]:
+    """The one way in of a NetworkPolicy."""
+    labels = {"kubernetes.io/metadata.name": namespace}
+    return {
+        "from": [{"namespaceSelector": {"matchLabels": labels}}],
+        "ports": [{"protocol": "TCP", "port": port}],
+    }
+
+
+@NEEDS_HELM
+def test_a_nodes_agent_shows_its_series_to_who_scrapes():
+    """At the port that is said, to the namespace that is said, by a monitor of its own; or not at
+    all, and then it has no network."""
+    sets = f"{AGENT},metrics.podMonitor.enabled=true,metrics.namespace=monitoring"
+
+    def rendered(port: int) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+        text = helm(
+            *("template", "tandem", CHART, "-n", "sys"),
+            *("--set", f"{sets},nodeAgent.metricsPort={port}"),
+        )
+        mine = [each for each in documents(text) if "node-agent" in each["metadata"]["name"]]
+        by_kind = {each["kind"]: each for each in mine}
+        monitors = [each for each in mine if each["kind"] == "PodMonitor"]
+        return by_kind["DaemonSet"]["spec"]["template"], by_kind["NetworkPolicy"]["spec"], monitors
+
+    pod, policy, (monitor,) = rendered(9400)
+    (agent,) = pod["spec"]["containers"]
+    assert "--probe-port=9400" in agent["args"]
+    assert policy["ingress"] == [scraped_from("monitoring", 9400)]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == agent["ports"][0]["name"]
+    assert agent["ports"][0]["containerPort"] == 9400
+    pod, policy, monitors = rendered(0)
+    (agent,) = pod["spec"]["containers"]
+    assert not any("probe-port" in each for each in agent["args"])
+    assert "ports" not in agent
+    assert (policy["ingress"], policy["egress"]) == ([], [])
+    assert not monitors
 
 
 @NEEDS_HELM

@@ -155,6 +155,8 @@ def test_lent_blocks_are_not_taken_for_others() -> None:
         peers.until(lambda: _reads(peers))
         lent = peers[1].core.stats()["held_blocks"]
         assert lent == len(PROMPT) // peers[1].core.manager.block_size
+        assert peers[1].counted("lent_blocks") == lent
+        assert (peers[0].counted("pulls_open"), peers[1].counted("pulls_open")) == (1, 0)
         for index in range(3):
             peers.run(1, f"other {index}", [7 + index, *OTHER[:90]])
         assert peers[1].core.stats()["held_blocks"] == lent
@@ -163,6 +165,7 @@ def test_lent_blocks_are_not_taken_for_others() -> None:
         assert peers[0].tokens("a") == before
         assert peers[0].counted("pulls_total") == 1
         peers.settled()
+        assert (peers[0].counted("pulls_open"), peers[1].counted("lent_blocks")) == (0, 0)
     finally:
         peers.close()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
@@ -11,6 +14,11 @@ from tandem.cli.logs import set_up_logging
 from tandem.cli.router import LogConfig
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
+
+if TYPE_CHECKING:
+    from tandem.kvtransfer.nodeagent.server import NodeAgent
+
+logger = logging.getLogger(__name__)
 
 
 def run(argv: list[str]) -> int:
@@ -24,8 +32,38 @@ def run(argv: list[str]) -> int:
 
         print(json.dumps(status_of(config)))
         return 0
-    from tandem.kvtransfer.nodeagent.run import serve
+    from tandem.kvtransfer.nodeagent.run import listen, serve
 
     dump_on_signal()
-    serve(config)
+    agent = listen(config)
+    with _shown(agent, config):
+        serve(agent)
     return 0
+
+
+@contextmanager
+def _shown(agent: NodeAgent, config: NodeAgentConfig) -> Iterator[None]:
+    """The agent's series at ``--probe-port``, if there is one. Raises OSError where it is taken."""
+    if config.probe_port is None:
+        yield
+        return
+    from prometheus_client import CollectorRegistry
+
+    from tandem.kvtransfer.nodeagent.series import AgentSeries
+    from tandem.worker.probes import ProbeServer, ProbeState
+
+    registry = CollectorRegistry()
+    registry.register(AgentSeries(agent.status))
+    state = ProbeState(
+        health=lambda: None,  # its loop is the process: whoever answers lives
+        ready=lambda: None,
+        debug=lambda: dict(agent.status()),
+        registry=registry,
+    )
+    server = ProbeServer(config.host, config.probe_port, state)
+    server.start()
+    logger.info("counters of the agent: http://%s:%d/metrics", config.host, server.port)
+    try:
+        yield
+    finally:
+        server.stop()

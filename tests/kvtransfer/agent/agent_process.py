@@ -16,12 +16,14 @@ SECONDS = 30.0
 class Agent:
     """`tandem node-agent` in a process of its own."""
 
-    def __init__(self, folder: Path, isolated: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, isolated: tuple[str, ...] = (), flags: tuple[str, ...] = ()
+    ) -> None:
         self._words = ["node-agent", "--kv-node-folder", str(folder)]
         self.folder = folder
         tandem = [sys.executable, "-m", "tandem.cli"]
         self.process = subprocess.Popen(
-            [*isolated, *tandem, *self._words], stderr=subprocess.DEVNULL
+            [*isolated, *tandem, *self._words, *flags], stderr=subprocess.DEVNULL
         )
         wait_for(self.status, SECONDS)
 

@@ -21,9 +21,17 @@ class NodeAgentConfig:
         "Number of a group whose members may call the agent, too: workers of other users. None is "
         "this user's workers alone.",
     )
+    host: str = setting(
+        "127.0.0.1", "Address of --probe-port; who reaches it reads counters, and no more."
+    )
+    probe_port: int | None = setting(
+        None,
+        "Port of /health, /metrics, /debug (HTTP), 0 for any; none is no port, and no network.",
+    )
     status: bool = setting(
         False, "Ask the agent that runs here how it is going, and print its counters as JSON."
     )
 
     def __post_init__(self) -> None:
         check_optional_integer("agent_group", self.agent_group, 0)
+        check_optional_integer("probe_port", self.probe_port, 0, 65535)

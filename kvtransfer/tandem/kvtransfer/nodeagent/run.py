@@ -14,11 +14,15 @@ from tandem.link.descriptors import raise_descriptor_limit
 logger = logging.getLogger(__name__)
 
 
-def serve(config: NodeAgentConfig) -> None:
-    """Until SIGTERM or SIGINT. Raises TransportError where the folder or its socket is not to be
-    had."""
+def listen(config: NodeAgentConfig) -> NodeAgent:
+    """The agent, whose socket is there. Raises TransportError where the folder or the socket is not
+    to be had."""
     raise_descriptor_limit()
-    agent = NodeAgent(open_folder(config.kv_node_folder), config.agent_group)
+    return NodeAgent(open_folder(config.kv_node_folder), config.agent_group)
+
+
+def serve(agent: NodeAgent) -> None:
+    """Until SIGTERM or SIGINT."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     logger.info("the agent listens at %s", agent.path)

@@ -76,6 +76,16 @@ class NodeAgent:
         with contextlib.suppress(OSError):
             self._stop_writer.send(b"\0")
 
+    def status(self) -> dict[str, int]:
+        """What was counted and what is held now, from any thread."""
+        callers = list(self._callers.values())
+        return dict(self.counts) | {
+            "producers": sum(each.producer is not None for each in callers),
+            "consumers": sum(each.consumer is not None for each in callers),
+            "waiting": self._in_turn.waiting,
+            "under way": len(self._running),
+        }
+
     def run(self) -> None:
         """Serve until ``stop``."""
         nap_precisely()
@@ -172,7 +182,7 @@ class NodeAgent:
     def _take(self, caller: Caller, message: ToAgent, files: list[int]) -> None:
         """Raises Garbage for what does not follow."""
         if isinstance(message, Status):
-            caller.say(Counts(dict(self.counts) | self._held()))
+            caller.say(Counts(self.status()))
             return
         if isinstance(message, Copy):
             if caller.consumer is None or files:
@@ -241,14 +251,6 @@ class NodeAgent:
             if not caller.ended:
                 caller.say(Copied(request.number, copy.tags()), request.slot)
             copy.end()
-
-    def _held(self) -> dict[str, int]:
-        callers = self._callers.values()
-        return {
-            "producers": sum(each.producer is not None for each in callers),
-            "consumers": sum(each.consumer is not None for each in callers),
-            "under way": len(self._running),
-        }
 
     def _close(self, caller: Caller) -> None:
         caller.ended = True

@@ -18,6 +18,8 @@ class InTurn(Generic[Who, What]):
         self._may = may
         self._waiting: dict[Who, deque[What]] = {}
         """The first is next; who has had a turn goes to the end."""
+        self.waiting = 0
+        """How many have not begun."""
 
     def __bool__(self) -> bool:
         """Whether one may begin."""
@@ -26,16 +28,18 @@ class InTurn(Generic[Who, What]):
     def add(self, who: Who, what: What) -> None:
         """Behind all that ``who`` has asked."""
         self._waiting.setdefault(who, deque()).append(what)
+        self.waiting += 1
 
     def take(self) -> tuple[Who, What]:
         """The next one that may begin, of which there is one."""
         who = next(each for each in self._waiting if self._may(each))
         queue = self._waiting.pop(who)
         what = queue.popleft()
+        self.waiting -= 1
         if queue:
             self._waiting[who] = queue
         return who, what
 
     def drop(self, who: Who) -> None:
         """All of one's, who is gone."""
-        self._waiting.pop(who, None)
+        self.waiting -= len(self._waiting.pop(who, ()))

@@ -73,6 +73,7 @@ class PullConnector:
         self._clock = clock
         self._pulls: dict[RequestKey, _Pull] = {}
         """By ``for_pull``."""
+        metrics.open.set_function(lambda: len(self._pulls))
         self._missed: list[LoadMissed | Released] = []
 
     def admit(self, request: Request) -> Refusal | None:

@@ -49,6 +49,7 @@ class LendConnector:
         self._cache: CachedPrefixes | None = None
         self._lent: dict[RequestKey, int] = {}
         """Blocks by key, until they are given back."""
+        metrics.lent_blocks.set_function(lambda: self.num_lent)
 
     def lend_from(self, cache: CachedPrefixes) -> None:
         """Whose blocks; called once the engine is there."""
@@ -57,7 +58,7 @@ class LendConnector:
     @property
     def num_lent(self) -> int:
         """Blocks that are lent now."""
-        return sum(self._lent.values())
+        return sum(list(self._lent.values()))  # a copy: who scrapes asks from another thread
 
     def admit(self, request: Request) -> Refusal | None:
         """Takes everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tandem.protocol.errors import FailCause
 
@@ -61,6 +61,14 @@ class PullMetrics:
             "Peers that asked for a cached prefix and got none of it, by why.",
             ["reason"],
             registry=registry,
+        )
+        self.open = Gauge(
+            "tandem:kv_prefix_pulls_open",
+            "Requests here whose start was to be pulled: asked for, come, or computed after all.",
+            registry=registry,
+        )
+        self.lent_blocks = Gauge(
+            "tandem:kv_prefix_lent_blocks", "Blocks that are lent to peers.", registry=registry
         )
         for reason in (*Fallback, *FailCause):
             self.fallbacks.labels(str(reason))

@@ -1,0 +1,79 @@
+"""What an agent has counted and holds, as Prometheus' series; read when somebody scrapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tandem.kvtransfer.transports.agent.wire import Fault
+
+_Family = CounterMetricFamily | GaugeMetricFamily
+_LOST = {
+    "garbage": "garbage",
+    "stranger": "strangers",
+    "full": "turned away",
+    "rejected": "rejected",
+}
+"""Words of the label, and what the agent counts it as."""
+
+
+class AgentSeries(Collector):
+    """Made anew of the agent's numbers for each scrape: nothing of them is kept twice."""
+
+    def __init__(self, status: Callable[[], Mapping[str, int]]) -> None:
+        """``status`` answers from any thread, with what `tandem node-agent --status` prints."""
+        self._status = status
+
+    def describe(self) -> Iterator[_Family]:
+        """All families, without values."""
+        yield from _families(None)
+
+    def collect(self) -> Iterator[_Family]:
+        """See Collector."""
+        yield from _families(self._status())
+
+
+def _families(now: Mapping[str, int] | None) -> Iterator[_Family]:
+    copies = CounterMetricFamily(
+        "tandem:kv_agent_copies",
+        "Copies that the node's agent made for decode workers, one for each landing slot.",
+    )
+    copied = CounterMetricFamily("tandem:kv_agent_copied_bytes", "KV bytes that it copied.")
+    refused = CounterMetricFamily(
+        "tandem:kv_agent_refused",
+        "Copies that were asked for and may not be, by why; their slots are the worker's again.",
+        labels=["reason"],
+    )
+    lost = CounterMetricFamily(
+        "tandem:kv_agent_callers_lost",
+        "Callers that the agent sent away: garbage (it broke the protocol or said nothing), "
+        "stranger (a user who may not call), full (no room for more), rejected (memory or a name "
+        "that cannot be registered).",
+        labels=["reason"],
+    )
+    workers = GaugeMetricFamily(
+        "tandem:kv_agent_workers",
+        "Workers that are registered with the node's agent: producers, whose blocks it reads, and "
+        "consumers, into whose landing slots it writes.",
+        labels=["role"],
+    )
+    pending = GaugeMetricFamily(
+        "tandem:kv_agent_copies_pending",
+        "Copies that were asked for and have no answer yet: waiting for their turn, or under way.",
+        labels=["state"],
+    )
+    if now is not None:
+        copies.add_metric([], now["copies"])
+        copied.add_metric([], now["bytes"])
+        for fault in Fault:
+            word = fault.name.lower()
+            refused.add_metric([word], now[f"refused: {word}"])
+        for word, counted in _LOST.items():
+            lost.add_metric([word], now[counted])
+        for role in ("producer", "consumer"):
+            workers.add_metric([role], now[f"{role}s"])
+        for state in ("waiting", "under way"):
+            pending.add_metric([state.replace(" ", "_")], now[state])
+    yield from (copies, copied, refused, lost, workers, pending)

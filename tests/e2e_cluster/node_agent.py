@@ -1,0 +1,96 @@
+"""The chart's agent on one node, and the folder in which pods of a namespace meet it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import yaml
+from stack import parse_metrics
+from tests.e2e_cluster import pods
+from tests.e2e_cluster.images import reference
+from tests.e2e_cluster.install import CHART, RELEASE, helm
+from tests.e2e_cluster.kube import Json, Kube, wait_for
+from tests.e2e_cluster.service import MOUNTED, prepare_namespace
+from tests.e2e_cluster.setup import Setup
+from tests.e2e_cluster.volumes import mount, remove_volumes
+
+CLAIM = "node"
+PORT = 9410
+NAMESPACE = "e2e-node-agent"
+"""Of its own, since it has to admit folders of hosts."""
+UP_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Agent:
+    """It, where it runs."""
+
+    kube: Kube
+
+    def pod(self) -> Json | None:
+        """The one pod, once it is ready."""
+        found = self.kube.items("pods", f"app.kubernetes.io/name={RELEASE}-node-agent")
+        return found[0] if found and pods.is_ready(found[0]) else None
+
+    def series(self) -> dict[str, float]:
+        """Samples at its port."""
+        pod: Json = wait_for("the node's agent", self.pod, seconds=UP_SECONDS)
+        url = f"http://127.0.0.1:{PORT}/metrics"
+        return parse_metrics(self.kube.read_url(pods.name_of(pod), url, container="agent"))
+
+    def copied(self) -> float:
+        """Bytes of KV."""
+        return self.series()["tandem:kv_agent_copied_bytes_total"]
+
+
+@contextmanager
+def installed(cluster: Kube, setup: Setup, *, node: str, user: Kube) -> Iterator[Agent]:
+    """What the chart makes of ``nodeAgent`` for a node and for the pods of ``user``'s namespace,
+    which find the folder by the claim ``CLAIM``. Not waited for; gone afterwards."""
+    made = _rendered(node, user)
+    volume = next(pods.name_of(each) for each in made if each["kind"] == "PersistentVolume")
+    cluster.delete("namespace", NAMESPACE, seconds=120)
+    metadata = {"name": NAMESPACE}
+    cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    kube = cluster.within(NAMESPACE)
+    prepare_namespace(kube, setup)
+    try:
+        if setup.mounted:
+            _add_packages(next(each for each in made if each["kind"] == "DaemonSet"))
+        for each in made:
+            cluster.within(each["metadata"].get("namespace", NAMESPACE)).apply(each)
+        yield Agent(kube)
+    finally:
+        cluster.delete("namespace", NAMESPACE, "--wait=false")
+        cluster.run("delete", "pv", volume, "--wait=false", "--ignore-not-found")
+        remove_volumes(kube)
+
+
+def _rendered(node: str, user: Kube) -> list[Json]:
+    values = {
+        "enabled": True,
+        "image": reference("worker"),
+        "visibleDevices": "void",
+        "metricsPort": PORT,
+        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}},
+        "nodeSelector": {"kubernetes.io/hostname": node},
+        "claims": [{"namespace": user.namespace, "name": CLAIM}],
+    }
+    text = helm(
+        user,
+        *("template", RELEASE, str(CHART), "--namespace", NAMESPACE),
+        *("--show-only", "templates/nodeagent.yaml"),
+        *("--set-json", f"nodeAgent={json.dumps(values)}"),
+    )
+    return [each for each in yaml.safe_load_all(text) if each]
+
+
+def _add_packages(daemon_set: Json) -> None:
+    """What a thin worker image lacks, as services of the suite have it."""
+    spec = daemon_set["spec"]["template"]["spec"]
+    volume, at = mount("mounted", "mounted", MOUNTED)
+    spec["volumes"].append(volume)
+    spec["containers"][0]["volumeMounts"].append(at)

@@ -38,19 +38,23 @@ BYTES = 2
 class Device:
     """One GPU as the engine finds it, and the way from worker to worker; seconds and bytes."""
 
-    flops: float = 640e12
+    flops: float = 635e12
     """Operations a second of steps of prompts."""
     read: float = 2.77e12
-    """Bytes a second of steps of decodes."""
-    idle: float = 0.7e-3
+    """Bytes of weights a second."""
+    read_kv: float = 3.3e12
+    """Bytes of KV a second of decodes."""
+    idle: float = 0.9e-3
     """Of any step, beside reading: gaps between kernels, sampling."""
     step: float = 1.5e-3
     """Of any step with prompt tokens, beside its arithmetic: launches, sampling."""
     row: float = 7e-6
     """Of each decode in a step without prompts."""
+    beside: float = 1.3
+    """What attention of prompts takes in steps with decodes, whose chunks are small, over alone."""
     launch: float = 30e-3
     """Of the host, which launches a step of prompts and decodes that no graph holds."""
-    jitter: float = 0.03
+    jitter: float = 0.04
     """Standard deviation of a step's time over its mean."""
     num_blocks: int = 5_400
     """Of 64 tokens, beside 16 GB of weights, with 90 % of 80 GB in use."""
@@ -60,7 +64,7 @@ class Device:
 class Way:
     """Between client, router and workers; seconds and bytes."""
 
-    submit: float = 1.6e-3
+    submit: float = 2.4e-3
     """From a client's call to the worker's inbox: HTTP, tokens, hashes, the link."""
     answer: float = 0.9e-3
     """From a step's end to the client."""
@@ -68,6 +72,9 @@ class Way:
     """Of a worker's loop between a step's results and the next launch."""
     wake: float = 0.3e-3
     """Of a loop that slept, and of a message between workers."""
+    join: float = 3e-3
+    """From a hand-off's end to its request standing in the decode worker's line: threads of two
+    processes that wake each other."""
     copy: float = 380e9
     """Bytes a second of KV that is copied from GPU to GPU."""
     block: float = 1e-5
@@ -99,7 +106,7 @@ class StepTimes:
         """Of a prompt's token, by attention to each token before it."""
         self.floor = BYTES * (weights + head) / device.read + device.idle
         """Of a step, by reading weights."""
-        self.context = 2 * BYTES * kv * facts.num_layers / device.read
+        self.context = 2 * BYTES * kv * facts.num_layers / device.read_kv
         """Of a decode, by reading KV of each token before it."""
         self._device, self._padding = device, padding or Padding()
 
@@ -126,7 +133,8 @@ class StepTimes:
         padded = self._padding.tokens(decodes, tokens, chunks)
         multiplied = self._device.step + (padded or decodes + tokens) * self.token
         both = self.floor**SHARPNESS + multiplied**SHARPNESS
-        took: float = both ** (1 / SHARPNESS) + context * self.context + seen * self.seen
+        looked = seen * self.seen * (self._device.beside if decodes else 1.0)
+        took: float = both ** (1 / SHARPNESS) + context * self.context + looked
         if padded is None and decodes and self._padding.has_beside(1):
             return max(took, self._device.launch)
         return took

@@ -18,6 +18,9 @@ class Rates:
 
     decode: StepTimes
     prompt: StepTimes
+    beside: StepTimes = ()
+    """What prompt tokens add to a step of decodes, whose weights are read already; where nobody
+    made such a step, they are taken to need what they do alone."""
     context_s: float = 0.0
     """Seconds for each token of a decode's context."""
     steepness: float = 0.0
@@ -30,7 +33,8 @@ class Rates:
         prompt = next((each for each in (worker, *others) if each.prompt_steps), worker)
         if not prompt.prompt_steps:
             return None
-        known = decode.decode_steps, prompt.prompt_steps
+        beside = next((each for each in (worker, *others) if each.beside_steps), worker)
+        known = decode.decode_steps, prompt.prompt_steps, beside.beside_steps
         return cls(*known, decode.context_s, prompt.steepness)
 
     def decodes(self, crowd: Crowd) -> float:
@@ -40,10 +44,10 @@ class Rates:
     def step(self, crowd: Crowd, tokens: int, before: int = 0) -> float:
         """Seconds of a step with so many prompt tokens, behind ``before`` others; one of a few
         alone takes what one decode does."""
-        own = seconds_at(self.prompt, self._weight(tokens, before))
+        weight = self._weight(tokens, before)
         if crowd.streams:
-            return self.decodes(crowd) + own
-        return max(self.decodes(Crowd(1)) if tokens else 0.0, own)
+            return self.decodes(crowd) + self._beside(weight)
+        return max(self.decodes(Crowd(1)) if tokens else 0.0, seconds_at(self.prompt, weight))
 
     def compute(self, tokens: int, chunk: int, crowd: Crowd, before: int = 0) -> float:
         """Seconds until so many prompt tokens are computed, ``chunk`` of them in a step, behind
@@ -56,7 +60,7 @@ class Rates:
         """Seconds by which steps of decodes are longer, together, while a prompt of so many tokens
         is computed beside them."""
         return sum(
-            count * seconds_at(self.prompt, self._weight(size, at))
+            count * self._beside(self._weight(size, at))
             for count, size, at in _cut(tokens, chunk, before)
         )
 
@@ -64,6 +68,9 @@ class Rates:
         """A chunk behind ``before`` tokens that takes what one of ``chunk`` does at a prompt's
         start."""
         return max(1, int(chunk / (1 + self.steepness * before)))
+
+    def _beside(self, tokens: int) -> float:
+        return seconds_at(self.beside or self.prompt, tokens)
 
     def _weight(self, tokens: int, before: int) -> int:
         """Tokens of a prompt's start that take what these do."""

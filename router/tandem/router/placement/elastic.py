@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
+from tandem.router.placement.answers import expected_tokens
 from tandem.router.placement.base import Placement
 from tandem.router.placement.damage import Demand, Targets
 from tandem.router.placement.forecast import (
@@ -85,8 +86,9 @@ class ElasticPolicy:
         ]
         rates = {each.incarnation: Rates.of(each, fleet.workers) for each in usable}
         pulls = best_pulls(prompt, fleet, rates)
-        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls)
-        fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable))
+        tokens = expected_tokens(prompt, usable, rates)
+        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls, tokens)
+        fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable), tokens)
         alone = [(each, "decode") for each in decode]
         if self._may_stay(prompt, fleet):
             alone += [(each, "prefill") for each in roomy(prompt, prefill)]
@@ -104,6 +106,7 @@ class ElasticPolicy:
         fleet: FleetSnapshot,
         exclusions: Exclusions,
         pulls: Mapping[Incarnation, PullPlan],
+        tokens: float,
     ) -> list[Forecast | None]:
         if exclusions.no_handoff or prompt.whole:
             return []
@@ -124,7 +127,9 @@ class ElasticPolicy:
                 pace = fleet.paces.get((producer.incarnation, consumer.incarnation), LinkPace())
                 ends, both_known = (producer, consumer), (both[0], both[1])
                 ways += [
-                    forecast_pair(prompt, *ends, pace, both_known, self.targets, pull=pull)
+                    forecast_pair(
+                        prompt, *ends, pace, both_known, self.targets, tokens=tokens, pull=pull
+                    )
                     for pull in _with_and_without(pulls, producer)
                 ]
         return ways
@@ -135,15 +140,23 @@ class ElasticPolicy:
         worker: WorkerView,
         rates: _Rates,
         way: str,
-        fleetwide: tuple[float | None, Demand],
+        fleetwide: tuple[float | None, Demand, float],
         pull: PullPlan | None,
     ) -> Forecast | None:
         known = rates[worker.incarnation]
         if known is None:
             return None
-        stays, demand = fleetwide
+        stays, demand, tokens = fleetwide
         return forecast_whole(
-            prompt, worker, known, self.targets, way=way, stays=stays, demand=demand, pull=pull
+            prompt,
+            worker,
+            known,
+            self.targets,
+            way=way,
+            stays=stays,
+            demand=demand,
+            tokens=tokens,
+            pull=pull,
         )
 
     def _may_stay(self, prompt: PromptFacts, fleet: FleetSnapshot) -> bool:

@@ -31,7 +31,7 @@ from tandem.router.placement.prefix_load import (
     usable_workers,
 )
 from tandem.router.placement.pulls import PullPlan, best_pulls
-from tandem.router.placement.rates import Rates
+from tandem.router.placement.rates import Rates, as_taught
 from tandem.router.placement.snapshot import (
     Exclusions,
     FleetSnapshot,
@@ -76,7 +76,9 @@ class ElasticPolicy:
         self, prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions
     ) -> list[Forecast]:
         """Every way there is; none while nobody has computed a prompt."""
-        usable = usable_workers(prompt, fleet, exclusions)
+        found = usable_workers(prompt, fleet, exclusions)
+        rates = {each.incarnation: Rates.of(each, fleet.workers) for each in found}
+        usable = [self._taught(each, rates[each.incarnation]) for each in found]
         fits = [each for each in usable if can_hold(prompt, each)]
         decode = roomy(prompt, [each for each in fits if each.role is WorkerRole.DECODE])
         prefill = [
@@ -84,7 +86,6 @@ class ElasticPolicy:
             for each in fits
             if each.role is WorkerRole.PREFILL and each.incarnation not in exclusions.prefill
         ]
-        rates = {each.incarnation: Rates.of(each, fleet.workers) for each in usable}
         pulls = best_pulls(prompt, fleet, rates)
         tokens = expected_tokens(prompt, usable, rates)
         ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls, tokens)
@@ -158,6 +159,9 @@ class ElasticPolicy:
             tokens=tokens,
             pull=pull,
         )
+
+    def _taught(self, worker: WorkerView, rates: Rates | None) -> WorkerView:
+        return worker if rates is None else as_taught(worker, rates, self.targets.itl)
 
     def _may_stay(self, prompt: PromptFacts, fleet: FleetSnapshot) -> bool:
         """A prefill worker decodes for decode workers that are there: where none is, the service

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
 
+UNTAUGHT_SHARE, MOST_UNTAUGHT = 0.8, 2048
+"""Of the bound of gaps, what a step with prompts is taken to last on a worker that has made none,
+and their tokens at most."""
 UNKNOWN_CHUNK = 512
 """Prompt tokens of a step that a worker is taken to make before it has said."""
 
@@ -84,6 +87,25 @@ def _cut(tokens: int, chunk: int, before: int) -> Iterator[tuple[int, int, int]]
         yield full, chunk, before + (full - 1) * chunk // 2
     if rest:
         yield 1, rest, before + full * chunk
+
+
+def as_taught(worker: WorkerView, rates: Rates, itl: float) -> WorkerView:
+    """The worker as it will be once it has computed prompts beside decodes, if it has not. One that
+    bounds the time of its steps takes the least chunk until then, by which nobody would ever send
+    it a prompt: it is taken to fill steps up to a share of ``itl``, the bound of gaps in seconds, by
+    what steps took elsewhere."""
+    if not worker.bounds_steps or worker.beside_steps:
+        return worker
+    some = max(worker.crowd, Crowd(1))
+    low, high = max(1, worker.mixed_chunk_tokens), MOST_UNTAUGHT
+    while low < high:
+        middle = (low + high + 1) // 2
+        if rates.step(some, middle) <= UNTAUGHT_SHARE * itl:
+            low = middle
+        else:
+            high = middle - 1
+    now = low if worker.crowd.streams else worker.chunk_tokens
+    return replace(worker, chunk_tokens=now, mixed_chunk_tokens=low)
 
 
 def chunk_of(worker: WorkerView) -> int:

@@ -80,7 +80,7 @@ def test_who_joins_lengthens_the_answers_of_others():
 
 def test_an_agents_turn_stays_where_its_answer_is_short():
     """Ten streams of long contexts decode on D, and P is quiet: nothing misses its bounds by either
-    way, but a hand-off makes all answers longer. A prompt of 4 tokens' answer is handed over."""
+    way, but a hand-off makes all answers longer. It makes no difference to an answer of 4 tokens."""
     busy = {"num_running": 10, "num_decoding": 10, "context_tokens": 80_000}
     quiet = {"residence_s": 0.1, "prompt_share": 0.02, "prompts_per_s": 0.5}
     hits = {inc(1): 7_936, inc(2): 7_936}
@@ -92,7 +92,7 @@ def test_an_agents_turn_stays_where_its_answer_is_short():
     without = apart - ANSWER * (found["pair"].answers - found["prefill"].answers)
     assert without < apart / 2, "it is mostly the answers that tell them apart"
     brief = forecasts(replace(turn, max_new_tokens=4), quiet, busy)
-    assert brief["pair"].cost <= brief["prefill"].cost + 0.1
+    assert brief["pair"].answers < brief["prefill"].answers + 0.1
     assert "answers" in str(found["pair"])
 
 

@@ -123,9 +123,7 @@ class StepTimes:
                 seen += row.num_tokens * (row.num_computed + row.num_tokens // 2)
         return self.seconds(decodes, context, tokens, seen, chunks)
 
-    def seconds(
-        self, decodes: int, context: int, tokens: int, seen: int, chunks: int = 1
-    ) -> float:
+    def seconds(self, decodes: int, context: int, tokens: int, seen: int, chunks: int = 1) -> float:
         """Of so many decodes with ``context`` tokens before them in all, and so many prompt
         tokens of ``chunks`` prompts that look at ``seen`` tokens in all."""
         if not tokens:

@@ -20,9 +20,9 @@ PACE = 0.02
 WIDEST = 2.0
 """Margin at most: a device that is shared must not end all prompts."""
 GROWTH, GROWTH_TOKENS = 1.5, 128
-"""By how much wider than any before it a step of prompts beside decodes may be: a factor, and tokens
-on top of it, so that the next graph is within reach. Small ones hide behind the reading of weights,
-so that wide ones take longer than in proportion."""
+"""By how much wider than any before it a step of prompts beside decodes may be: a factor, and
+tokens on top of it, so that the next graph is within reach. Small ones hide behind the reading of
+weights, so that wide ones take longer than in proportion."""
 FRESH = 16
 """Steps until the medians are looked up anew, but for the first step of a class."""
 RESIDENCE_SHARE = 0.1

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.steps import Crowd
 from tandem.router.placement.answers import lengthened, token_seconds
 from tandem.router.placement.damage import (
     Demand,
@@ -34,7 +35,7 @@ UNKNOWN_RESIDENCE = 1.0
 """Seconds that a request is taken to hold its blocks before one has ended."""
 MISS = 1.0
 """Seconds of waiting that a request outside its bounds is worth."""
-ANSWER = 0.2
+ANSWER = 0.1
 """Seconds of waiting for a first token that a second of a longer answer is worth."""
 SUSPECT = 1e6
 """Seconds that a worker which fails by its own fault costs."""
@@ -180,9 +181,7 @@ def can_hold(prompt: PromptFacts, worker: WorkerView) -> bool:
     return prompt.num_tokens < worker.total_blocks * worker.block_size
 
 
-def _answers(
-    rates: Rates, crowd: Crowd, prompt: PromptFacts, tokens: float, share: float
-) -> float:
+def _answers(rates: Rates, crowd: Crowd, prompt: PromptFacts, tokens: float, share: float) -> float:
     own = tokens * token_seconds(rates, crowd.joined(prompt.num_tokens), share)
     return own + lengthened(rates, crowd, prompt.num_tokens, tokens, share)
 

@@ -92,8 +92,8 @@ def _cut(tokens: int, chunk: int, before: int) -> Iterator[tuple[int, int, int]]
 def as_taught(worker: WorkerView, rates: Rates, itl: float) -> WorkerView:
     """The worker as it will be once it has computed prompts beside decodes, if it has not. One that
     bounds the time of its steps takes the least chunk until then, by which nobody would ever send
-    it a prompt: it is taken to fill steps up to a share of ``itl``, the bound of gaps in seconds, by
-    what steps took elsewhere."""
+    it a prompt: it is taken to fill steps up to a share of ``itl``, the bound of gaps in seconds,
+    by what steps took elsewhere."""
     if not worker.bounds_steps or worker.beside_steps:
         return worker
     some = max(worker.crowd, Crowd(1))

@@ -158,6 +158,8 @@ def test_the_engine_learns_by_what_ranks_pad_to() -> None:
         core.scheduler.measured.note(Crowd(1), 0, 0.005)
         core.scheduler.measured.note(Crowd(1), 600, 0.020)
     core.scheduler.measured.refresh()
-    assert core.load_report().mixed_chunk_tokens == 512
+    load = core.load_report()
+    assert load.mixed_chunk_tokens == 512
+    assert load.beside_steps == ((600, pytest.approx(0.015)),)
     harness.add(request_of("prompt", 3000))
     assert max(row.num_tokens for row in next_plan(harness).rows) == 512

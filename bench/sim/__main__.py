@@ -2,7 +2,7 @@
 
 The router's placement and accounts, the engines' schedulers, block managers and connectors are the
 real ones; what a step, a copy and a message take comes from ``times.py``, fitted to two H100s. No
-GPU and no torch; a seed gives the same figures every time.
+GPU is needed; a seed gives the same figures every time.
 """
 
 from __future__ import annotations

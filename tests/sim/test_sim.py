@@ -135,13 +135,6 @@ def test_elastic_serves_what_two_bounded_workers_do_from_the_first_second(
     assert table([row]).splitlines()[2].startswith("| mixed | 14 /s | ")
 
 
-def test_a_decode_worker_that_has_computed_nothing_is_sent_prompts():
-    """At 18 a second, with the seed by which it was never sent one."""
-    stack = Stack(SHAPES[ELASTIC], seed=4)
-    uniform(18, 200, 4)(stack)
-    assert stack.router.ways["decode"] > 10
-
-
 def test_figures_count_requests_within_both_bounds():
     """One gap may be long, or a hundredth of them; nothing is summed up of nobody."""
 

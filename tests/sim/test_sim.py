@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from bench.sim import loads
+from bench.sim.__main__ import arguments
 from bench.sim.agents import Agents, agents
 from bench.sim.calibrate import GOODPUT, MEASURED
 from bench.sim.figures import figures
@@ -133,6 +135,40 @@ def test_elastic_serves_what_two_bounded_workers_do_from_the_first_second(
     assert row.mean(ELASTIC) >= 0.98 * row.mean(BOUNDED)
     assert max(gaps for _, gaps in row.late) < 0.02
     assert table([row]).splitlines()[2].startswith("| mixed | 14 /s | ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--loads", "mixed"], "--loads: mixed, must be LOAD:RATE"),
+        (["--loads", "other:10"], "--loads: other:10, must be LOAD:RATE"),
+        (["--loads", "mixed:0"], "--loads: mixed:0, must be LOAD:RATE"),
+        (["--loads", "mixed:1001"], "--loads: mixed:1001, must be LOAD:RATE"),
+        (["--loads", "mixed:10", "--seeds", "1,x"], "--seeds: x, must be a whole number"),
+        (["--loads", "trace:30"], "--trace: none, must be a CSV file"),
+        (["--loads", "mixed:10", "--seconds", "0"], "--seconds: 0, must be 1 to 3600"),
+    ],
+)
+def test_seeds_are_refused_by_name(
+    given: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """What the command cannot run, and what it would take."""
+    monkeypatch.setattr(sys, "argv", ["sim", "seeds", *given])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert said in capsys.readouterr().err
+
+
+def test_seeds_are_read(monkeypatch: pytest.MonkeyPatch):
+    """Loads with their rates, and whole numbers."""
+    given = ["sim", "seeds", "--loads", "mixed:10,agents:16", "--seeds", "3,4"]
+    monkeypatch.setattr(sys, "argv", given)
+    args = arguments()
+    assert args.loads == [("mixed", 10.0), ("agents", 16.0)]
+    assert args.seeds == [3, 4]
 
 
 def test_figures_count_requests_within_both_bounds():

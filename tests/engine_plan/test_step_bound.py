@@ -161,6 +161,7 @@ def test_the_engine_learns_by_what_ranks_pad_to() -> None:
     load = core.load_report()
     assert load.mixed_chunk_tokens == 512
     ((tokens, seconds),) = load.beside_steps
-    assert (tokens, seconds) == (600, pytest.approx(0.015))
+    assert tokens == 600
+    assert seconds == pytest.approx(0.015)
     harness.add(request_of("prompt", 3000))
     assert max(row.num_tokens for row in next_plan(harness).rows) == 512

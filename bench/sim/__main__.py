@@ -2,7 +2,7 @@
 
 The router's placement and accounts, the engines' schedulers, block managers and connectors are the
 real ones; what a step, a copy and a message take comes from ``times.py``, fitted to two H100s. No
-GPU and no torch; a seed gives the same figures every time.
+GPU is needed; a seed gives the same figures every time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench.sim import calibrate
+from bench.sim import calibrate, seeds
 from bench.sim.figures import figures
 from bench.sim.stack import SHAPES, Stack
 from bench.sim.sweep import RATES, load_of, sweep, table
@@ -32,9 +32,13 @@ def arguments() -> argparse.Namespace:
     )
     many = commands.add_parser("sweep", help="goodput of every shape over rates; a table")
     many.add_argument("--loads", default=",".join(RATES), help="with commas between")
-    for each in (one, many):
+    several = commands.add_parser("seeds", help="goodput of three shapes over seeds; a table")
+    several.add_argument("--loads", default=seeds.LOADS, help="load:rate, with commas between")
+    several.add_argument("--seeds", default="1,2,3,4,5", help="with commas between")
+    for each in (one, many, several):
         each.add_argument("--seconds", type=float, default=30.0, help="of arrivals")
-        each.add_argument("--seed", type=int, default=1)
+        if each is not several:
+            each.add_argument("--seed", type=int, default=1)
         each.add_argument("--trace", type=Path, help="CSV of a trace, as tandem bench serve reads")
     args = parser.parse_args()
     if args.command != "calibrate" and not 1.0 <= args.seconds <= 3600.0:
@@ -43,15 +47,33 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--rate: {args.rate:g}, must be above 0, up to 1000")
     if args.command == "sweep" and not set(args.loads.split(",")) <= set(RATES):
         parser.error(f"--loads: {args.loads}, must be of {', '.join(RATES)}")
+    if args.command == "seeds":
+        _check_seeds(parser, args)
     for each in args.set if args.command == "run" else ():
         if not each.partition("=")[2].isdecimal():
             parser.error(f"--set: {each}, must be NAME=N with a whole number")
     needs = args.command == "run" and args.load == "trace"
     if args.command == "sweep":
         needs = "trace" in args.loads.split(",")
+    if args.command == "seeds":
+        needs = any(name == "trace" for name, _ in args.loads)
     if needs and args.trace is None:
         parser.error("--trace: none, must be a CSV file, as a load is a trace")
     return args
+
+
+def _check_seeds(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    loads = []
+    for each in args.loads.split(","):
+        name, _, rate = each.partition(":")
+        if name not in RATES or not rate.isdecimal() or not 0 < int(rate) <= 1000:
+            known = ", ".join(RATES)
+            parser.error(f"--loads: {each}, must be LOAD:RATE, of {known}, with 1 to 1000")
+        loads.append((name, float(rate)))
+    for each in args.seeds.split(","):
+        if not each.isdecimal():
+            parser.error(f"--seeds: {each}, must be a whole number")
+    args.loads, args.seeds = loads, [int(each) for each in args.seeds.split(",")]
 
 
 def main() -> None:
@@ -61,6 +83,8 @@ def main() -> None:
         print(calibrate.table(calibrate.compared()))
     elif args.command == "sweep":
         print(table(sweep(args.loads.split(","), args.seconds, args.seed, args.trace)))
+    elif args.command == "seeds":
+        print(seeds.table(seeds.over_seeds(args.loads, args.seeds, args.seconds, args.trace)))
     else:
         engine: dict[str, Any] = {
             name: int(value) for name, _, value in (s.partition("=") for s in args.set)

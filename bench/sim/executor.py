@@ -10,8 +10,11 @@ from typing import Protocol
 from bench.sim.times import Device, StepTimes
 
 from tandem.engine.config import EngineConfig
-from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
+from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator, StepSize
+from tandem.engine.scheduler.padding import Padding
 from tandem.engine.step import FenceDone, ModelRunnerOutput, Sampled, SchedulerOutput, TokenMasks
+from tandem.engine.worker.gpu import MOST_CAPTURED
+from tandem.engine.worker.graphs import StepGraphs, step_shapes
 from tandem.protocol.commands import SleepTag
 
 FIRST_ID, IDS = 1000, 1000
@@ -36,19 +39,29 @@ class _Result(Future[ModelRunnerOutput]):
         return self._output
 
 
+def step_sizes(config: EngineConfig) -> tuple[StepSize, ...]:
+    """Of the graphs that an engine with ``config`` captures on a GPU."""
+    graphs = StepGraphs()
+    tokens, rows = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    graphs.offer(step_shapes(max_rows=rows, max_tokens=tokens, max_captured=MOST_CAPTURED))
+    return graphs.sizes
+
+
 class SimExecutor:
     """Implements ``Executor`` for one worker; steps run one after the other."""
 
-    def __init__(self, times: StepTimes, device: Device, worker: HasNow, seed: int) -> None:
-        self._times, self._device, self._worker = times, device, worker
+    def __init__(self, device: Device, worker: HasNow, seed: int) -> None:
+        self._device, self._worker = device, worker
         self._draw = random.Random(seed)
         self._free_at = 0.0
         self.busy = 0.0
         """Seconds of all steps."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
-        """No weights and no slab, but blocks that are counted."""
-        return Capacity(self._device.num_blocks, config.layout)
+        """No weights and no slab, but blocks that are counted, and steps padded as a GPU's are."""
+        sizes = step_sizes(config)
+        self._times = StepTimes(config.facts, self._device, Padding(sizes))
+        return Capacity(self._device.num_blocks, config.layout, step_sizes=sizes)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """A step behind those before it. Tokens are drawn by their position alone."""

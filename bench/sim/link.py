@@ -153,7 +153,7 @@ class Link:
         else:
             return
         transfer.done = True
-        self._tell(self._clock.now, self.consuming, told)
+        self._tell(self._clock.now + self._way.join, self.consuming, told)
         self._release(key)
 
     def _release(self, key: RequestKey) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 from bench.sim.clock import Clock
 from bench.sim.executor import SimExecutor
 from bench.sim.link import Consuming, Producing, Side
-from bench.sim.times import Device, StepTimes, Way
+from bench.sim.times import Device, Way
 
 from tandem.decode.connector import DecodeConnector
 from tandem.engine.config import EngineConfig
@@ -42,7 +42,7 @@ class SimWorker(Side):
         super().__init__()
         self._clock, self._way = clock, way
         self.incarnation = Incarnation(bytes([number]) * 16)
-        self.executor = SimExecutor(StepTimes(config.facts, device), device, self, seed + number)
+        self.executor = SimExecutor(device, self, seed + number)
         self.producing, self.consuming = Producing(self), Consuming(self)
         size = config.cache.block_size
         connector: KVConnector

@@ -102,6 +102,28 @@ def test_the_bound_is_kept_by_all_but_one_of_a_hundred_steps(seed: int) -> None:
     assert wide > 300, "steps are not kept small for nothing"
 
 
+def test_the_first_steps_of_both_keep_within_the_bound() -> None:
+    """A worker that has made decodes alone is given prompts: its steps grow by what was measured.
+    By the first one in proportion, which hides behind the reading of weights, the next sixteen
+    would be half as long again as the bound."""
+    steps, graphs = MeasuredSteps(), padding()
+    took: list[float] = []
+    wide = 0
+    for _ in range(20):
+        steps.note(Crowd(12), 0, 0.0064)
+    for _ in range(40):
+        budget = steps.prompt_tokens_within(Crowd(12), BOUND, 4096)
+        tokens = StepRoom(graphs, 12, budget, 0.0).most(0, 2048)
+        weight = graphs.weight(12, tokens, 1)
+        multiplied = 0.0015 + (12 + weight) * 2.2e-5
+        took.append((0.0064**4 + multiplied**4) ** 0.25)
+        steps.note(Crowd(12), weight, took[-1])
+        wide = max(wide, tokens)
+    assert sum(seconds > BOUND for seconds in took) <= 1
+    assert max(took) < 1.2 * BOUND
+    assert wide > 500, "they do grow"
+
+
 def test_the_margin_follows_a_quantile() -> None:
     """Whatever the distribution is; and no further than a device that is shared may push it."""
     draw, margin = random.Random(4), Margin()
@@ -136,6 +158,10 @@ def test_the_engine_learns_by_what_ranks_pad_to() -> None:
         core.scheduler.measured.note(Crowd(1), 0, 0.005)
         core.scheduler.measured.note(Crowd(1), 600, 0.020)
     core.scheduler.measured.refresh()
-    assert core.load_report().mixed_chunk_tokens == 512
+    load = core.load_report()
+    assert load.mixed_chunk_tokens == 512
+    ((tokens, seconds),) = load.beside_steps
+    assert tokens == 600
+    assert seconds == pytest.approx(0.015)
     harness.add(request_of("prompt", 3000))
     assert max(row.num_tokens for row in next_plan(harness).rows) == 512

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from bench.sim import loads
+from bench.sim.__main__ import arguments
 from bench.sim.agents import Agents, agents
-from bench.sim.calibrate import MEASURED
+from bench.sim.calibrate import GOODPUT, MEASURED
 from bench.sim.figures import figures
 from bench.sim.loads import Load, alone, mixed, trace, uniform
 from bench.sim.router import Seen
+from bench.sim.seeds import BOUNDED, STRICT, over_seeds, table
 from bench.sim.stack import SHAPES, Stack
+from bench.sim.sweep import ELASTIC
 from bench.sim.times import QWEN3_8B, Device, StepTimes
+
+from tandem.engine.kv_memory import StepSize
+from tandem.engine.scheduler.padding import Padding
 
 KNOWN = json.loads(MEASURED.read_text())
 
@@ -92,6 +100,75 @@ def test_a_step_takes_longer_with_each_thing_it_holds():
     more = [(20, 10_000, 500, 100_000), (10, 50_000, 500, 100_000)]
     more += [(10, 10_000, 900, 100_000), (10, 10_000, 500, 900_000)]
     assert all(times.seconds(*each) > base for each in more)
+
+
+def test_prompts_beside_decodes_cost_what_they_add_to_reading_weights():
+    """Less than alone, and a few nearly nothing; padding costs what it stands beside, and what no
+    graph holds the host's launches."""
+    times = StepTimes(QWEN3_8B, Device())
+    decodes, alone = times.seconds(20, 20_000, 0, 0), times.seconds(0, 0, 500, 0)
+    both = times.seconds(20, 20_000, 500, 0)
+    assert alone < both < decodes + 0.6 * alone
+    assert times.seconds(20, 20_000, 64, 0) < 1.1 * decodes
+    padded = StepTimes(QWEN3_8B, Device(), Padding([StepSize(64, 448, 8), StepSize(64, 576, 8)]))
+    assert padded.seconds(20, 20_000, 449, 0) == padded.seconds(20, 20_000, 576, 0)
+    assert padded.seconds(20, 20_000, 448, 0) < padded.seconds(20, 20_000, 449, 0)
+    assert padded.seconds(20, 20_000, 577, 0) == Device().launch
+
+
+def test_a_mixed_loads_goodput_is_what_was_measured(monkeypatch: pytest.MonkeyPatch):
+    """Of two bounded workers and of a strict pair, for the arrivals that two H100s had."""
+    monkeypatch.setattr(loads, "SETTLE", 5.0)
+    known = json.loads(GOODPUT.read_text())
+    for shape, name in ((BOUNDED, "two bounded"), (STRICT, "strict")):
+        found = figures(mixed(14, 210, 1)(Stack(SHAPES[shape], seed=1))).goodput
+        measured = known[f"mixed:14 {name}, e285c39, seed 1"]["goodput"]
+        assert found == pytest.approx(measured, rel=0.15)
+
+
+def test_elastic_serves_what_two_bounded_workers_do_from_the_first_second(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of the same arrivals; nobody's gaps are late while workers learn what their steps take."""
+    monkeypatch.setattr(loads, "SETTLE", 5.0)
+    (row,) = over_seeds([("mixed", 14.0)], [1, 2], 15.0, None)
+    assert row.mean(ELASTIC) >= 0.98 * row.mean(BOUNDED)
+    assert max(gaps for _, gaps in row.late) < 0.02
+    assert table([row]).splitlines()[2].startswith("| mixed | 14 /s | ")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--loads", "mixed"], "--loads: mixed, must be LOAD:RATE"),
+        (["--loads", "other:10"], "--loads: other:10, must be LOAD:RATE"),
+        (["--loads", "mixed:0"], "--loads: mixed:0, must be LOAD:RATE"),
+        (["--loads", "mixed:1001"], "--loads: mixed:1001, must be LOAD:RATE"),
+        (["--loads", "mixed:10", "--seeds", "1,x"], "--seeds: x, must be a whole number"),
+        (["--loads", "trace:30"], "--trace: none, must be a CSV file"),
+        (["--loads", "mixed:10", "--seconds", "0"], "--seconds: 0, must be 1 to 3600"),
+    ],
+)
+def test_seeds_are_refused_by_name(
+    given: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """What the command cannot run, and what it would take."""
+    monkeypatch.setattr(sys, "argv", ["sim", "seeds", *given])
+    with pytest.raises(SystemExit):
+        arguments()
+    assert said in capsys.readouterr().err
+
+
+def test_seeds_are_read(monkeypatch: pytest.MonkeyPatch):
+    """Loads with their rates, and whole numbers."""
+    given = ["sim", "seeds", "--loads", "mixed:10,agents:16", "--seeds", "3,4"]
+    monkeypatch.setattr(sys, "argv", given)
+    args = arguments()
+    assert args.loads == [("mixed", 10.0), ("agents", 16.0)]
+    assert args.seeds == [3, 4]
 
 
 def test_figures_count_requests_within_both_bounds():

@@ -85,6 +85,8 @@ class LoadReport(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds for each token of a decode's context; 0 while unknown."""
     prompt_steps: StepTimes = ()
     """Seconds that prompt tokens take, or add to a step, by their number, at a prompt's start."""
+    beside_steps: StepTimes = ()
+    """Seconds that they add to a step of decodes, which has read the weights already."""
     steepness: float = 0.0
     """By what share a prompt's token takes longer there for each token before it."""
     chunk_tokens: int = 0

@@ -18,6 +18,7 @@ LOAD = LoadReport(
     prompt_steps=((64, 1.0),),
     decode_steps=((1, 0.01),),
     chunk_tokens=64,
+    residence_s=2.0,
 )
 """A slow worker: what D would take from its streams is worth the hand-off."""
 
@@ -39,6 +40,7 @@ async def test_an_attempt_is_explained(make_worker) -> None:
     assert told["rule"].startswith("pair ")
     assert [way["way"] for way in told["ways"] if way["chosen"]] == ["pair"]
     assert {way["way"] for way in told["ways"]} == {"pair", "decode", "prefill"}
+    assert all(way["answers_s"] >= 0.01 for way in told["ways"])
     assert 0 <= told["ttft_s"] < 5
     assert told["second_s"] >= 0
     pair = (producer.incarnation, consumer.incarnation)

@@ -77,7 +77,7 @@ def prompt_of(tokens, **fields):
         (2048, 0, {}, BUSY_D, LinkPace(1e9, 2_000_000_000, 0.031), "decode"),
         (2048, 0, QUIET_P, FULL_D, None, "prefill"),
         (2048, 0, BUSY_P, FULL_D, None, "pair"),
-        (2048, 0, {}, {**FULL_D, "residence_s": 0.1}, None, "pair"),
+        (2048, 0, {"residence_s": 0.1}, {**FULL_D, "residence_s": 0.1}, None, "pair"),
     ],
 )
 def test_situations(tokens, hits, producer, consumer, pace, way):

@@ -51,6 +51,29 @@ async def test_what_waits_is_known_at_once_and_others_by_the_report(make_worker)
     await stack.close()
 
 
+async def test_what_prompts_add_to_decodes_reaches_placement(make_worker):
+    """As the worker reports it; nothing is known of one that has not reported."""
+    worker = make_worker(D)
+    stack = Stack()
+    await stack.find(worker)
+    known = stack.pool.workers[worker.incarnation]
+    known.load = LoadReport(
+        num_running=0,
+        num_waiting=0,
+        waiting_tokens=0,
+        free_blocks=9,
+        total_blocks=9,
+        prompt_steps=((500, 0.0125),),
+        beside_steps=((500, 0.006),),
+    )
+    (seen,) = stack.fleet.snapshot(0.0).workers
+    assert seen.beside_steps == ((500, 0.006),)
+    known.load = None
+    (seen,) = stack.fleet.snapshot(0.0).workers
+    assert seen.beside_steps == ()
+    await stack.close()
+
+
 async def test_cached_tokens_wait_for_nobody(make_worker):
     """A turn whose context is cached is no queue of a context."""
     producer = make_worker(D, step=0.3)

@@ -19,6 +19,7 @@ class Learned(TypedDict):
     decode_steps: StepTimes
     context_s: float
     prompt_steps: StepTimes
+    beside_steps: StepTimes
     steepness: float
     residence_s: float
     prompt_share: float
@@ -75,6 +76,7 @@ class StepNotes:
             decode_steps=self._measured.decode_steps,
             context_s=self._measured.context_s,
             prompt_steps=self._measured.prompt_steps,
+            beside_steps=self._measured.beside_steps,
             steepness=self._measured.steepness,
             residence_s=self._measured.residence_s,
             prompt_share=share,

@@ -47,10 +47,12 @@ class StepClasses:
         self._ss = self._sc = self._cc = self._st = self._ct = 0.0
         """Sums of products of deviations: s size, c context, t seconds."""
 
-    def note(self, size: int, seconds: float, context: int = 0) -> None:
-        """A step of ``size``, above 0, with ``context`` tokens before its own, all together."""
+    def note(self, size: int, seconds: float, context: int = 0) -> bool:
+        """A step of ``size``, above 0, with ``context`` tokens before its own, all together.
+        Whether it is the first of its class."""
         number = size.bit_length()
         steps = self._steps.get(number)
+        is_first = steps is None
         if steps is None:
             steps = self._steps[number] = deque(maxlen=KEPT)
         steps.append(_Step(size, context, seconds))
@@ -59,6 +61,7 @@ class StepClasses:
             self._learn(means, size, context, seconds)
         elif len(steps) == KEPT:  # medians, so that the first steps' kernels do not count
             self._means[number] = [float(median(column)) for column in zip(*steps, strict=True)]
+        return is_first
 
     @property
     def slope(self) -> float:

@@ -19,8 +19,12 @@ PACE = 0.02
 """By what a miss widens the margin."""
 WIDEST = 2.0
 """Margin at most: a device that is shared must not end all prompts."""
+GROWTH, GROWTH_TOKENS = 1.5, 128
+"""By how much wider than any before it a step of prompts beside decodes may be: a factor, and
+tokens on top of it, so that the next graph is within reach. Small ones hide behind the reading of
+weights, so that wide ones take longer than in proportion."""
 FRESH = 16
-"""Steps until the medians are looked up anew."""
+"""Steps until the medians are looked up anew, but for the first step of a class."""
 RESIDENCE_SHARE = 0.1
 """Weight of the latest request in the mean time that requests live here."""
 
@@ -66,6 +70,7 @@ class MeasuredSteps:
         such of a prompt's start; others count for as many as take their time."""
         if seconds <= 0:
             return
+        is_first = False
         if not prompt_tokens:
             self._decode.note(crowd.streams, seconds, crowd.context)
         elif not crowd.streams:
@@ -78,13 +83,13 @@ class MeasuredSteps:
                     self._margin.note(seconds / foretold)
             if seconds > alone:
                 self._prompt.note(prompt_tokens, seconds - alone)
-                self._beside.note(prompt_tokens, seconds - alone)
+                is_first = self._beside.note(prompt_tokens, seconds - alone)
         elif self.prompt_steps:  # whose prompts never end makes no step of decodes alone
             left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
             if left > 0:
                 self._decode.note(crowd.streams, left, crowd.context)
         self._stale += 1
-        if self._stale >= FRESH or not (self.decode_steps and self.prompt_steps):
+        if is_first or self._stale >= FRESH or not (self.decode_steps and self.prompt_steps):
             self.refresh()
 
     def note_end(self, seconds: float) -> None:
@@ -115,13 +120,16 @@ class MeasuredSteps:
         ``seconds`` in all but one of a hundred steps, ``most`` at most, and 0 while no prompt was
         measured. Where no decode was, a step of a few is taken to need what the step of the fewest
         prompt tokens did: either reads all weights once. Where no step of both was, prompt tokens
-        are taken to need what they do alone."""
+        are taken to need what they do alone; where some were, the next is little wider than
+        those."""
         if not self.prompt_steps:
             return 0
         points = self.beside_steps or self.prompt_steps
         fewest = self.prompt_steps[0][1]
         left = seconds / self.margin - (self.decode_seconds(crowd) or fewest)
         low, high = 0, most
+        if self.beside_steps:
+            high = min(most, int(GROWTH * self.beside_steps[-1][0]) + GROWTH_TOKENS)
         while low < high:
             middle = (low + high + 1) // 2
             if seconds_at(points, middle) <= left:

@@ -87,6 +87,7 @@ def _way(forecast: Forecast, *, chosen: bool) -> dict[str, Any]:
         "prefill": None if forecast.prefill is None else forecast.prefill.hex(),
         "ttft_s": forecast.ttft,
         "second_s": forecast.second,
+        "answers_s": forecast.answers,
         "missing": forecast.damage,
         "cost_s": forecast.cost,
         "chosen": chosen,

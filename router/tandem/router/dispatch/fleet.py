@@ -206,6 +206,7 @@ class Fleet:
             decode_steps=load.decode_steps if load is not None else (),
             context_s=load.context_s if load is not None else 0.0,
             prompt_steps=load.prompt_steps if load is not None else (),
+            beside_steps=load.beside_steps if load is not None else (),
             steepness=load.steepness if load is not None else 0.0,
             chunk_tokens=load.chunk_tokens if load is not None else 0,
             mixed_chunk_tokens=load.mixed_chunk_tokens if load is not None else 0,

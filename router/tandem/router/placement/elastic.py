@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import Incarnation
+from tandem.router.placement.answers import expected_tokens
 from tandem.router.placement.base import Placement
 from tandem.router.placement.damage import Demand, Targets
 from tandem.router.placement.forecast import (
@@ -30,7 +31,7 @@ from tandem.router.placement.prefix_load import (
     usable_workers,
 )
 from tandem.router.placement.pulls import PullPlan, best_pulls
-from tandem.router.placement.rates import Rates
+from tandem.router.placement.rates import Rates, as_taught
 from tandem.router.placement.snapshot import (
     Exclusions,
     FleetSnapshot,
@@ -75,7 +76,9 @@ class ElasticPolicy:
         self, prompt: PromptFacts, fleet: FleetSnapshot, exclusions: Exclusions
     ) -> list[Forecast]:
         """Every way there is; none while nobody has computed a prompt."""
-        usable = usable_workers(prompt, fleet, exclusions)
+        found = usable_workers(prompt, fleet, exclusions)
+        rates = {each.incarnation: Rates.of(each, fleet.workers) for each in found}
+        usable = [self._taught(each, rates[each.incarnation]) for each in found]
         fits = [each for each in usable if can_hold(prompt, each)]
         decode = roomy(prompt, [each for each in fits if each.role is WorkerRole.DECODE])
         prefill = [
@@ -83,10 +86,10 @@ class ElasticPolicy:
             for each in fits
             if each.role is WorkerRole.PREFILL and each.incarnation not in exclusions.prefill
         ]
-        rates = {each.incarnation: Rates.of(each, fleet.workers) for each in usable}
         pulls = best_pulls(prompt, fleet, rates)
-        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls)
-        fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable))
+        tokens = expected_tokens(prompt, usable, rates)
+        ways = self._pairs(prompt, prefill, decode, rates, fleet, exclusions, pulls, tokens)
+        fleetwide = (stay_of(*usable) if usable else None, Demand.of(usable), tokens)
         alone = [(each, "decode") for each in decode]
         if self._may_stay(prompt, fleet):
             alone += [(each, "prefill") for each in roomy(prompt, prefill)]
@@ -104,6 +107,7 @@ class ElasticPolicy:
         fleet: FleetSnapshot,
         exclusions: Exclusions,
         pulls: Mapping[Incarnation, PullPlan],
+        tokens: float,
     ) -> list[Forecast | None]:
         if exclusions.no_handoff or prompt.whole:
             return []
@@ -124,7 +128,9 @@ class ElasticPolicy:
                 pace = fleet.paces.get((producer.incarnation, consumer.incarnation), LinkPace())
                 ends, both_known = (producer, consumer), (both[0], both[1])
                 ways += [
-                    forecast_pair(prompt, *ends, pace, both_known, self.targets, pull=pull)
+                    forecast_pair(
+                        prompt, *ends, pace, both_known, self.targets, tokens=tokens, pull=pull
+                    )
                     for pull in _with_and_without(pulls, producer)
                 ]
         return ways
@@ -135,16 +141,27 @@ class ElasticPolicy:
         worker: WorkerView,
         rates: _Rates,
         way: str,
-        fleetwide: tuple[float | None, Demand],
+        fleetwide: tuple[float | None, Demand, float],
         pull: PullPlan | None,
     ) -> Forecast | None:
         known = rates[worker.incarnation]
         if known is None:
             return None
-        stays, demand = fleetwide
+        stays, demand, tokens = fleetwide
         return forecast_whole(
-            prompt, worker, known, self.targets, way=way, stays=stays, demand=demand, pull=pull
+            prompt,
+            worker,
+            known,
+            self.targets,
+            way=way,
+            stays=stays,
+            demand=demand,
+            tokens=tokens,
+            pull=pull,
         )
+
+    def _taught(self, worker: WorkerView, rates: Rates | None) -> WorkerView:
+        return worker if rates is None else as_taught(worker, rates, self.targets.itl)
 
     def _may_stay(self, prompt: PromptFacts, fleet: FleetSnapshot) -> bool:
         """A prefill worker decodes for decode workers that are there: where none is, the service

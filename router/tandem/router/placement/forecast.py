@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.steps import Crowd
+from tandem.router.placement.answers import lengthened, token_seconds
 from tandem.router.placement.damage import (
     Demand,
     Targets,
@@ -33,6 +35,8 @@ UNKNOWN_RESIDENCE = 1.0
 """Seconds that a request is taken to hold its blocks before one has ended."""
 MISS = 1.0
 """Seconds of waiting that a request outside its bounds is worth."""
+ANSWER = 0.1
+"""Seconds of waiting for a first token that a second of a longer answer is worth."""
 SUSPECT = 1e6
 """Seconds that a worker which fails by its own fault costs."""
 PREEMPTING = 1e3
@@ -54,6 +58,8 @@ class Forecast:
     damage: float
     """Requests that miss their bounds for it, this one among them."""
     cost: float
+    answers: float = 0.0
+    """That the answer takes, and by which those beside it take longer."""
     pull: PullPlan | None = None
     """What who computes the prompt pulls from a peer first."""
 
@@ -62,7 +68,8 @@ class Forecast:
         pulls = "" if self.pull is None else f" {self.pull}:"
         return (
             f"{self.way} {'>'.join(names)}:{pulls} first token {self.ttft * 1e3:.0f} ms, "
-            f"second {self.second * 1e3:.0f} ms later, {self.damage:.2f} requests miss, "
+            f"second {self.second * 1e3:.0f} ms later, answers {self.answers:.2f} s, "
+            f"{self.damage:.2f} requests miss, "
             f"cost {self.cost * 1e3:.0f} ms"
         )
 
@@ -75,9 +82,11 @@ def forecast_pair(
     rates: tuple[Rates, Rates],
     targets: Targets,
     *,
+    tokens: float = 0.0,
     pull: PullPlan | None = None,
 ) -> Forecast:
-    """Prefill there, hand over, decode here; behind a pull, if there is one."""
+    """Prefill there, hand over, decode here; behind a pull, if there is one. ``tokens``: of the
+    answer, as many as are expected."""
     fast, slow = rates
     prompt = with_pull(prompt, producer, pull)
     own = uncached(prompt, producer)
@@ -97,9 +106,12 @@ def forecast_pair(
     if crowd.streams:
         stays = stay_of(producer, consumer)
         damage += mixed_in(fast, producer, (own, cached), crowd, stays, targets)
-    cost = ttft + second + MISS * damage + _fault(producer) + _fault(consumer)
+    answers = _answers(slow, consumer.crowd, prompt, tokens, consumer.prompt_share)
+    answers += crowd.streams * fast.added(own, chunk, cached)
+    cost = ttft + second + MISS * damage + ANSWER * answers
+    cost += _fault(producer) + _fault(consumer)
     both = consumer.incarnation, producer.incarnation
-    return Forecast("pair", *both, ttft, second, damage, cost, pull)
+    return Forecast("pair", *both, ttft, second, damage, cost, answers, pull)
 
 
 def forecast_whole(
@@ -111,11 +123,12 @@ def forecast_whole(
     way: str,
     stays: float | None = None,
     demand: Demand | None = None,
+    tokens: float = 0.0,
     pull: PullPlan | None = None,
 ) -> Forecast:
     """All of it on one worker, its prompt in chunks beside what it decodes. ``stays``: seconds
     that requests stay where they decode, if this worker cannot tell; ``demand``: of the fleet;
-    ``pull``: what comes from a peer first."""
+    ``tokens``: of the answer, as many as are expected; ``pull``: what comes from a peer first."""
     prompt = with_pull(prompt, worker, pull)
     own, crowd, context = uncached(prompt, worker), worker.crowd, prompt.num_tokens
     cached, chunk = context - own, chunk_of(worker)
@@ -136,9 +149,11 @@ def forecast_whole(
         damage += kept_from_prompts(rates, worker, context, demand, stays, targets)
         share = max(share, demand.share)
     damage += own_gaps(rates, worker, joined, share, targets)
-    cost = ttft + second + MISS * damage + _fault(worker)
+    answers = _answers(rates, crowd, prompt, tokens, share)
+    answers += crowd.streams * rates.added(own, chunk, cached)
+    cost = ttft + second + MISS * damage + ANSWER * answers + _fault(worker)
     cost += PREEMPTING if way == "decode" and is_full(worker) else 0.0
-    return Forecast(way, worker.incarnation, None, ttft, second, damage, cost, pull)
+    return Forecast(way, worker.incarnation, None, ttft, second, damage, cost, answers, pull)
 
 
 def stay_of(*workers: WorkerView) -> float:
@@ -164,6 +179,11 @@ def can_hold(prompt: PromptFacts, worker: WorkerView) -> bool:
     if not worker.total_blocks:
         return True
     return prompt.num_tokens < worker.total_blocks * worker.block_size
+
+
+def _answers(rates: Rates, crowd: Crowd, prompt: PromptFacts, tokens: float, share: float) -> float:
+    own = tokens * token_seconds(rates, crowd.joined(prompt.num_tokens), share)
+    return own + lengthened(rates, crowd, prompt.num_tokens, tokens, share)
 
 
 def _pulled(pull: PullPlan | None) -> float:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.protocol.steps import Crowd, StepTimes, crowd_seconds, seconds_at
 from tandem.router.placement.snapshot import WorkerView
 
+UNTAUGHT_SHARE, MOST_UNTAUGHT = 0.8, 2048
+"""Of the bound of gaps, what a step with prompts is taken to last on a worker that has made none,
+and their tokens at most."""
 UNKNOWN_CHUNK = 512
 """Prompt tokens of a step that a worker is taken to make before it has said."""
 
@@ -18,6 +21,9 @@ class Rates:
 
     decode: StepTimes
     prompt: StepTimes
+    beside: StepTimes = ()
+    """What prompt tokens add to a step of decodes, whose weights are read already; where nobody
+    made such a step, they are taken to need what they do alone."""
     context_s: float = 0.0
     """Seconds for each token of a decode's context."""
     steepness: float = 0.0
@@ -30,7 +36,8 @@ class Rates:
         prompt = next((each for each in (worker, *others) if each.prompt_steps), worker)
         if not prompt.prompt_steps:
             return None
-        known = decode.decode_steps, prompt.prompt_steps
+        beside = next((each for each in (worker, *others) if each.beside_steps), worker)
+        known = decode.decode_steps, prompt.prompt_steps, beside.beside_steps
         return cls(*known, decode.context_s, prompt.steepness)
 
     def decodes(self, crowd: Crowd) -> float:
@@ -40,10 +47,10 @@ class Rates:
     def step(self, crowd: Crowd, tokens: int, before: int = 0) -> float:
         """Seconds of a step with so many prompt tokens, behind ``before`` others; one of a few
         alone takes what one decode does."""
-        own = seconds_at(self.prompt, self._weight(tokens, before))
+        weight = self._weight(tokens, before)
         if crowd.streams:
-            return self.decodes(crowd) + own
-        return max(self.decodes(Crowd(1)) if tokens else 0.0, own)
+            return self.decodes(crowd) + self._beside(weight)
+        return max(self.decodes(Crowd(1)) if tokens else 0.0, seconds_at(self.prompt, weight))
 
     def compute(self, tokens: int, chunk: int, crowd: Crowd, before: int = 0) -> float:
         """Seconds until so many prompt tokens are computed, ``chunk`` of them in a step, behind
@@ -56,7 +63,7 @@ class Rates:
         """Seconds by which steps of decodes are longer, together, while a prompt of so many tokens
         is computed beside them."""
         return sum(
-            count * seconds_at(self.prompt, self._weight(size, at))
+            count * self._beside(self._weight(size, at))
             for count, size, at in _cut(tokens, chunk, before)
         )
 
@@ -64,6 +71,9 @@ class Rates:
         """A chunk behind ``before`` tokens that takes what one of ``chunk`` does at a prompt's
         start."""
         return max(1, int(chunk / (1 + self.steepness * before)))
+
+    def _beside(self, tokens: int) -> float:
+        return seconds_at(self.beside or self.prompt, tokens)
 
     def _weight(self, tokens: int, before: int) -> int:
         """Tokens of a prompt's start that take what these do."""
@@ -77,6 +87,25 @@ def _cut(tokens: int, chunk: int, before: int) -> Iterator[tuple[int, int, int]]
         yield full, chunk, before + (full - 1) * chunk // 2
     if rest:
         yield 1, rest, before + full * chunk
+
+
+def as_taught(worker: WorkerView, rates: Rates, itl: float) -> WorkerView:
+    """The worker as it will be once it has computed prompts beside decodes, if it has not. One that
+    bounds the time of its steps takes the least chunk until then, by which nobody would ever send
+    it a prompt: it is taken to fill steps up to a share of ``itl``, the bound of gaps in seconds,
+    by what steps took elsewhere."""
+    if not worker.bounds_steps or worker.beside_steps:
+        return worker
+    some = max(worker.crowd, Crowd(1))
+    low, high = max(1, worker.mixed_chunk_tokens), MOST_UNTAUGHT
+    while low < high:
+        middle = (low + high + 1) // 2
+        if rates.step(some, middle) <= UNTAUGHT_SHARE * itl:
+            low = middle
+        else:
+            high = middle - 1
+    now = low if worker.crowd.streams else worker.chunk_tokens
+    return replace(worker, chunk_tokens=now, mixed_chunk_tokens=low)
 
 
 def chunk_of(worker: WorkerView) -> int:

@@ -68,6 +68,8 @@ class WorkerView:
     prompt_steps: StepTimes = ()
     """Seconds that prompt tokens take there, or add to a step, by their number, at a prompt's
     start."""
+    beside_steps: StepTimes = ()
+    """Seconds that they add there to a step of decodes; none is unknown."""
     steepness: float = 0.0
     """By what share a prompt's token takes longer there for each token before it."""
     chunk_tokens: int = 0

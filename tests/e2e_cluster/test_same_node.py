@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 HANDED_OVER = 40
 """A prompt of the reference, long enough to be handed over."""
-SEATS = 2
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def agent(
 
 @pytest.fixture(scope="module")
 def near(kube: Kube, setup: Setup, agent: Agent, node: str) -> Iterator[Service]:
-    """A prefill and two decode workers on the node, which meet its agent in its folder."""
+    """A prefill and a decode worker on the node, which meet its agent in its folder."""
     there = {"affinity": None, "nodeSelector": {"kubernetes.io/hostname": node}}
     folder = {"persistentVolumeClaim": {"claimName": CLAIM}}
     served = Service(
@@ -48,14 +47,12 @@ def near(kube: Kube, setup: Setup, agent: Agent, node: str) -> Iterator[Service]
         setup,
         name="near",
         changes={
-            "engine": {"maxNumSeqs": SEATS},
             "kvTransfer": {
                 "connector": "Auto",
                 "nodeLocal": {"mode": "Required", "copy": "Agent", "volume": folder},
-                "pullPeers": 1,
             },
             "prefill": {"podTemplate": {"spec": there}},
-            "decode": {"replicas": 2, "podTemplate": {"spec": there}},
+            "decode": {"podTemplate": {"spec": there}},
         },
     )
     served.apply()
@@ -67,9 +64,9 @@ def near(kube: Kube, setup: Setup, agent: Agent, node: str) -> Iterator[Service]
 def test_pods_of_a_node_hand_over_by_its_agent(near: Service, agent: Agent) -> None:
     """Neither sees the other's memory, nothing of the KV goes by a network, and the agent's series
     say what it copied."""
-    wait_for("workers at the agent", lambda: _registered(agent) == (3, 3), seconds=60)
+    wait_for("workers at the agent", lambda: _registered(agent) == (1, 1), seconds=60)
     # Workers may be there before their agent, whose links come back from a network then.
-    wait_for("links by the agent", lambda: _links_by_agent(near) == 2, seconds=60)
+    wait_for("links by the agent", lambda: _links_by_agent(near) == 1, seconds=60)
     copied, handed_over = agent.copied(), near.handed_over()
 
     (answer,) = asyncio.run(_stream(near.url(), HANDED_OVER))

@@ -41,7 +41,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "two of each": {"prefill": 2, "decode": 2},
     "three of each": {"prefill": 3, "decode": 3},
 }
-QUICK = ("aggregated", "pair, chunks of 64, shm", "pair, preempted", "two of each")
+QUICK = ("aggregated", "pair, chunks of 64, shm", "two of each")
 
 
 def preemptions(stack: Stack) -> float:
@@ -73,6 +73,16 @@ async def test_some_prompts_equal_transformers(layout: str, start_stack: StackMa
             decodes = [name for name in stack.workers if name.startswith("decode")]
             assert sum(stack.total(name, "tandem:kv_handoff_bytes_total") for name in decodes) > 0
         print(f"{layout}: {excused} excused")
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.full), 1])
+async def test_preempted_prompts_equal_transformers(prefill: int, start_stack: StackMaker) -> None:
+    """Sequences that outgrow the blocks give way, come again, and lose or change no token."""
+    with start_stack(prefill=prefill, worker_flags=TIGHT) as stack:
+        await check(stack, SHORT, 64)
+        assert preemptions(stack) > 0
 
 
 @pytest.mark.e2e

@@ -153,6 +153,17 @@ def test_a_long_text_of_long_tokens_is_tokenized(processor: InputProcessor) -> N
     assert len(processor.process(added, SamplingParams(), KEY).request.prompt_token_ids) == 20
 
 
+def test_what_a_tokenizer_drops_makes_no_text_too_long(
+    word_piece: Tokenizer, make_card: MakeCard
+) -> None:
+    """Word pieces stand for words; spaces between them are nothing, however many there are."""
+    processor = InputProcessor(word_piece, make_card(), draw_seed=lambda: 42)
+
+    request = processor.process("the" + " " * 5000 + "quick", SamplingParams(), KEY).request
+
+    assert len(request.prompt_token_ids) < 10
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -170,6 +170,7 @@ def small(out: Path, endpoint: str) -> None:
         has_all_tokens(values, FEW)
 
 
+@covers("responses", "stream", "usage")
 def test_responses(tmp_path: Path) -> None:
     """OpenAI's Responses, of which it asks usage as of chats."""
     small(tmp_path / "out", "responses")

@@ -88,6 +88,7 @@ def answered(handler: str) -> float:
     return sum(map(float, found))
 
 
+@covers("chat", "stream", "usage", "batch")
 def test_chats_one_by_one_and_at_once(tmp_path: Path) -> None:
     """It asks for health and the model's name itself; prompts are as long as the server says."""
     before = [answered(each) for each in ("/health", "/v1/models")]

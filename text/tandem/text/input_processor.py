@@ -273,9 +273,10 @@ class InputProcessor:
         return ids
 
     def _refuse_oversized(self, text: str, params: SamplingParams, param: str) -> None:
-        """Spare tokenizing a text that fits the context under no tokenization."""
+        """Spare tokenizing a text that fits the context under no tokenization. A tokenizer that
+        does not spell out all bytes may drop characters: nothing follows from their number."""
         limit = self.card.max_model_len
-        if len(text) <= 4 * limit:
+        if len(text) <= 4 * limit or not self.tokenizer.spells_bytes:
             return
         fewest = -(-len(text) // self.tokenizer.longest_token)
         if fewest > limit:

@@ -33,7 +33,7 @@ def plainly_edited(
         if not before or list(output[-len(before) :]) == before:
             row[word[-1]] = NEVER
     if len(output) < params.min_tokens:
-        for token in (*(() if params.ignore_eos else eos), *params.stop_token_ids):
+        for token in (*eos, *params.stop_token_ids):
             row[token] = NEVER
     if max(row) == NEVER:
         best = allowed.index(max(allowed))

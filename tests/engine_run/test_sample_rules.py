@@ -126,10 +126,12 @@ def test_allowed_ids_bind_even_where_the_model_says_never(temperature: float):
     assert tokens_of(logits, [Row(params)])[0] in (140, 299)
 
 
-def test_min_tokens_hold_back_ends_until_enough_was_said():
-    """The end of sequence is out of reach at every position below min_tokens, and back after."""
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_min_tokens_hold_back_ends_until_enough_was_said(ignore_eos: bool):
+    """The end of sequence is out of reach at every position below min_tokens, and back after,
+    whether it would be an end or not."""
     logits = torch.tensor([[0.0, 9.0, 1.0]])
-    params = SamplingParams(temperature=0, min_tokens=2)
+    params = SamplingParams(temperature=0, min_tokens=2, ignore_eos=ignore_eos)
     drawn = [tokens_of(logits, [Row(params, output=[0] * n, eos=(1,))])[0] for n in range(4)]
     assert drawn == [2, 2, 1, 1]
 

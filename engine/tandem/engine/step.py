@@ -32,7 +32,7 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
     choice: int
     """Which of the request's choices this is: part of the key of its draws."""
     eos_token_ids: tuple[int, ...]
-    """Masked until ``min_tokens`` (unless ``ignore_eos``)."""
+    """Masked until ``min_tokens``."""
     block_ids: list[int]
     """Blocks held before this step, in token order; more may follow in its ``StepRow``."""
     pooling: PoolingParams | None = None

@@ -95,7 +95,7 @@ class SamplingBatch:
             params: verified; with a seed if it draws, else InvalidParameter.
             token_ids: prompt, then output so far; read, not kept.
             num_prompt: where the output begins in ``token_ids``.
-            eos_token_ids: held back until ``min_tokens`` unless ``ignore_eos``.
+            eos_token_ids: held back until ``min_tokens``.
         """
         self.remove(row)
         self._fill(row, params)

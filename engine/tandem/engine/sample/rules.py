@@ -216,8 +216,9 @@ def _penalized(params: SamplingParams) -> bool:
 
 
 def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
-    eos = () if params.ignore_eos else eos_token_ids
-    return _ids({*eos, *params.stop_token_ids} if params.min_tokens else ())
+    """As vLLM has it, ``ignore_eos`` or not: load tools ask for both, so that no token is without a
+    text."""
+    return _ids({*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ())
 
 
 def _bias(params: SamplingParams) -> tuple[Tensor, Tensor] | None:

@@ -241,12 +241,18 @@ class Channel:
         self._watched = None
 
     def _descriptors(self) -> Sequence[int]:
-        """That stir when a socket does."""
+        """That stir when a socket does; none while the control thread looks after them."""
         found = self._watched
-        if found is None:
+        if found is not None:
+            return found
+        if not self._lock.acquire(blocking=False):
+            return ()
+        try:
             mine = [each for each, _ in self._poller.sockets]
             found = tuple(each if isinstance(each, int) else int(each.FD) for each in mine)
             self._watched = found
+        finally:
+            self._lock.release()
         return found
 
     def _sleep(self, others: tuple[int, ...], seconds: float) -> None:

@@ -63,7 +63,7 @@ SHOWN: dict[str, tuple[Json, str, str, float]] = {
         90.0,
     ),
     "an image that does not exist": (
-        {"image": "ghcr.io/tandem-serving/nothing:0"},
+        {"image": "127.0.0.1:9/tandem-serving/nothing:0"},  # refused at once, by no name's lookup
         "DecodeReady",
         "ImagePull",
         120.0,

@@ -39,19 +39,19 @@ def kube(service: Service) -> Kube:
     return service.kube
 
 
-def router_on(service: Service, node: str) -> Json:
-    """The one of two routers that is on a node. Where the last test left both on one node, as a
-    drain does, one is deleted: the scheduler prefers the other node for what takes its place."""
+def one_on(service: Service, role: str, node: str) -> Json:
+    """The one of a role's two pods that is on a node. Where the last test left both on one node, as
+    a drain does, one is deleted: the scheduler prefers the other node for what takes its place."""
 
     def found() -> Json | None:
-        routers = service.wait_pods("router", 2)
-        there = [pod for pod in routers if pods.node_of(pod) == node]
+        both = service.wait_pods(role, 2)
+        there = [pod for pod in both if pods.node_of(pod) == node]
         if len(there) == 1:
             return there[0]
-        service.kube.delete("pod", pods.name_of(routers[0]), "--wait=false")
+        service.kube.delete("pod", pods.name_of(both[0]), "--wait=false")
         return None
 
-    one: Json = wait_for(f"one router on {node}", found, seconds=240, every=2.0)
+    one: Json = wait_for(f"one {role} pod on {node}", found, seconds=240, every=2.0)
     return one
 
 
@@ -84,7 +84,7 @@ def test_a_node_dies(
     until the Service has forgotten that router, and the service is whole again."""
     node = last_node(kube)
     lead_from_elsewhere(operator, node)
-    gone = router_on(service, node)
+    gone, *_ = [one_on(service, role, node) for role in ("router", "prefill", "decode")]
     dead = {str(gone["status"]["podIP"])}
     entry = Entry(ENTRY)
     try:

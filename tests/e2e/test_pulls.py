@@ -114,12 +114,13 @@ def _linked(stack: Stack) -> bool:
 
 def _idle(stack: Stack) -> bool:
     """Whether the router has heard that nobody computes."""
-    return sum(each["running"] for each in _fleet(stack)["workers"]) == 0
+    return not any(each["running"] for each in _fleet(stack)["workers"])
 
 
-def _fleet(stack: Stack) -> Any:
+def _fleet(stack: Stack) -> dict[str, Any]:
     with urllib.request.urlopen(f"{stack.url}/debug/fleet", timeout=5) as answer:
-        return json.load(answer)
+        fleet: dict[str, Any] = json.load(answer)
+    return fleet
 
 
 def _seen(stack: Stack) -> str:

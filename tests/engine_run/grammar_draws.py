@@ -14,13 +14,18 @@ from tandem.engine.structured.constraint import make_mask
 from tandem.engine.structured.grammar import Compiler, Grammar
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.engine.structured.outlines import OutlinesCompiler
+from tandem.engine.structured.outlines.lanes import Lanes
 from tandem.llm import StructuredOutputsParams
 from tandem.text.tokenizer import Tokenizer
 
 VOCAB = 49152
+PATIENT_SECONDS = 20.0
+"""What is given to compile: not what is followed depends on how busy the machine is."""
 BACKENDS: dict[str, Callable[[Path, int], Compiler]] = {
     "guidance": LLGuidanceCompiler,
-    "outlines": OutlinesCompiler,
+    "outlines": lambda folder, vocab: OutlinesCompiler(
+        folder, vocab, Lanes(quick_seconds=PATIENT_SECONDS)
+    ),
 }
 MOST_TOKENS = 400
 PATIENCE = 24

@@ -44,4 +44,6 @@ def open_socket(
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     socket.setsockopt(zmq.SNDHWM, unsent)
     socket.setsockopt(zmq.RCVHWM, unread)
+    # Of ZMQ's 100 the rest are dropped by the kernel, and call again seconds later.
+    socket.setsockopt(zmq.BACKLOG, MAX_LINKS)
     return socket

@@ -272,7 +272,7 @@ def _listen(host: str, first_port: int, num_ports: int) -> socket.socket:
             if port == ports[-1]:
                 raise AddressInUse(f"tcp: no port of {ports} on {host}: {error}") from error
             continue
-        sock.listen(64)
+        sock.listen(MAX_CONNECTIONS)
         sock.setblocking(False)
         return sock
     raise AssertionError("there is at least one port to try")

@@ -141,10 +141,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--settle", type=float, default=6.0, help="seconds for the warm-up")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--trace", type=Path, help="CSV of the load trace:RATE")
     parser.add_argument("--scale", type=int, default=1, help="divide lengths")
     parser.add_argument("--worker-flags", default="")
     parser.add_argument("--port", type=int, default=8171)
     args = parser.parse_args()
+    if args.trace is None and any(each.startswith("trace:") for each in args.loads.split(",")):
+        parser.error("--trace: none, must be a CSV file, as a load is a trace")
     args.out.mkdir(parents=True, exist_ok=True)
     loads.SETTLE = args.settle
     found: dict[str, Any] = {}
@@ -159,7 +162,7 @@ def main() -> None:
                 for each in args.loads.split(","):
                     name, _, rate = each.partition(":")
                     stack: Any = RealStack(server, args.scale)
-                    load = load_of(name, args.seconds, args.seed, None)(float(rate))
+                    load = load_of(name, args.seconds, args.seed, args.trace)(float(rate))
                     row: dict[str, Any] = {}
                     try:
                         row = dict(figures(load(stack)).row())

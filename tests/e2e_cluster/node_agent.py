@@ -47,10 +47,13 @@ class Agent:
 
 
 @contextmanager
-def installed(cluster: Kube, setup: Setup, *, node: str, user: Kube) -> Iterator[Agent]:
+def installed(
+    cluster: Kube, setup: Setup, *, node: str, user: Kube, scraped_from: str = ""
+) -> Iterator[Agent]:
     """What the chart makes of ``nodeAgent`` for a node and for the pods of ``user``'s namespace,
-    which find the folder by the claim ``CLAIM``. Not waited for; gone afterwards."""
-    made = _rendered(node, user)
+    which find the folder by the claim ``CLAIM``. Not waited for; gone afterwards. ``scraped_from``:
+    the namespace whose pods may read its series; unless given, its own."""
+    made = _rendered(node, user, scraped_from)
     volume = next(pods.name_of(each) for each in made if each["kind"] == "PersistentVolume")
     cluster.delete("namespace", NAMESPACE, seconds=120)
     metadata = {"name": NAMESPACE}
@@ -69,7 +72,7 @@ def installed(cluster: Kube, setup: Setup, *, node: str, user: Kube) -> Iterator
         remove_volumes(kube)
 
 
-def _rendered(node: str, user: Kube) -> list[Json]:
+def _rendered(node: str, user: Kube, scraped_from: str) -> list[Json]:
     values = {
         "enabled": True,
         "image": reference("worker"),
@@ -84,8 +87,23 @@ def _rendered(node: str, user: Kube) -> list[Json]:
         *("template", RELEASE, str(CHART), "--namespace", NAMESPACE),
         *("--show-only", "templates/nodeagent.yaml"),
         *("--set-json", f"nodeAgent={json.dumps(values)}"),
+        *("--set", f"metrics.namespace={scraped_from}"),
     )
     return [each for each in yaml.safe_load_all(text) if each]
+
+
+def meets_at(node: str) -> Json:
+    """What a service's workers on the node have, that they meet its agent in its folder."""
+    there = {"affinity": None, "nodeSelector": {"kubernetes.io/hostname": node}}
+    folder = {"persistentVolumeClaim": {"claimName": CLAIM}}
+    return {
+        "kvTransfer": {
+            "connector": "Auto",
+            "nodeLocal": {"mode": "Required", "copy": "Agent", "volume": folder},
+        },
+        "prefill": {"podTemplate": {"spec": there}},
+        "decode": {"podTemplate": {"spec": there}},
+    }
 
 
 def _add_packages(daemon_set: Json) -> None:

@@ -12,7 +12,7 @@ from reference import rows
 from tests.e2e_cluster import pods
 from tests.e2e_cluster.install import Installed
 from tests.e2e_cluster.kube import Kube, wait_for
-from tests.e2e_cluster.node_agent import CLAIM, Agent, installed
+from tests.e2e_cluster.node_agent import Agent, installed, meets_at
 from tests.e2e_cluster.service import NAME, Service
 from tests.e2e_cluster.setup import Setup
 
@@ -40,21 +40,7 @@ def agent(
 @pytest.fixture(scope="module")
 def near(kube: Kube, setup: Setup, agent: Agent, node: str) -> Iterator[Service]:
     """A prefill and a decode worker on the node, which meet its agent in its folder."""
-    there = {"affinity": None, "nodeSelector": {"kubernetes.io/hostname": node}}
-    folder = {"persistentVolumeClaim": {"claimName": CLAIM}}
-    served = Service(
-        kube,
-        setup,
-        name="near",
-        changes={
-            "kvTransfer": {
-                "connector": "Auto",
-                "nodeLocal": {"mode": "Required", "copy": "Agent", "volume": folder},
-            },
-            "prefill": {"podTemplate": {"spec": there}},
-            "decode": {"podTemplate": {"spec": there}},
-        },
-    )
+    served = Service(kube, setup, name="near", changes=meets_at(node))
     served.apply()
     served.wait_ready()
     yield served

@@ -1,7 +1,8 @@
 """`make observe`: every panel and rule, asked of a real Prometheus under load.
 
-Two services of a router, prefill and decode workers, one placed by forecasts; and, beside a real
-API server, an operator with a service whose pods a stand-in for nodes makes ready.
+Two services of a router, prefill and decode workers, one placed by forecasts, whose workers meet at
+an agent of the node and pull prefixes from each other; and, beside a real API server, an operator
+with a service whose pods a stand-in for nodes makes ready.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tests.kvtransfer.agent.agent_process import Agent
 from tests.observe import operators, report
-from tests.observe.asked import PEAK, ROUTERS, everything
+from tests.observe.asked import PEAK, PULLING, ROUTERS, everything
 from tests.observe.operator_faults import Ground, end_again_and_again
 from tests.observe.prometheus import Prometheus, Target
-from tests.screens.load import loaded
+from tests.screens.load import loaded, own, shared
 from tests.waiting import wait_for
 
+from tandem.cli.ports import free_ports
 from tandem.hub import DEFAULT_MODEL, prepare
 
 OUT = Path("docs/observability-live.md")
@@ -62,14 +65,17 @@ def observe(folder: Path, options: argparse.Namespace, open_: ExitStack) -> repo
     targets = [] if options.no_operator else [_operator(folder, open_)]
     model = str(prepare(DEFAULT_MODEL, progress=False).path)
     urls = []
+    near, agent = _agent(open_)
+    targets.append(agent)
     for service, flags in ROUTERS.items():
+        extra = [*PULLING[service], *near] if service in PULLING else []
         running = open_.enter_context(
             Stack.running(
                 model,
                 folder / f"{service}.log",
                 prefill=options.prefill,
                 decode=options.decode,
-                worker_flags=[*WORKERS, *PEAK],
+                worker_flags=[*WORKERS, *PEAK, *extra],
                 router_flags=flags,
             )
         )
@@ -79,8 +85,10 @@ def observe(folder: Path, options: argparse.Namespace, open_: ExitStack) -> repo
             role = worker.partition("-")[0]
             targets.append(Target(f"{service}-{worker}", role, port, service))
     prometheus = open_.enter_context(Prometheus.running(folder, targets))
-    for url in urls:
-        open_.enter_context(loaded(url, clients=options.clients, max_tokens=48))
+    for service, url in zip(ROUTERS, urls, strict=True):
+        kinds = {own: 1, shared: options.clients} if service in PULLING else {own: options.clients}
+        for asked, clients in kinds.items():
+            open_.enter_context(loaded(url, clients=clients, max_tokens=48, asked=asked))
     wait_for(
         lambda: prometheus.targets_up() == len(targets),
         60.0,
@@ -88,6 +96,17 @@ def observe(folder: Path, options: argparse.Namespace, open_: ExitStack) -> repo
     )
     time.sleep(options.seconds)
     return everything(prometheus, options.pictures)
+
+
+def _agent(open_: ExitStack) -> tuple[list[str], Target]:
+    """A node's agent, and the flags of workers that meet there."""
+    # A short name: that of a socket is bounded.
+    folder = Path(open_.enter_context(tempfile.TemporaryDirectory(prefix="kv-")))
+    [port] = free_ports(1)
+    agent = Agent(folder, flags=("--probe-port", str(port)))
+    open_.callback(agent.end)
+    flags = ["--kv-node-folder", str(folder), "--kv-node-copy", "agent"]
+    return flags, Target("node-agent-0", "node-agent", port, "")
 
 
 def _operator(folder: Path, open_: ExitStack) -> Target:

@@ -15,6 +15,10 @@ ROUTERS = {
 }
 """Flags of the routers by service; with a placement by forecasts there are fewer hand-offs."""
 
+PULLING = {"elastic": ["--kv-pull-peers", "1", "--max-num-seqs", "2"]}
+"""Flags of workers by service: so few seats that who holds a prefix is often full, and another
+worker pulls it."""
+
 
 def everything(prometheus: Prometheus, pictures: Path | None) -> report.Seen:
     """Every panel, rule and alert's series; and a picture of each board, where there is a folder

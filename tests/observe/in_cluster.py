@@ -2,7 +2,8 @@
 
 The chart's operator, two services whose pods kubelets run, and a Prometheus in a pod of the
 namespace that the chart is told scrapes: it finds pods by the labels that the chart's monitors
-select, past the NetworkPolicies. Clients ask through node ports.
+select, past the NetworkPolicies. Clients ask through node ports. Workers of the service that is
+placed by forecasts meet at an agent of their node and pull prefixes from each other.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from scripts.rules import chart, promtool
 from tests.observe import report
-from tests.observe.asked import PEAK, ROUTERS, everything
+from tests.observe.asked import PEAK, PULLING, ROUTERS, everything
 from tests.observe.prometheus import EVERY, Prometheus
-from tests.screens.load import loaded
+from tests.screens.load import loaded, own, shared
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def _told(options: argparse.Namespace) -> report.Told:
             "it: the operator of the chart, two services on CPUs, one of them placed by",
             "forecasts, each of a router, a prefill and a decode worker, whose pods kubelets run;",
             f"{options.clients} clients asked each for {options.seconds:.0f} s, a decode worker",
-            "was ended once, and a child of a service deleted.",
+            "was ended once, and a child of a service deleted. Workers of the second service meet",
+            "at an agent of their node and pull prefixes from each other.",
         ],
     )
 
@@ -81,6 +83,7 @@ def _observe(
 ) -> report.Seen:
     from tests.e2e_cluster import access
     from tests.e2e_cluster.install import install
+    from tests.e2e_cluster.node_agent import installed, meets_at
     from tests.e2e_cluster.service import Service, prepare_namespace
 
     install(cluster, {"metrics.namespace": NAMESPACE})
@@ -88,12 +91,19 @@ def _observe(
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     kube = cluster.within(SERVICES)
     prepare_namespace(kube, setup)
+    node = min(each["metadata"]["name"] for each in cluster.items("nodes"))
+    agent = installed(cluster, setup, node=node, user=kube, scraped_from=NAMESPACE)
+    open_.enter_context(agent)
     services = []
     for name, flags in ROUTERS.items():
-        changes = {
+        changes: dict[str, Any] = {
             "engine": {"extraArgs": WORKERS, "maxNumBatchedTokens": 128},
             "router": {"extraArgs": flags},
         }
+        if name in PULLING:
+            changes |= meets_at(node)
+            changes["kvTransfer"]["pullPeers"] = 1
+            changes["engine"]["maxNumSeqs"] = 2
         services.append(Service(kube, setup, name=name, changes=changes))
         services[-1].apply()
     cluster.within(NAMESPACE).apply(*_prometheus())
@@ -102,14 +112,18 @@ def _observe(
     prometheus = Prometheus(f"http://{access.node_address(cluster)}:{NODE_PORT}")
     open_.callback(prometheus.close)
     wait_for(prometheus.ready, UP_SECONDS, seen=lambda: "Prometheus is not ready")
-    expected = 2 + 3 * len(services)  # replicas of the operator, and a pod of each role
+    # Replicas of the operator, the node's agent, and a pod of each role.
+    expected = 2 + 1 + 3 * len(services)
     wait_for(
         lambda: prometheus.targets_up() >= expected,
         UP_SECONDS,
         seen=lambda: f"{prometheus.targets_up()} of {expected} targets answer",
     )
     for service in services:
-        open_.enter_context(loaded(service.url(), clients=options.clients, max_tokens=48))
+        kinds = {own: 1, shared: 4} if service.name in PULLING else {own: options.clients}
+        for asked, clients in kinds.items():
+            load = loaded(service.url(), clients=clients, max_tokens=48, asked=asked)
+            open_.enter_context(load)
     time.sleep(options.seconds / 2)
     ended = services[-1].pods("decode")[0]["metadata"]["name"]
     kube.execute(ended, "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")

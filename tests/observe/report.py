@@ -63,7 +63,8 @@ def told(options: Namespace) -> Told:
         what=[
             "two services on a CPU, one of them placed by forecasts, each of a router,",
             f"{options.prefill} prefill and {options.decode} decode workers",
-            f"under {options.clients} clients for {options.seconds:.0f} s;",
+            f"under {options.clients} clients for {options.seconds:.0f} s, and the workers of the",
+            "latter at an agent of their node and with prefixes that they pull from each other;",
             *(_WITHOUT if options.no_operator else _WITH),
         ],
     )

@@ -59,3 +59,30 @@ def test_a_worker_that_ends_does_not_wait_for_its_probes(monkeypatch: pytest.Mon
     wait_for(lambda: not ending.is_alive())
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_connections_that_ask_nothing_keep_nobody_out(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They take no more than so many threads, and the oldest makes room for who comes."""
+    monkeypatch.setattr(probes, "MAX_CONNECTIONS", 4)
+    state = ProbeState(
+        health=lambda: None, ready=lambda: None, debug=dict, registry=CollectorRegistry()
+    )
+    server = ProbeServer("127.0.0.1", 0, state)
+    before = threading.active_count()
+    server.start()
+    address = ("127.0.0.1", server.port)
+    idle = [socket.create_connection(address, timeout=5) for _ in range(20)]
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=5) as answer:
+            assert answer.status == 200
+        assert idle[0].recv(1) == b""
+        wait_for(lambda: threading.active_count() <= before + 1 + 4)
+        idle[-1].sendall(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert idle[-1].recv(12) == b"HTTP/1.0 200"
+    finally:
+        for each in idle:
+            each.close()
+        server.stop()
+    assert "Traceback" not in capfd.readouterr().err

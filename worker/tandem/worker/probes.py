@@ -13,11 +13,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from tandem.protocol.child import child_headers
 
+MAX_CONNECTIONS = 64
+"""At a time, each with a thread. Who comes then takes the place of the one that has been there
+longest: connections that ask for nothing must not keep a kubelet out."""
 POLL_SECONDS = 1.0
 """How often the server looks whether it shall end, where nothing wakes it for that."""
 
@@ -40,10 +44,9 @@ class ProbeServer:
     def __init__(self, host: str, port: int, state: ProbeState) -> None:
         handler = type("Handler", (_Handler,), {"state": state})
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = _Server((host, port), handler)
         except OSError as error:
             raise OSError(f"cannot listen on {host}:{port}: {error}") from error
-        self._server.daemon_threads = True
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": POLL_SECONDS}, daemon=True
         )
@@ -65,6 +68,38 @@ class ProbeServer:
             self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[object, None] = {}
+        """Connections, oldest first."""
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._open[request] = None
+            oldest = next(iter(self._open)) if len(self._open) > MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+        if oldest is not None:
+            _hang_up(oldest)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+
+def _hang_up(connection: Any) -> None:
+    """Its thread reads an end, and closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ from tests.chaos.judge import Truth, Verdict, judge
 from tests.chaos.load import Answer, Clients
 from tests.chaos.schedule import WORDS, Ask, Question
 
-SHARED_WORDS, OWN_WORDS = 600, 6
+SHARED_WORDS, OWN_WORDS = 800, 6
 AT_ONCE = 12
 """Seats of three workers."""
 TOKENS = 24

@@ -42,5 +42,7 @@ def worker_flags(folder: Path) -> list[str]:
 
 
 def all_by_agent(fleet: dict[str, Any]) -> bool:
-    """Whether every link of a hand-off goes by the agent, as the router has it."""
-    return all(each["transport"] == TRANSPORT for each in fleet["handoff_links"])
+    """Whether every link of a hand-off that is up goes by the agent, as the router has it; those
+    that are down are told for a while, though their peers are gone."""
+    up = [each for each in fleet["handoff_links"] if each["state"] == "up"]
+    return all(each["transport"] == TRANSPORT for each in up)

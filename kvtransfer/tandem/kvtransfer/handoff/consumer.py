@@ -378,7 +378,7 @@ def _on_timeout(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) 
     if pull.state is DState.FAILING:
         later = Millis(now + policy.tombstone_ms)
         return _replace(pull, deadline=later), [Count("d:copy or unpack is slow")]
-    why = "the budget is spent" if pull.deadline == pull.budget else f"no progress while {pull.state}"
+    why = "the budget is spent" if pull.deadline == pull.budget else f"no progress: {pull.state}"
     return fail(pull, FailCause.TIMEOUT, why, now, policy)
 
 

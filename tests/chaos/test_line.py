@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.chaos.aim import BY_BLOCKS
+from tests.chaos.chased import chased
 from tests.chaos.leaks import leaks
 from tests.chaos.line import Line
 from tests.chaos.model import make_model
 from tests.chaos.raised import raised
-from tests.chaos.run import Target, endure, learn
-from tests.chaos.schedule import LINK_KINDS, PROCESS_KINDS, Kind, make_schedule
+from tests.chaos.run import Target, learn
+from tests.chaos.schedule import LINK_KINDS, PROCESS_KINDS, PULL_KINDS, Kind, make_schedule
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -33,9 +36,10 @@ def assert_endured(
     kinds: tuple[Kind, ...] = PROCESS_KINDS,
     longest: float = 6.0,
     questions: int = 120,
+    moments: Sequence[str] = (),
 ) -> None:
-    """Learn, hurt, judge."""
-    target = Target(line.stack.url, "smol")
+    """Learn, hurt, judge. With ``moments`` pulls are aimed at, and the agent is hurt."""
+    aimed = bool(moments)
     schedule = make_schedule(
         seed,
         requests,
@@ -44,12 +48,13 @@ def assert_endured(
         longest=longest,
         kinds=kinds,
         pulls=line.pulls is not None,
+        moments=moments,
+        agents=aimed,
     )
-    truths, unstable = asyncio.run(learn(target, schedule))
-    line.remember()
-    report, hand = asyncio.run(endure(target, schedule, line, truths, unstable))
-    problems = [*report.problems, *line.problems()]
-    assert not problems, f"seed {seed}, struck {list(hand.struck)}\n" + "\n".join(problems)
+    target = Target(line.stack.url, "smol")
+    report, hand, said = asyncio.run(chased(target, schedule, line, aimed=aimed))
+    struck = f"seed {seed}, struck {list(hand.struck)} {said}\n"
+    assert not report.problems, struck + "\n".join(report.problems)
     assert len(hand.struck) >= 3, hand.skipped
 
 
@@ -102,9 +107,9 @@ def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
 
 
 def test_pulled_prefixes_cost_no_token(tiny: Path, tmp_path: Path):
-    """Workers that pull from each other what they have cached are killed, stopped and lose bits,
-    lenders and pullers alike: the same holds, and some prefixes were pulled for all that."""
-    kinds = (*PROCESS_KINDS, Kind.FLIP, Kind.FLIP)
-    with raised(tiny, tmp_path / "log", "tcp", pulls=True) as line:
-        assert_endured(line, 33, 100, every=12, kinds=kinds, longest=3.0, questions=40)
-        assert sum(each.flipped for each in line.flippers) > 0
+    """Workers that pull from each other what they have cached, by the node's agent, are killed,
+    stopped and lose bits, lenders and pullers alike, some while a pull is under way, and so is the
+    agent: the same holds, and some prefixes were pulled for all that."""
+    kinds = (*PROCESS_KINDS, *PULL_KINDS)
+    with raised(tiny, tmp_path / "log", "shm_agent", proxied=33, pulls=True) as line:
+        assert_endured(line, 33, 60, 10, kinds, longest=2.0, questions=30, moments=BY_BLOCKS)

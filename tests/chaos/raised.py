@@ -85,9 +85,13 @@ def raised(
         stack = undone.enter_context(running)
         line = Line(stack, proxies, pulls=pulls, agent=agent, aims=aims)
         line.whole()
-        yield line
-        if line.pulls is not None:
-            line.pulls.stop()
+        try:
+            yield line
+        finally:
+            if line.pulls is not None:
+                line.pulls.stop()
+            if agent is not None:  # while its output has a log to go to
+                stop_all([agent], 10.0)
 
 
 def _proxies(stack: Stack, seed: int, role: str, aims: Aims) -> Iterator[Proxy]:

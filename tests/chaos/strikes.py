@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import httpx
@@ -127,7 +128,8 @@ class Strikes:
         as a frame may be held."""
         async with httpx.AsyncClient(base_url=self._url, timeout=60.0) as http:
             if not crowd:
-                await http.post("/reset_prefix_cache")
+                with suppress(httpx.HTTPError):  # a worker that is down does not answer
+                    await http.post("/reset_prefix_cache")
                 return
             draw = random.Random(f"crowd {seed}")
             asking = [asyncio.create_task(self._ask(http, draw)) for _ in range(CROWD)]

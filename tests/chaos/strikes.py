@@ -90,9 +90,7 @@ class Strikes:
     def __str__(self) -> str:
         """For people who read a run."""
         hit = ", ".join(f"{kind} {count}" for kind, count in self.hit.most_common())
-        return (
-            f"pulls hurt: {hit or 'none'}; {self.missed.total()} faults found none; {self._baits}"
-        )
+        return f"pulls hurt: {hit or 'none'}; {self.missed.total()} faults found none, or no bit; {self._baits}"
 
     async def _hurt(self, fault: Fault, held: Held, leave: Callable[[], int]) -> bool:
         holder, hurt = held.holder, self._processes.signal
@@ -121,7 +119,7 @@ class Strikes:
         if isinstance(message, Part):
             return flipper.flip_part(message.key, message.index)
         assert isinstance(message, Ready), f"{message} says of no KV"
-        return flipper.flip_tag(message.blocks[0][0])
+        return flipper.flip_tag(message.blocks[0][-1])  # the first may be cached by who pulls
 
     async def _evict(self, *, crowd: bool, seed: int) -> None:
         """Have every worker forget what nobody holds; or have a crowd want all blocks, for as long

@@ -90,7 +90,8 @@ class Strikes:
     def __str__(self) -> str:
         """For people who read a run."""
         hit = ", ".join(f"{kind} {count}" for kind, count in self.hit.most_common())
-        return f"pulls hurt: {hit or 'none'}; {self.missed.total()} faults found none, or no bit; {self._baits}"
+        missed = f"{self.missed.total()} faults found none, or no bit"
+        return f"pulls hurt: {hit or 'none'}; {missed}; {self._baits}"
 
     async def _hurt(self, fault: Fault, held: Held, leave: Callable[[], int]) -> bool:
         holder, hurt = held.holder, self._processes.signal

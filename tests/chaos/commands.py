@@ -10,11 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos.blackbox import Pids
-from tests.chaos.run import Target, endure, learn, run
-from tests.chaos.schedule import LINK_KINDS, PROCESS_KINDS, Kind, Schedule, make_schedule
+from tests.chaos.run import Target, run
+from tests.chaos.schedule import (
+    LINK_KINDS,
+    PROCESS_KINDS,
+    PULL_KINDS,
+    Kind,
+    Schedule,
+    make_schedule,
+)
 
-CONNECTORS = ("tcp", "nixl", "shm")
+CONNECTORS = ("tcp", "nixl", "shm", "shm_agent")
 AT_ONCE = 12
+MODEL = "smol"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +48,12 @@ def parser() -> argparse.ArgumentParser:
         "--pulls",
         action="store_true",
         help="workers pull cached prefixes from each other; a run in which none does has failed",
+    )
+    line.add_argument(
+        "--aimed",
+        action="store_true",
+        help="hurt pulls that are under way, too: their holders, their KV, their clients, their "
+        "blocks; a run in which none was hurt has failed (wants --pulls)",
     )
     line.add_argument("--folder", type=Path, help="for the model and the log; none is a new one")
     box = commands.add_parser("blackbox", help="hurt any OpenAI server whose pids are known")
@@ -69,6 +83,8 @@ def main(words: Sequence[str]) -> int:
     for name in ("requests", "every", "questions", "at_once"):
         if getattr(args, name) < 1:
             top.error(f"--{name.replace('_', '-')}: {getattr(args, name)}; 1 or more is allowed")
+    if args.command == "line" and args.aimed and not args.pulls:
+        top.error("--aimed: nothing is pulled without --pulls; allowed with it alone")
     problems = _line(args) if args.command == "line" else _blackbox(args, top)
     print("all held" if not problems else f"{problems} problems; again: {_again(words)}")
     return 1 if problems else 0
@@ -103,8 +119,11 @@ def _blackbox(args: argparse.Namespace, top: argparse.ArgumentParser) -> int:
 
 
 def _line(args: argparse.Namespace) -> int:
-    from tests.chaos.line import raised
+    from tests.chaos.agents import TRANSPORT
+    from tests.chaos.aim import moments_of
+    from tests.chaos.chased import chased
     from tests.chaos.model import make_model
+    from tests.chaos.raised import raised
 
     from tandem.hub import DEFAULT_MODEL, prepare
 
@@ -115,15 +134,20 @@ def _line(args: argparse.Namespace) -> int:
         make_model(model, prepare(DEFAULT_MODEL, progress=False).path)
     kinds = PROCESS_KINDS + (LINK_KINDS if args.links else ())
     kinds += (Kind.FLIP,) * args.bits + (Kind.CLOCK,) * args.clocks
-    schedule = _schedule(args, kinds=kinds, pulls=args.pulls)
-    proxied = args.seed if args.links else None
+    kinds += PULL_KINDS if args.aimed else ()
+    schedule = _schedule(
+        args,
+        kinds=kinds,
+        pulls=args.pulls,
+        moments=moments_of(args.connector),
+        agents=args.connector == TRANSPORT,
+    )
+    proxied = args.seed if args.links or args.aimed else None
     log = folder / "stack.log"
     with raised(model, log, args.connector, proxied=proxied, pulls=args.pulls) as line:
-        target = Target(line.stack.url, "smol", at_once=args.at_once)
-        truths, unstable = asyncio.run(learn(target, schedule))
-        line.remember()
-        report, hand = asyncio.run(endure(target, schedule, line, truths, unstable))
-        report.problems += line.problems()
+        target = Target(line.stack.url, MODEL, at_once=args.at_once)
+        report, hand, said = asyncio.run(chased(target, schedule, line, aimed=args.aimed))
+        print(*said, sep="\n")
         print(line.summary())
     print(f"{len(hand.struck)} faults, log in {folder}\n{report}")
     return len(report.problems)

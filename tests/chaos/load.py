@@ -44,6 +44,8 @@ class Clients:
         self._model = model
         self._at_once = at_once
         self._deadline = deadline
+        self._waiting: dict[int, tuple[Answer, asyncio.Timeout]] = {}
+        """Requests that have heard nothing yet, by number."""
         limits = httpx.Limits(max_connections=at_once + 1, max_keepalive_connections=at_once + 1)
         timeout = httpx.Timeout(deadline + 2 * LATE)
         self._http = httpx.AsyncClient(base_url=url, timeout=timeout, limits=limits)
@@ -74,20 +76,32 @@ class Clients:
         await asyncio.gather(*(user() for _ in range(self._at_once)))
         return answers
 
+    def leave(self) -> int:
+        """Every client that has heard nothing yet goes away; how many they were. For the thread of
+        the loop."""
+        now, gone = asyncio.get_running_loop().time(), list(self._waiting.values())
+        self._waiting.clear()
+        for answer, patience in gone:
+            answer.left = True
+            patience.reschedule(now)
+        return len(gone)
+
     async def ask(self, ask: Ask, question: Question) -> Answer:
         """One request to its end, whichever that is."""
         answer = Answer(texts=[""] * question.n, finishes=[None] * question.n)
         answer.sent = time.monotonic()
         asking = self._stream if ask.stream else self._whole
         try:
-            async with asyncio.timeout(self._deadline + LATE):
+            async with asyncio.timeout(self._deadline + LATE) as patience:
+                self._waiting[ask.number] = answer, patience
                 await asking(ask, question, answer)
         except TimeoutError:
-            answer.hung = True
+            answer.hung = not answer.left
         except httpx.TimeoutException:
             answer.hung = True
         except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
             answer.broken = repr(error)
+        self._waiting.pop(ask.number, None)
         answer.seconds = time.monotonic() - answer.sent
         return answer
 
@@ -119,6 +133,7 @@ class Clients:
                     answer.error = _words(event)
                     return
                 count += 1
+                self._waiting.pop(ask.number, None)
                 for choice in event["choices"]:
                     answer.texts[choice["index"]] += choice["text"]
                     answer.finishes[choice["index"]] = choice["finish_reason"]

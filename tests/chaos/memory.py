@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
-from tandem.kvtransfer.memory.header import HEADER_BYTES, read_header
+from tandem.kvtransfer.memory.header import HEADER_BYTES, key_digest, read_header
 from tandem.protocol.errors import WireError
+from tandem.protocol.ids import RequestKey
 
 MAGIC = b"TDMSLOT1"
 PAGE = 4096
@@ -63,14 +64,47 @@ class Flipper:
 
     def find(self, memory: int) -> None:
         """Look where slots and tags are."""
-        self.slots, self._tags = [], None
+        self.slots = []
+        self._find_tags()
         for start, stop, name in self._mappings():
             size = stop - start
-            if name.startswith(_SHARED) and 0 <= size - self._tags_bytes < PAGE:
-                self._tags = start
-            elif size <= MOST_BYTES and not name.startswith("["):
+            if start != self._tags and size <= MOST_BYTES and not name.startswith("["):
                 with suppress(OSError):
                     self.slots += _slots_in(os.pread(memory, size, start), start)
+
+    def _find_tags(self) -> None:
+        """Alone: that takes no look at memory."""
+        sizes = range(self._tags_bytes, self._tags_bytes + PAGE)
+        found = (
+            start
+            for start, stop, name in self._mappings()
+            if name.startswith(_SHARED) and stop - start in sizes
+        )
+        self._tags = next(found, None)
+
+    def flip_part(self, key: RequestKey, part: int) -> bool:
+        """One bit of the slot that holds a part; False if no slot does."""
+        wanted = key_digest(key), part
+        with suppress(OSError), open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
+            for look in (lambda memory: None, self.find):  # where they were the last time, first
+                look(memory.fileno())
+                for at in self.slots:
+                    with suppress(WireError):
+                        header = read_header(os.pread(memory.fileno(), HEADER_BYTES, at))
+                        if (header.key, header.part) == wanted:
+                            self._flip_at(memory.fileno(), at + self._draw.randrange(header.nbytes))
+                            return True
+        return False
+
+    def flip_tag(self, block: int) -> bool:
+        """One bit of the tag of a block that peers map; False if there is none."""
+        with suppress(OSError), open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
+            self._find_tags()
+            at = None if self._tags is None else self._tags + block * TAG_BYTES
+            if at is not None and any(os.pread(memory.fileno(), TAG_BYTES, at)):
+                self._flip_at(memory.fileno(), at + self._draw.randrange(TAG_BYTES))
+                return True
+        return False
 
     def flip(self, memory: int) -> None:
         """One bit in each slot that was written since, and in the tag of one block."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from tests.chaos.aim import Aims
 from tests.chaos.schedule import LINK_KINDS, Kind
 
 ADVERTISED = "127.0.0.2"
@@ -31,7 +32,18 @@ Unit = bytes
 class Proxy:
     """In front of one prefill worker's ports, on a thread of its own."""
 
-    def __init__(self, control: int, data: int, seed: int) -> None:
+    def __init__(
+        self,
+        control: int,
+        data: int,
+        seed: int,
+        *,
+        name: str = "",
+        aims: Aims | None = None,
+    ) -> None:
+        """``name`` of the worker behind it, for the ``aims`` that wait for frames of pulls."""
+        self.name = name
+        self._aims = Aims() if aims is None else aims
         self.hurt: dict[Kind, int] = dict.fromkeys(LINK_KINDS, 0)
         """Units that were, by what was done to them."""
         self.passed = 0
@@ -40,6 +52,8 @@ class Proxy:
         self._kind: Kind | None = None
         self._until = 0.0
         self._owed = False
+        self._severed = False
+        self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._up = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -63,6 +77,19 @@ class Proxy:
 
         self._loop.call_soon_threadsafe(begin)
 
+    def sever(self) -> None:
+        """Close every connection and take no other until ``restore``; from any thread."""
+        self._loop.call_soon_threadsafe(self._sever)
+
+    def restore(self) -> None:
+        """Take connections again."""
+        self._severed = False
+
+    def _sever(self) -> None:
+        self._severed = True
+        for each in list(self._connections):
+            each.cancel()
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         servers = [
@@ -85,7 +112,13 @@ class Proxy:
         self, port: int
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            own = asyncio.current_task()
+            assert own is not None, "a connection is served by a task"
+            self._connections.add(own)
+            own.add_done_callback(self._connections.discard)
             with suppress(OSError, asyncio.CancelledError):
+                if self._severed:
+                    raise ConnectionRefusedError
                 there, back = await asyncio.open_connection(LISTENED, port)
                 ways = [
                     asyncio.create_task(self._carry(reader, back, port)),
@@ -106,13 +139,15 @@ class Proxy:
     ) -> None:
         """One way of a connection; returns when it is over."""
         read = self._ports[port]
-        held: Unit | None = None
+        later: Unit | None = None
         with suppress(OSError, asyncio.IncompleteReadError):
             if read is _messages:
                 await _pass_greeting(reader, writer)
             while unit := await read(reader):
                 self.passed += 1
                 own = read is _messages and unit[0] & _COMMAND
+                if read is _messages and not own and (held := self._aims.take(unit, self.name)):
+                    await asyncio.to_thread(held.wait)
                 kind = None if own else self._drawn()
                 if kind is Kind.DELAY:
                     await asyncio.sleep(self._draw.uniform(0.0, LONGEST_DELAY))
@@ -120,16 +155,16 @@ class Proxy:
                     return
                 elif kind is Kind.CORRUPT:
                     unit = _flipped(unit, self._draw, behind=9 if read is _messages else 0)
-                elif kind is Kind.REORDER and read is _messages and held is None:
-                    held = unit
+                elif kind is Kind.REORDER and read is _messages and later is None:
+                    later = unit
                     continue
                 if kind is not Kind.DROP or read is not _messages:
                     writer.write(unit)
                 if kind is Kind.REPEAT and read is _messages:
                     writer.write(unit)
-                if held is not None:
-                    writer.write(held)
-                    held = None
+                if later is not None:
+                    writer.write(later)
+                    later = None
                 await writer.drain()
 
     def _drawn(self) -> Kind | None:

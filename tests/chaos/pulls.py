@@ -13,13 +13,15 @@ from contextlib import suppress
 from stack import Stack
 
 FLAGS = {
-    "worker_flags": ["--kv-pull-peers", "3", "--max-num-seqs", "4"],
+    "worker_flags": [
+        *("--kv-pull-peers", "3", "--max-num-seqs", "4", "--max-num-batched-tokens", "32"),
+    ],
     "router_flags": [
         *("--placement", "elastic", "--target-ttft-ms", "60000", "--target-itl-ms", "60000"),
     ],
 }
 """Every worker may pull from every other, and has so few seats that who holds a prefix is often
-full."""
+full, and so short steps that computing takes longer than pulling."""
 EVERY_SECONDS = 0.25
 _CAME = "tandem:kv_prefix_pulls_total"
 _FELL_BACK = 'tandem:kv_prefix_pull_fallbacks_total{reason="'

@@ -6,7 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, replace
 
-from tests.chaos.faults import Hand, Processes
+from tests.chaos.faults import Aimed, Hand, Processes
 from tests.chaos.judge import Report, Truth, report_of, truths_of
 from tests.chaos.load import Clients
 from tests.chaos.schedule import Ask, Schedule
@@ -44,10 +44,11 @@ async def endure(
     processes: Processes,
     truths: dict[int, Truth],
     unstable: frozenset[int] = frozenset(),
+    aimed: Aimed | None = None,
 ) -> tuple[Report, Hand]:
     """All requests while all faults strike; when it returns everything runs again."""
-    hand = Hand(schedule.faults, processes)
     async with _clients(target) as clients:
+        hand = Hand(schedule.faults, processes, aimed, clients.leave)
         answers = await clients.ask_all(schedule.asks, schedule.questions, hand.sending)
     await hand.mended()
     return report_of(schedule, answers, truths, unstable, hand.struck), hand

@@ -23,6 +23,8 @@ LONGEST_PREFIX, LONGEST_REST = 220, 60
 LONGEST_PULLED = 600
 """As LONGEST_PREFIX, where it takes so long to compute that pulling it is worth while."""
 SHARE_OF_CANCELS = 0.15
+KV = "kv"
+"""The frame that says where KV of a pull lies: there a bit is flipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +77,24 @@ class Kind(StrEnum):
     CUT = "cut"
     FLIP = "flip"
     CLOCK = "clock"
+    PULL_KILL = "pull-kill"
+    PULL_STOP = "pull-stop"
+    PULL_FLIP = "pull-flip"
+    PULL_CANCEL = "pull-cancel"
+    PULL_EVICT = "pull-evict"
+    PULL_CROWD = "pull-crowd"
 
 
 PROCESS_KINDS = (Kind.KILL, Kind.STOP, Kind.RESTART)
 LINK_KINDS = (Kind.DELAY, Kind.DROP, Kind.REPEAT, Kind.REORDER, Kind.CORRUPT, Kind.CUT)
 """Of what passes between a worker that is read from and all who read, for a while."""
+PULL_KINDS = (
+    *(Kind.PULL_KILL, Kind.PULL_STOP, Kind.PULL_FLIP),
+    *(Kind.PULL_CANCEL, Kind.PULL_EVICT, Kind.PULL_CROWD),
+)
+"""Aimed at a pull that is under way: they strike while a frame of it is held (``aim.py``)."""
+AGENT_KINDS = (Kind.KILL, Kind.STOP, Kind.RESTART)
+"""That the agent of the node suffers as workers do."""
 SECONDS_AHEAD = 100_000.0
 """Of the clock of a worker that is started anew, for each second that the fault lasts."""
 
@@ -92,13 +107,15 @@ class Fault:
     kind: Kind
     role: str
     worker: int
-    """Of those of the role; taken modulo how many there are."""
+    """Of those of the role; taken modulo how many there are. Of a fault that is aimed at a pull,
+    the role is the frame that is held, and whose it is the pull says."""
     seconds: float
     """Until it is over: the worker runs on or is started again."""
 
     def __str__(self) -> str:
         """For people who read a verdict."""
-        return f"#{self.at} {self.kind} {self.role}-{self.worker} for {self.seconds:.1f} s"
+        whom = self.role if self.kind in PULL_KINDS else f"{self.role}-{self.worker}"
+        return f"#{self.at} {self.kind} {whom} for {self.seconds:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +140,15 @@ def make_schedule(
     roles: Sequence[str] = ("prefill", "decode"),
     longest: float = 8.0,
     pulls: bool = False,
+    moments: Sequence[str] = (),
+    agents: bool = False,
 ) -> Schedule:
     """The run of a seed: ``requests`` over at most so many different ``questions``, and one fault
     in about ``every`` requests, of at most ``longest`` seconds. With ``pulls`` every worker is
-    read from, so its links and memory are hurt, too, and prompts share longer beginnings. Each
-    part has a stream of random numbers of its own: with other faults the requests are the same."""
+    read from, so its links and memory are hurt, too, and prompts share longer beginnings;
+    ``PULL_KINDS`` strike at frames that ``moments`` names. With ``agents`` the node's agent is
+    hurt. Each part has a stream of random numbers of its own: with other faults the requests are
+    the same."""
     asking, breaking = random.Random(f"asks {seed}"), random.Random(f"faults {seed}")
     longest_prefix = LONGEST_PULLED if pulls else LONGEST_PREFIX
     drawn = random.Random(f"questions {seed}")
@@ -141,7 +162,7 @@ def make_schedule(
         [
             (kind, role, worker)
             for kind in kinds
-            for role, count in _hurt_by(kind, roles, workers, pulls=pulls)
+            for role, count in _hurt_by(kind, roles, workers, moments, pulls=pulls, agents=agents)
             for worker in range(count)
         ],
     )
@@ -149,14 +170,25 @@ def make_schedule(
 
 
 def _hurt_by(
-    kind: Kind, roles: Sequence[str], workers: int, *, pulls: bool
+    kind: Kind,
+    roles: Sequence[str],
+    workers: int,
+    moments: Sequence[str],
+    *,
+    pulls: bool,
+    agents: bool,
 ) -> list[tuple[str, int]]:
     """Of whom a kind is, and how many they are."""
+    if kind is Kind.PULL_FLIP:
+        return [(KV, 1)] if moments else []
+    if kind in PULL_KINDS:
+        return [(moment, 1) for moment in moments]
     if kind in LINK_KINDS:
         return [("link", workers * len(roles) if pulls else workers)]
     if kind is Kind.FLIP and not pulls:
         return [("prefill", workers)]
-    return [(role, workers) for role in roles]
+    agent = [("agent", 1)] if agents and kind in AGENT_KINDS else []
+    return [*((role, workers) for role in roles), *agent]
 
 
 def _questions(

@@ -8,10 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from tests.chaos.chased import chased
 from tests.chaos.leaks import leaks
-from tests.chaos.line import Line, raised
+from tests.chaos.line import Line
 from tests.chaos.model import make_model
-from tests.chaos.run import Target, endure, learn
+from tests.chaos.raised import raised
+from tests.chaos.run import Target, learn
 from tests.chaos.schedule import LINK_KINDS, PROCESS_KINDS, Kind, make_schedule
 from tests.waiting import wait_for
 
@@ -34,7 +36,6 @@ def assert_endured(
     questions: int = 120,
 ) -> None:
     """Learn, hurt, judge."""
-    target = Target(line.stack.url, "smol")
     schedule = make_schedule(
         seed,
         requests,
@@ -44,11 +45,10 @@ def assert_endured(
         kinds=kinds,
         pulls=line.pulls is not None,
     )
-    truths, unstable = asyncio.run(learn(target, schedule))
-    line.remember()
-    report, hand = asyncio.run(endure(target, schedule, line, truths, unstable))
-    problems = [*report.problems, *line.problems()]
-    assert not problems, f"seed {seed}, struck {list(hand.struck)}\n" + "\n".join(problems)
+    target = Target(line.stack.url, "smol")
+    report, hand, _ = asyncio.run(chased(target, schedule, line))
+    struck = f"seed {seed}, struck {list(hand.struck)}\n"
+    assert not report.problems, struck + "\n".join(report.problems)
     assert len(hand.struck) >= 3, hand.skipped
 
 
@@ -74,9 +74,10 @@ def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
     what a request holds that runs, and memory that a worker has mapped since."""
     with raised(tiny, tmp_path / "log", "tcp", workers=1) as line:
         line.remember()
-        assert leaks(line.stack, line.before) == []
+        assert line.leaks() == []
+        workers = line.stack.workers.values()
         less = {name: count - 1 for name, count in line.before.items()}
-        assert [each for each in leaks(line.stack, less) if "shared mappings" in each]
+        assert [each for each in leaks(line.stack, workers, less) if "shared mappings" in each]
         schedule = make_schedule(1, 200, kinds=())
 
         async def while_busy() -> list[str]:
@@ -84,7 +85,7 @@ def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
             asking = asyncio.create_task(learn(target, schedule))
             found: list[str] = []
             while not found and not asking.done():
-                found = await asyncio.to_thread(leaks, line.stack, line.before)
+                found = await asyncio.to_thread(line.leaks)
             await asking
             return found
 

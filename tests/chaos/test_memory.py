@@ -14,7 +14,7 @@ from tests.chaos.clocks import set_clock
 from tests.chaos.memory import Flipper
 
 from tandem.kvtransfer.memory.blocks import SharedTags
-from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, header_bytes
+from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, header_bytes, key_digest
 from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -91,11 +91,43 @@ def test_tags_that_are_set_are_flipped(memory: int):
     assert not any(any(tags.read(block)) for block in range(BLOCKS) if block != 7)
 
 
+def test_a_part_of_a_pull_is_found_by_its_key(memory: int):
+    """The one that was packed for it, and no other; where none was, no bit is another."""
+    slots = SharedSlots(3, SLOT_BYTES)
+    key = RequestKey(b"r" * 16, "pulled", 1)
+    other = packed(slots, 0)
+    header = packed(slots, 1)._replace(key=key_digest(key), part=2)
+    slots.write(1, header_bytes(header))
+    before = [slots.read(slot, SLOT_BYTES) for slot in range(3)]
+    flipper = Flipper(os.getpid(), BLOCKS, seed=4)
+    assert not flipper.flip_part(key, 3)
+    assert flipper.flip_part(key, 2)
+    assert flipper.flipped == 1
+    now = slots.read(1, SLOT_BYTES)
+    changed = [at for at in range(SLOT_BYTES) if now[at] != before[1][at]]
+    assert len(changed) == 1
+    assert changed[0] < other.nbytes
+    assert [slots.read(slot, SLOT_BYTES) for slot in (0, 2)] == [before[0], before[2]]
+
+
+def test_a_tag_of_a_block_is_flipped_if_it_has_one():
+    """What is cleared is nobody's."""
+    tags = SharedTags(BLOCKS)
+    tags.set(RequestKey(b"r" * 16, "request", 1), 7, b"t" * 16)
+    flipper = Flipper(os.getpid(), BLOCKS, seed=5)
+    assert not flipper.flip_tag(8)
+    assert flipper.flip_tag(7)
+    assert tags.read(7) != b"t" * 16
+    assert flipper.flipped == 1
+
+
 def test_a_process_that_is_gone_ends_it():
     """Its memory is no longer there."""
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait(30)
     flipper = Flipper(child.pid, BLOCKS, seed=3)
+    assert not flipper.flip_part(RequestKey(b"r" * 16, "request", 1), 0)
+    assert not flipper.flip_tag(1)
     flipper.flip_for(60.0)
     time.sleep(0.1)
     assert flipper.flipped == 0

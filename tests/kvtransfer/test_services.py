@@ -13,7 +13,7 @@ from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.service.parts import as_bytes
 from tandem.kvtransfer.transports import choose
 from tandem.protocol.errors import FailCause, InvalidParameter, RefusalCode
-from tandem.protocol.ids import new_incarnation
+from tandem.protocol.ids import RequestKey, new_incarnation
 from tandem.protocol.kv import FirstToken
 
 
@@ -84,9 +84,20 @@ def test_a_storm_of_cancels_leaves_nothing_held(pair):
     producer, consumer = pair
     rng = random.Random(11)
     keys = [make_key(f"s{n}") for n in range(60)]
+    piles = [[4 * n + b for b in range(4)] for n in range(16)]
+    homes: dict[RequestKey, list[int]] = {}
+
+    def pile() -> list[int] | None:
+        """Blocks that nobody has. Those of a key are not another's before it is released, or who
+        copies them finds the tags of another, which speaks against the link."""
+        released = [each.key for each in producer.seen if isinstance(each, events.Released)]
+        piles.extend(homes.pop(key) for key in released if key in homes)
+        return piles.pop(0) if piles else None
+
     for n, key in enumerate(keys):
         consumer.open(key, producer.incarnation)
-        home, target = [4 * (n % 8) + b for b in range(4)], [4 * (n % 16) + b for b in range(4)]
+        homes[key] = home = producer.until(pile)
+        target = [4 * (n % 16) + b for b in range(4)]
         # a refusal is for the moment: as many as may be are admitted when a thread gets no core
         producer.until(lambda k=key: producer.admit(k, 16, consumer.incarnation) is None)
         producer.compute(key, 16, home)

@@ -27,6 +27,7 @@ from tandem.kvtransfer.handoff.actions import (
 )
 from tandem.kvtransfer.handoff.copies import announced, copies_cut
 from tandem.kvtransfer.handoff.endings import (
+    BY_TIME,
     Result,
     armed,
     close,
@@ -336,6 +337,8 @@ def _on_gone(pull: Pull, event: Told, now: Millis, policy: ConsumerPolicy) -> Re
         return _settle(pull, FailCause.GONE, message, now, policy)
     if pull.state in _ENDED:
         return pull, []
+    if now >= pull.budget and gone.reason in BY_TIME:
+        return _on_timeout(pull, event, now, policy)
     return fail(pull, FailCause.GONE, message, now, policy)
 
 
@@ -375,9 +378,8 @@ def _on_timeout(pull: Pull, _event: Event, now: Millis, policy: ConsumerPolicy) 
     if pull.state is DState.FAILING:
         later = Millis(now + policy.tombstone_ms)
         return _replace(pull, deadline=later), [Count("d:copy or unpack is slow")]
-    spent = pull.deadline == pull.budget
-    message = "the budget is spent" if spent else f"no progress while {pull.state}"
-    return fail(pull, FailCause.TIMEOUT, message, now, policy)
+    why = "the budget is spent" if pull.deadline == pull.budget else f"no progress: {pull.state}"
+    return fail(pull, FailCause.TIMEOUT, why, now, policy)
 
 
 _HANDLERS: dict[DEvent, Callable[..., Result]] = {

@@ -9,13 +9,17 @@ import msgspec
 from tandem.kvtransfer.events import FirstTokenEnded, Loaded
 from tandem.kvtransfer.handoff.actions import Action, Millis, Quarantine, Send, Tell
 from tandem.kvtransfer.handoff.manifest import available, is_complete
-from tandem.kvtransfer.handoff.messages import Done, Final
+from tandem.kvtransfer.handoff.messages import Done, Final, GoneReason
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Doubt, Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import LoadFailed
 
 Result = tuple[Pull | None, list[Action]]
+
+BY_TIME = (GoneReason.UNKNOWN, GoneReason.EXPIRED)
+"""What P says when its own deadline has passed. A budget runs out at both ends at once: said behind
+it, this is no news of P, and D may only have been too busy to look at the clock first."""
 
 _replace = msgspec.structs.replace
 

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tandem.engine.threads import spin_briefly
 from tandem.hub import DEFAULT_MODEL, prepare
+
+spin_briefly()  # said here, as tests import torch before an executor could say it
 
 ALONE = {"e2e": "stacks of processes", "operator": "API server", "chaos": "as e2e", "screens": "ui"}
 """Rooms of tests whose files share something of the machine: all run in one process. They take the

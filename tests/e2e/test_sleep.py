@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from stack import Stack
+from tests import clear_text
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -34,12 +35,12 @@ def memory(stack: Stack) -> dict[str, int]:
 def answer(stack: Stack, **more: Any) -> httpx.Response:
     """Sixteen greedy tokens."""
     body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, **more}
-    return httpx.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
+    return clear_text.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
 
 
 def admin(stack: Stack, path: str) -> httpx.Response:
     """One word of the administrator."""
-    return httpx.post(stack.url + path, headers=ADMIN, timeout=120)
+    return clear_text.post(stack.url + path, headers=ADMIN, timeout=120)
 
 
 def fill(stack: Stack) -> None:
@@ -82,9 +83,9 @@ def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
 
         refused = answer(stack)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
-        ready = httpx.get(f"{stack.url}/ready")
+        ready = clear_text.get(f"{stack.url}/ready")
         assert (ready.status_code, ready.json()["reason"].split(":")[0]) == (503, "asleep")
-        assert httpx.get(f"{stack.url}/health").status_code == 200
+        assert clear_text.get(f"{stack.url}/health").status_code == 200
 
         woken = admin(stack, "/wake_up")
         assert woken.status_code == 200, woken.text

@@ -7,11 +7,16 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
+from tandem.engine.threads import spin_briefly
 from tandem.hub import DEFAULT_MODEL, prepare
 
-ALONE = {"e2e": "stacks of processes", "operator": "API server", "chaos": "as e2e", "screens": "ui"}
-"""Rooms of tests whose files share something of the machine: all run in one process. They take the
-longest, in this order, and begin first: what is short fills up the end."""
+spin_briefly()  # said here, as tests import torch before an executor could say it
+
+ALONE = {"e2e": "stacks", "operator": "others", "chaos": "others", "screens": "ui"}
+"""Rooms of tests whose files share something of the machine, and by which name they run in one
+process: chaos behind the operator, whose tests wait more than they compute, so that a third process
+does not begin with it beside the stacks. They take the longest, in this order, and begin first:
+what is short fills up the end."""
 
 
 def pytest_configure() -> None:
@@ -33,7 +38,7 @@ class Rooms(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
-    """With two processes: who runs what."""
+    """With several processes: who runs what."""
     return Rooms(config, log)
 
 

@@ -1,4 +1,4 @@
-"""Which tests may run beside which, where two processes run them."""
+"""Which tests may run beside which, where several processes run them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py")
+FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py", "tests/operator/test_queue.py")
 RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
 
 
-def test_the_files_of_a_room_stay_in_one_process() -> None:
+def test_the_files_of_rooms_that_share_something_stay_in_one_process() -> None:
     """Else each process raises its own stacks, and rooms that share something meet."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     words = [

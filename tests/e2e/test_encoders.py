@@ -10,6 +10,7 @@ import openai
 import pytest
 import torch
 from stack import Stack
+from tests import clear_text
 from tests.engine_run.encoder_models import maxsim_of, scores_of, states_of
 from tests.llm.encoder_folders import TEXTS, colbert_folder, encoder_folder
 
@@ -29,12 +30,12 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 def posted(stack: Stack, path: str, **body: object) -> httpx.Response:
     """The answer of a POST."""
-    return httpx.post(stack.url + path, json=body, timeout=60)
+    return clear_text.post(stack.url + path, json=body, timeout=60)
 
 
 def test_vectors_and_ranks_by_a_prefill_worker_alone(embedder: Stack) -> None:
     """/ready answers 200 without any decode worker; vectors are transformers' means."""
-    assert httpx.get(f"{embedder.url}/ready").status_code == 200
+    assert clear_text.get(f"{embedder.url}/ready").status_code == 200
     _, model, tokenizer = encoder_folder("bert", pooling="mean_tokens", normalize=True)
     with openai.OpenAI(base_url=f"{embedder.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.embeddings.create(model="smol", input=TEXTS)

@@ -15,6 +15,7 @@ import torch
 from client import held_after
 from conftest import StackMaker
 from stack import Stack
+from tests import clear_text
 from tests.llm.test_scores import classifier, scores_of
 from transformers import AutoModel, AutoTokenizer
 
@@ -55,7 +56,7 @@ def embedded(stack: Stack, texts: list[str]) -> list[list[float]]:
 
 def posted(stack: Stack, path: str, **body: object) -> httpx.Response:
     """The answer of a POST."""
-    return httpx.post(stack.url + path, json=body, timeout=60)
+    return clear_text.post(stack.url + path, json=body, timeout=60)
 
 
 def check(vectors: list[list[float]], wanted: list[torch.Tensor]) -> None:

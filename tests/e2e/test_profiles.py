@@ -6,9 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 from conftest import StackMaker
+from tests import clear_text
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -21,15 +21,17 @@ def test_each_worker_writes_what_it_did(start_stack: StackMaker, tmp_path: Path)
     keys = ["--admin-api-key", "boss", "--api-key", "user"]
     with start_stack(worker_flags=flags, router_flags=keys) as stack:
         user = {"Authorization": "Bearer user"}
-        assert httpx.post(f"{stack.url}/start_profile", headers=user).status_code == 401
-        started = httpx.post(f"{stack.url}/start_profile", headers=ADMIN, timeout=150)
+        assert clear_text.post(f"{stack.url}/start_profile", headers=user).status_code == 401
+        started = clear_text.post(f"{stack.url}/start_profile", headers=ADMIN, timeout=150)
         assert started.status_code == 200, started.text
-        again = httpx.post(f"{stack.url}/start_profile", headers=ADMIN, timeout=150)
+        again = clear_text.post(f"{stack.url}/start_profile", headers=ADMIN, timeout=150)
         assert (again.status_code, "already" in again.json()["message"]) == (503, True)
         body = {"prompt": "a " * 100, "max_tokens": 4}
-        asked = httpx.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=150)
+        asked = clear_text.post(
+            f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=150
+        )
         assert asked.status_code == 200, asked.text
-        stopped = httpx.post(f"{stack.url}/stop_profile", headers=ADMIN, timeout=120)
+        stopped = clear_text.post(f"{stack.url}/stop_profile", headers=ADMIN, timeout=120)
         assert stopped.status_code == 200, stopped.text
         wait_for(lambda: len(list(tmp_path.glob("[!w]*.pt.trace.json.gz"))) == 2)
         for path in tmp_path.glob("*.pt.trace.json.gz"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from conftest import StackMaker
 from stack import Stack
+from tests import clear_text
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -34,12 +35,12 @@ def memory(stack: Stack) -> dict[str, int]:
 def answer(stack: Stack, **more: Any) -> httpx.Response:
     """Sixteen greedy tokens."""
     body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, **more}
-    return httpx.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
+    return clear_text.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
 
 
 def admin(stack: Stack, path: str) -> httpx.Response:
     """One word of the administrator."""
-    return httpx.post(stack.url + path, headers=ADMIN, timeout=120)
+    return clear_text.post(stack.url + path, headers=ADMIN, timeout=120)
 
 
 def fill(stack: Stack) -> None:
@@ -50,44 +51,54 @@ def fill(stack: Stack) -> None:
         assert asked.status_code == 200, asked.text
 
 
-@pytest.mark.parametrize("prefill", [pytest.param(0, marks=pytest.mark.full), 1])
-def test_memory_falls_and_tokens_stay(start_stack: StackMaker, prefill: int) -> None:
+@pytest.fixture(scope="module")
+def stack(
+    request: pytest.FixtureRequest, smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stack]:
+    """A decode worker and so many prefill workers; each test leaves it awake."""
+    log = tmp_path_factory.mktemp("sleep") / "stack.log"
+    flags = ["--admin-api-key", "boss"]
+    options: Any = {"prefill": request.param, "worker_flags": FLAGS, "router_flags": flags}
+    with Stack.running(str(smollm2), log, **options) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("stack", [pytest.param(0, marks=pytest.mark.full), 1], indirect=True)
+def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
     """Level 1 gives the slab back, level 2 the weights, too; apart and in one."""
-    flags = ["--admin-api-key", "boss"]
-    with start_stack(prefill=prefill, worker_flags=FLAGS, router_flags=flags) as stack:
-        before = answer(stack).json()["choices"][0]["text"]
-        for level in (1, 2):
-            fill(stack)
-            awake = memory(stack)
-            slept = admin(stack, f"/sleep?level={level}")
-            assert slept.status_code == 200, slept.text
-            asleep = memory(stack)
-            fell = {name: (awake[name] - asleep[name]) // MIB for name in awake}
-            print(f"level {level}: MiB {fell}, says {slept.json()['freed_bytes'] // MIB}")
-            wanted = 100 if level == 1 else 400
-            # D computes nothing here where P does, so that its slab alone may be untouched.
-            assert max(fell.values()) > wanted, fell
-            if level == 2:
-                assert min(fell.values()) > 200, fell
+    before = answer(stack).json()["choices"][0]["text"]
+    for level in (1, 2):
+        fill(stack)
+        awake = memory(stack)
+        slept = admin(stack, f"/sleep?level={level}")
+        assert slept.status_code == 200, slept.text
+        asleep = memory(stack)
+        fell = {name: (awake[name] - asleep[name]) // MIB for name in awake}
+        print(f"level {level}: MiB {fell}, says {slept.json()['freed_bytes'] // MIB}")
+        wanted = 100 if level == 1 else 400
+        # D computes nothing here where P does, so that its slab alone may be untouched.
+        assert max(fell.values()) > wanted, fell
+        if level == 2:
+            assert min(fell.values()) > 200, fell
 
-            refused = answer(stack)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
-            ready = httpx.get(f"{stack.url}/ready")
-            assert (ready.status_code, ready.json()["reason"].split(":")[0]) == (503, "asleep")
-            assert httpx.get(f"{stack.url}/health").status_code == 200
+        refused = answer(stack)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
+        ready = clear_text.get(f"{stack.url}/ready")
+        assert (ready.status_code, ready.json()["reason"].split(":")[0]) == (503, "asleep")
+        assert clear_text.get(f"{stack.url}/health").status_code == 200
 
-            woken = admin(stack, "/wake_up")
-            assert woken.status_code == 200, woken.text
-            again = answer(stack)
-            assert again.json()["choices"][0]["text"] == before
-            cached = again.json()["usage"].get("prompt_tokens_details") or {}
-            assert not cached.get("cached_tokens"), "nothing of the KV before is left"
+        woken = admin(stack, "/wake_up")
+        assert woken.status_code == 200, woken.text
+        again = answer(stack)
+        assert again.json()["choices"][0]["text"] == before
+        cached = again.json()["usage"].get("prompt_tokens_details") or {}
+        assert not cached.get("cached_tokens"), "nothing of the KV before is left"
 
 
-def test_a_stream_comes_to_its_end_first(start_stack: StackMaker) -> None:
+@pytest.mark.parametrize("stack", [1], indirect=True)
+def test_a_stream_comes_to_its_end_first(stack: Stack) -> None:
     """Mode wait: what runs on both is finished whole, then they sleep; abort ends it by name."""
-    flags = ["--admin-api-key", "boss"]
-    with start_stack(worker_flags=FLAGS, router_flags=flags) as stack, ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor() as pool:
         long = {"max_tokens": 60, "ignore_eos": True}
         whole = answer(stack, **long).json()["choices"][0]["text"]
         for mode in ("wait", "abort"):

@@ -15,6 +15,7 @@ import pytest
 from client import body_of
 from reference import rows
 from stack import Stack
+from tests import clear_text
 from tests.waiting import wait_for
 
 from tandem.cli import explain
@@ -39,7 +40,7 @@ def chunked(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def told(stack: Stack, request_id: str) -> dict[str, Any]:
     """What the router keeps of a call."""
-    response = httpx.get(f"{stack.url}/debug/requests/{request_id}", timeout=10)
+    response = clear_text.get(f"{stack.url}/debug/requests/{request_id}", timeout=10)
     assert response.status_code == 200, response.text
     content: dict[str, Any] = response.json()
     return content
@@ -65,7 +66,9 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(
     """The header's parts add up, by both workers; the kept record names them and their notes."""
     body = body_of(rows()[20].prompt, max_tokens=8)
     headers = {**ASK, "x-request-id": "whole-1"}
-    response = httpx.post(f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60)
+    response = clear_text.post(
+        f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60
+    )
     said = json.loads(response.headers["x-tandem-timeline"])
     assert said["request_id"] == "whole-1"
     assert abs(sum(part[3] for part in said["parts"]) - said["total_ms"]) < 1
@@ -81,7 +84,7 @@ def test_a_whole_answer_brings_its_timeline_in_a_header(
         "decode",
     }
     assert {"tokenize", "parse", "place"} <= {part["name"] for part in content["parts"]}
-    assert httpx.get(f"{chunked.url}/debug/requests/nobody").status_code == 404
+    assert clear_text.get(f"{chunked.url}/debug/requests/nobody").status_code == 404
     with pytest.raises(NoAnswer, match="no call 'nobody' is kept"):
         explain.run(["nobody", "--url", chunked.url])
     assert explain.run(["whole-1", "--url", chunked.url, "--width", "90"]) == 0
@@ -95,7 +98,7 @@ def test_a_stream_brings_its_timeline_in_a_comment(chunked: Stack) -> None:
     """It comes before [DONE], and only to who asks."""
     body = body_of(rows()[21].prompt, max_tokens=8, stream=True)
     for headers, count in ((ASK, 1), ({}, 0)):
-        text = httpx.post(
+        text = clear_text.post(
             f"{chunked.url}/v1/completions", json=body, headers=headers, timeout=60
         ).text
         lines = [line for line in text.splitlines() if line]
@@ -140,7 +143,7 @@ def test_who_was_stopped_is_named_with_the_time_it_took(
     def begun(moment: str) -> bool:
         if moment == "prefill":
             return time.monotonic() - sent_at > 0.7
-        response = httpx.get(f"{chunked.url}/debug/requests/{request_id}")
+        response = clear_text.get(f"{chunked.url}/debug/requests/{request_id}")
         return response.status_code == 200 and response.json()["num_tokens"] >= 5
 
     try:

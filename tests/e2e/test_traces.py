@@ -15,6 +15,7 @@ from conftest import StackMaker
 from otlp_receiver import Receiver
 from reference import rows
 from stack import Stack
+from tests import clear_text
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -41,7 +42,7 @@ def ask(stack: Stack, traceparent: str, prompt: list[int]) -> httpx.Response:
     """A completion under a caller's trace."""
     headers = {"traceparent": traceparent} if traceparent else {}
     body = body_of(prompt, max_tokens=8)
-    return httpx.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=120)
+    return clear_text.post(f"{stack.url}/v1/completions", json=body, headers=headers, timeout=120)
 
 
 def trace_of(receiver: Receiver, trace_id: str, wanted: set[str]) -> list[dict[str, Any]]:

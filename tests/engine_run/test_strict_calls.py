@@ -85,7 +85,7 @@ def draw(grammar: Grammar, tokenizer: Tokenizer, closers: list[list[int]], seed:
         if rng.random() < 0.3:
             thrown = rng.choice(closers)
             try:
-                grammar.copy().accept(ids + thrown)
+                grammar.copy().accept(thrown)
             except GrammarError:
                 continue
             grammar.accept(thrown)

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import openai
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.waiting import wait_for
 
@@ -71,19 +72,20 @@ class Served:
 
     def get(self, path: str) -> Any:
         """JSON of a GET."""
-        return httpx.get(self.url + path).json()
+        return clear_text.get(self.url + path).json()
 
     def post(self, path: str, **request: Any) -> httpx.Response:
         """Answer of a POST."""
-        return httpx.post(self.url + path, timeout=20, **request)
+        return clear_text.post(self.url + path, timeout=20, **request)
 
     def metrics(self) -> str:
         """The exposition."""
-        return httpx.get(self.url + "/metrics").text
+        return clear_text.get(self.url + "/metrics").text
 
     def client(self, **settings: Any) -> openai.OpenAI:
         """The openai package, unmodified; close it."""
         fields = {"api_key": "none", "max_retries": 0, "timeout": 20, **settings}
+        fields.setdefault("http_client", openai.DefaultHttpxClient(verify=clear_text.NO_TLS))
         return openai.OpenAI(base_url=self.url + "/v1", **fields)
 
     def stop(self) -> None:

@@ -115,11 +115,15 @@ def check_cuts(text: str, tools: str | None, reasoning: str | None = None) -> Sa
     return whole
 
 
+STREAMS = [20, pytest.param(200, marks=pytest.mark.full)]
+
+
+@pytest.mark.parametrize("streams", STREAMS)
 @pytest.mark.parametrize("name", WRITERS)
-def test_what_was_meant_is_read_however_it_is_cut(name: str) -> None:
-    """60 streams of each format: text and calls with arguments of all types."""
+def test_what_was_meant_is_read_however_it_is_cut(name: str, streams: int) -> None:
+    """Streams of each format: text and calls with arguments of all types."""
     tail_names = ("get_weather", "f") if name == "pythonic" else ("get_weather", "f", "a.b-c")
-    for text, calls in meanings(7, 60, tail_names=tail_names):
+    for text, calls in meanings(7, streams, tail_names=tail_names):
         said = check_cuts(WRITERS[name](text, calls), name)
 
         assert said.meant == calls
@@ -127,11 +131,12 @@ def test_what_was_meant_is_read_however_it_is_cut(name: str) -> None:
         assert said.content == wanted
 
 
+@pytest.mark.parametrize("streams", STREAMS)
 @pytest.mark.parametrize("name", PAIRS)
-def test_thoughts_and_calls_are_told_apart_in_one_pass(name: str) -> None:
-    """50 streams of each pair: a thought goes before, with text in it that looks like marks."""
+def test_thoughts_and_calls_are_told_apart_in_one_pass(name: str, streams: int) -> None:
+    """Streams of each pair: a thought goes before, with text in it that looks like marks."""
     thought, reasoning = "Is <thin or [THIN or <|chan a mark? No", PAIRS[name]
-    for text, calls in meanings(11, 50, tail_names=("get_weather", "f")):
+    for text, calls in meanings(11, streams, tail_names=("get_weather", "f")):
         written = THOUGHTS[reasoning] % thought + WRITERS[name](text, calls)
         said = check_cuts(written, name, reasoning)
 

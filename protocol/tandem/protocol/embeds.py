@@ -4,6 +4,8 @@ No numbers are made of the bytes here: a router has neither torch nor numpy. The
 looked at in whole slices, by arithmetic of long integers.
 """
 
+from functools import cache
+
 import msgspec
 
 from tandem.protocol.errors import InvalidParameter
@@ -91,6 +93,7 @@ class PromptEmbeds(msgspec.Struct, frozen=True, array_like=True):
                 raise InvalidParameter(param, self.shape_text, allowed)
 
 
+@cache
 def _repeated(lane: int, width: int) -> int:
-    """``lane`` in every value of a slice."""
+    """``lane`` in every value of a slice: three for each dtype, made once."""
     return int.from_bytes(lane.to_bytes(width, "little") * (_SLICE // width), "little")

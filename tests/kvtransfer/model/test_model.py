@@ -84,29 +84,6 @@ def _told(name, found):
         ),
         pytest.param(
             Setup(
-                num_blocks=2,
-                kinds=(KVKind.FULL, KVKind.STATE),
-                brisk=True,
-                faults=(*_LINKS, "d cancels"),
-            ),
-            1,
-            3_000,
-            id="a recurrent state beside, one fault",
-        ),
-        pytest.param(
-            Setup(
-                num_blocks=2,
-                kinds=(KVKind.FULL, KVKind.WINDOW, KVKind.STATE),
-                direct=True,
-                brisk=True,
-                faults=("p restarts", "d counts p as lost", "d cancels", "p overwrites"),
-            ),
-            1,
-            30_000,
-            id="three groups copied, one fault",
-        ),
-        pytest.param(
-            Setup(
                 num_keys=2,
                 num_blocks=1,
                 direct=True,
@@ -178,17 +155,6 @@ def test_the_walks_take_nearly_every_rule_of_the_tables():
         ),
         pytest.param(
             Setup(
-                num_blocks=2,
-                kinds=(KVKind.FULL, KVKind.WINDOW, KVKind.STATE),
-                direct=True,
-                brisk=True,
-                faults=(*_LINKS, "d cancels", "p overwrites", "read fails", "p's deadline"),
-            ),
-            2,
-            id="three groups copied, two faults",
-        ),
-        pytest.param(
-            Setup(
                 num_keys=2,
                 num_blocks=1,
                 direct=True,
@@ -209,11 +175,6 @@ def test_the_walks_take_nearly_every_rule_of_the_tables():
             ),
             1,
             id="two keys share P's blocks and tags, two parts",
-        ),
-        pytest.param(
-            Setup(num_blocks=2, kinds=(KVKind.FULL, KVKind.STATE), faults=ALL_FAULTS),
-            1,
-            id="a recurrent state beside, at its own pace",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from tests.kvtransfer.model.agent import AgentSide, ask, give_up
 from tests.kvtransfer.model.blocks import content, copied, home, needed, sign, tag, total
 from tests.kvtransfer.model.lending import asked, evict
 from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
-from tests.kvtransfer.model.links import copied_session, numbers
+from tests.kvtransfer.model.links import copied_session, d_end, p_end
 from tests.kvtransfer.model.parts import (
     D_ADDRESS,
     HELLO,
@@ -72,6 +72,10 @@ class World:
         self.setup = setup
         self.p_born = self.d_born = 0
         self.p_shared = self.d_shared = False
+        self.p_sign: int | None = None
+        """Of P's table and session, as long as nobody touches them; most transitions leave one end
+        as it was."""
+        self.d_sign: int | None = None
         self.faults_left = 0
         self.new_producer()
         self.new_consumer()
@@ -93,6 +97,7 @@ class World:
 
     def own_p(self) -> None:
         """Before P's table or session is touched: no other world may share it."""
+        self.p_sign = None
         if self.p_shared:
             self.p_shared = False
             self.exports = self.exports.copy()
@@ -100,6 +105,7 @@ class World:
 
     def own_d(self) -> None:
         """Before D's table or session is touched: no other world may share it."""
+        self.d_sign = None
         if self.d_shared:
             self.d_shared = False
             self.imports = self.imports.copy()
@@ -107,19 +113,17 @@ class World:
             self.agent = self.agent.copied()
 
     def sign(self) -> tuple[object, ...]:
-        """A hashable value, equal for worlds that behave alike."""
+        """A hashable value, equal for worlds that behave alike but for collisions of 64 bits."""
+        if self.p_sign is None:
+            self.p_sign = hash(p_end(self.exports, self.p_session))
+        if self.d_sign is None:
+            self.d_sign = hash(d_end(self.imports, self.d_session))
         return (
             self.p_born,
             self.d_born,
             self.faults_left,
-            tuple(self.exports.exports.items()),
-            frozenset(self.exports._hungry),
-            self.exports.ring.snapshot(),
-            tuple(sorted(self.exports.links)),
-            tuple(self.imports.pulls.items()),
-            frozenset(self.imports._hungry),
-            self.imports.ring.snapshot(),
-            tuple(self.imports.links),
+            self.p_sign,
+            self.d_sign,
             self.work,
             self.use,
             self.packs,
@@ -128,14 +132,12 @@ class World:
             self.p_blocks,
             self.p_tags_sign,
             self.seen,
-            self.agent.sign(),
+            self.agent.sign() if self.setup.agent else None,
             self.p_slots,
             self.d_slots,
             self.d_blocks,
             tuple(frame.sign for frame in self.to_p),
             tuple(frame.sign for frame in self.to_d),
-            numbers(self.p_session),
-            numbers(self.d_session),
             self.p_stale,
         )
 
@@ -154,7 +156,7 @@ class World:
     def new_producer(self) -> None:
         """P's process starts, with nothing."""
         setup = self.setup
-        self.p_shared = False
+        self.p_shared, self.p_sign = False, None
         self.exports = setup.exports(
             p_policy(setup.kinds, setup.p_block), setup.ring(setup.send_slots, setup.send_slots)
         )
@@ -168,7 +170,7 @@ class World:
     def new_consumer(self) -> None:
         """D's process starts, with nothing."""
         setup = self.setup
-        self.d_shared = False
+        self.d_shared, self.d_sign = False, None
         self.imports = setup.imports(
             d_policy(setup.kinds, setup.d_block),
             setup.ring(setup.receive_slots, setup.receive_slots),

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
@@ -36,14 +36,14 @@ def test_administration_has_keys_of_its_own(
 ) -> None:
     """A client's key opens it nowhere; the document says what is answered."""
     served = serve(decode(), wait=False, **keys)
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     headers = {} if given is None else {"Authorization": f"Bearer {given}"}
     answer = served.post("/reset_prefix_cache", headers=headers)
     assert answer.status_code == status, answer.text
     opener = {"Authorization": f"Bearer {(*keys.get('admin_api_key', ()), 'c')[0]}"}
-    document = httpx.get(served.url + "/openapi.json", headers=opener).json()
+    document = clear_text.get(served.url + "/openapi.json", headers=opener).json()
     assert str(status) in document["paths"]["/reset_prefix_cache"]["post"]["responses"]
-    models = httpx.get(served.url + "/v1/models", headers=opener)
+    models = clear_text.get(served.url + "/v1/models", headers=opener)
     assert models.status_code == 200, "an admin's key opens all else"
 
 
@@ -58,13 +58,13 @@ def silent(turn: Turn) -> Iterator[float]:
 def test_the_others_ask_for_the_same_keys(serve: Serve, decode: Make, path: str) -> None:
     """A client's key opens none of them."""
     served = serve(decode(), api_key=("c",), admin_api_key=("a",), wait=False)
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     for key, status in (("c", 401), ("a", 200)):
         headers = {"Authorization": f"Bearer {key}"}
         if path == "/abort_requests":
             answer = served.post(path, headers=headers, json={"request_ids": ["x"]})
         else:
-            answer = httpx.get(served.url + path, headers=headers)
+            answer = clear_text.get(served.url + path, headers=headers)
         assert answer.status_code == status, answer.text
 
 
@@ -101,9 +101,9 @@ def test_calls_are_aborted_by_their_ids(serve: Serve, decode: Make, stream: bool
 def test_settings_are_told_without_secrets(serve: Serve, decode: Make) -> None:
     """Of keys how many there are; of workers their cards."""
     served = serve(decode(), admin_api_key=("secret-of-mine",), wait=False)
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     headers = {"Authorization": "Bearer secret-of-mine"}
-    answer = httpx.get(served.url + "/server_info", headers=headers)
+    answer = clear_text.get(served.url + "/server_info", headers=headers)
     told = answer.json()
     assert "secret-of-mine" not in answer.text
     assert told["router"]["admin_api_key"] == "1 given"
@@ -121,7 +121,7 @@ def test_the_log_has_another_level(serve: Serve, decode: Make) -> None:
             "log_level": "error"
         }
         assert not logging.getLogger("tandem.access").isEnabledFor(logging.WARNING)
-        assert httpx.get(served.url + "/log_level").json() == {"log_level": "error"}
+        assert clear_text.get(served.url + "/log_level").json() == {"log_level": "error"}
         refused = served.post("/log_level", json={"log_level": "loud"})
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "log_level"
@@ -132,8 +132,8 @@ def test_the_log_has_another_level(serve: Serve, decode: Make) -> None:
 
 def test_the_tokenizer_is_told_where_it_is_allowed(serve: Serve, decode: Make) -> None:
     """Its settings with the chat template; else 404."""
-    assert httpx.get(serve(decode()).url + "/tokenizer_info").status_code == 404
+    assert clear_text.get(serve(decode()).url + "/tokenizer_info").status_code == 404
     served = serve(decode(), enable_tokenizer_info_endpoint=True)
-    told = httpx.get(served.url + "/tokenizer_info").json()
+    told = clear_text.get(served.url + "/tokenizer_info").json()
     assert told["chat_template"]
     assert told["eos_token"]

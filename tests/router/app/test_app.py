@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests import clear_text
 from tests.router.builders import BUSY
 from tests.router.fake_worker import FakeWorker, Turn, serve_well
 from tests.router.http_server import ANSWER, Served
@@ -223,7 +224,7 @@ def test_disconnect_of_a_batch(serve: Serve, decode: Make) -> None:
     d = decode(step=0.05)
     served = serve(d)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(
+        clear_text.post(
             served.url + "/v1/completions",
             json={"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 100},
             timeout=0.3,
@@ -284,7 +285,7 @@ def test_api_key(serve: Serve, decode: Make) -> None:
     """Asked for on the API, not on the probes."""
     served = serve(decode(), wait=False, api_key=("secret",))
     wait_for(lambda: served.server.started)
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
 
     with served.client(api_key="wrong") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.waiting import wait_for
@@ -75,8 +76,8 @@ def test_it_chooses_the_shape(
     # Series are there from the start, at 0.
     way = "handoff" if shape == "disaggregated" else "whole"
     counted = f'tandem:router_attempts_total{{rung="first",shape="{way}"}} '
-    assert counted + "0.0" in httpx.get(served.url + "/metrics").text
-    assert counted + "1.0" in httpx.get(served.url + "/debug/canary").text
+    assert counted + "0.0" in clear_text.get(served.url + "/metrics").text
+    assert counted + "1.0" in clear_text.get(served.url + "/debug/canary").text
 
 
 def test_a_vector_comes_of_the_revision_that_is_named(
@@ -151,7 +152,7 @@ def test_the_operator_reads_links_and_keys_of_a_router_with_api_keys(
         prefill(), decode(), wait=False, api_key=("secret",), canary_token_file=str(token)
     )
     wait_for(lambda: served.server.started)
-    assert httpx.get(served.url + "/debug/fleet").status_code == 401
+    assert clear_text.get(served.url + "/debug/fleet").status_code == 401
 
     def healthy() -> int | None:
         links = read_links(served.url, 1, "sesame")
@@ -169,7 +170,7 @@ def test_keys_of_a_folder(serve: Serve, decode: Make, token: Path, tmp_path: Pat
     (keys / "first").write_text("one\n")
     served = serve(decode(), wait=False, api_keys_dir=str(keys), canary_token_file=str(token))
     wait_for(lambda: served.server.started)
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
 
     def status(key: str) -> int:
         headers = {"Authorization": f"Bearer {key}"}

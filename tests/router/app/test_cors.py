@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
@@ -79,7 +80,7 @@ def test_an_unforeseen_failure_may_be_read_and_has_an_id(serve: Serve, decode: M
     served = serve(decode(), allowed_origins=("*",), wait=False)
     served.wait_started()
     served.app.state.readiness = None
-    answer = httpx.get(served.url + "/ready", headers={"Origin": PAGE})
+    answer = clear_text.get(served.url + "/ready", headers={"Origin": PAGE})
 
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "Internal error of the router"
@@ -114,5 +115,5 @@ def test_the_root_says_what_this_is(serve: Serve, decode: Make) -> None:
     assert root["name"] == "tandem"
     assert root["version"]
     for place in ("models", "docs", "openapi"):
-        with_key = httpx.get(served.url + root[place], headers={"Authorization": "Bearer k"})
+        with_key = clear_text.get(served.url + root[place], headers={"Authorization": "Bearer k"})
         assert with_key.status_code == 200

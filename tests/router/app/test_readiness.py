@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.waiting import wait_for
@@ -30,7 +30,7 @@ def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) ->
     wait_for(lambda: served.server.started)
     wait_for(lambda: served.get("/debug/fleet")["workers"])
 
-    assert httpx.get(served.url + "/ready").status_code == 503
+    assert clear_text.get(served.url + "/ready").status_code == 503
     assert served.get("/ready")["reason"].startswith("0 of 1 prefill workers")
     assert served.get("/health") == {"status": "ok"}
     p = prefill()
@@ -38,13 +38,13 @@ def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) ->
     fleet = served.get("/debug/fleet")
     assert (fleet["transport"], fleet["keys"]) == (None, [])
     d.links_up = True
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     wait_for(lambda: served.get("/debug/fleet")["transport"] == "tcp")
     p.stop()
     wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
-    assert httpx.get(served.url + "/ready").status_code == 200
+    assert clear_text.get(served.url + "/ready").status_code == 200
     d.stop()
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 503)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_prefill_workers_alone_are_a_fleet(
     assert served.get("/ready")["reason"].startswith("1 of 2 prefill workers are up")
     second = prefill(pooling=pooling)
     loop_add(served, second)
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     second.stop()
     wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
-    assert httpx.get(served.url + "/ready").status_code == 200
+    assert clear_text.get(served.url + "/ready").status_code == 200
     p.stop()
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 503)
     assert "up" in served.get("/ready")["reason"]
 
 

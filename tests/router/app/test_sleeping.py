@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import structs
+from tests import clear_text
 from tests.router.behaviours import refuse_with
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
@@ -43,7 +44,7 @@ def test_every_worker_sleeps_and_wakes(serve: Serve, prefill: Make, decode: Make
     """P and D with level and mode; requests behind the answer are refused, then served again."""
     p, d = prefill(), decode()
     served = serve(p, d, ready_prefill=1)
-    assert httpx.get(served.url + "/is_sleeping").json() == {"is_sleeping": False}
+    assert clear_text.get(served.url + "/is_sleeping").json() == {"is_sleeping": False}
     answer = served.post("/sleep?level=2&mode=wait&timeout=5")
     assert answer.status_code == 200, answer.text
     assert answer.json()["workers"] == answer.json()["asleep"] == 2
@@ -53,7 +54,7 @@ def test_every_worker_sleeps_and_wakes(serve: Serve, prefill: Make, decode: Make
         assert (args["level"], args["mode"]) == (2, "wait")
         assert 5 < float(args["timeout_s"]) <= 15
 
-    assert httpx.get(served.url + "/is_sleeping").json() == {"is_sleeping": True}
+    assert clear_text.get(served.url + "/is_sleeping").json() == {"is_sleeping": True}
     refused = chat(served)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "asleep")
     assert refused.headers["Retry-After"]
@@ -61,9 +62,9 @@ def test_every_worker_sleeps_and_wakes(serve: Serve, prefill: Make, decode: Make
     assert not p.submitted
     assert not d.submitted
     assert served.post("/v1/embeddings", json={"input": "Hi"}).status_code == 503
-    ready = httpx.get(served.url + "/ready")
+    ready = clear_text.get(served.url + "/ready")
     assert (ready.status_code, ready.json()["reason"].partition(":")[0]) == (503, "asleep")
-    assert httpx.get(served.url + "/health").status_code == 200
+    assert clear_text.get(served.url + "/health").status_code == 200
     assert {each["health"] for each in served.get("/debug/fleet")["workers"]} == {"asleep"}
     assert 'tandem:router_workers{role="decode",state="asleep"} 1.0' in served.metrics()
 
@@ -83,7 +84,7 @@ def test_requests_go_to_workers_that_are_awake(serve: Serve, decode: Make) -> No
         assert chat(served).status_code == 200
     assert len(awake.submitted) == 6
     assert not asleep.submitted
-    assert httpx.get(served.url + "/ready").status_code == 200
+    assert clear_text.get(served.url + "/ready").status_code == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
@@ -22,7 +22,7 @@ def test_the_files_need_no_key_and_load_nothing_from_elsewhere(serve: Serve, dec
     served.wait_started()
     assert {"/ui", "/ui/app.js", "/ui/style.css"} <= PATHS
     for path in PATHS:
-        answer = httpx.get(served.url + path)
+        answer = clear_text.get(served.url + path)
         assert answer.status_code == 200
         policy = answer.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'")
@@ -32,18 +32,18 @@ def test_the_files_need_no_key_and_load_nothing_from_elsewhere(serve: Serve, dec
         addresses = set(re.findall(r"https?://[^\s\"'<>)]+", answer.text))
         assert addresses <= {"http://www.w3.org/2000/svg"}
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|\beval\(", answer.text)
-    assert httpx.get(served.url + "/ui").headers["content-type"].startswith("text/html")
-    kind = httpx.get(served.url + "/ui/app.js").headers["content-type"]
+    assert clear_text.get(served.url + "/ui").headers["content-type"].startswith("text/html")
+    kind = clear_text.get(served.url + "/ui/app.js").headers["content-type"]
     assert kind.startswith("text/javascript")
 
 
 @pytest.mark.parametrize("path", ["/ui/page.py", "/ui/..%2fpage.py", "/ui/index.html", "/ui/x"])
 def test_nothing_else_is_served(serve: Serve, decode: Make, path: str) -> None:
     """No folder is walked: a file is there or not."""
-    assert httpx.get(serve(decode()).url + path).status_code == 404
+    assert clear_text.get(serve(decode()).url + path).status_code == 404
 
 
 def test_who_does_not_want_it_has_no_page(serve: Serve, decode: Make) -> None:
     """--no-ui."""
     served = serve(decode(), ui=False)
-    assert {httpx.get(served.url + path).status_code for path in PATHS} == {404}
+    assert {clear_text.get(served.url + path).status_code for path in PATHS} == {404}

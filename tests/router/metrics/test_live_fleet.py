@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
 import pytest
+from tests import clear_text
 from tests.router.builders import inc
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
@@ -211,7 +211,7 @@ def test_the_last_calls_are_listed(serve: Serve, decode: Make) -> None:
     first = answer["requests"][0]
     assert sum(part[3] for part in first["parts"]) == pytest.approx(first["total_ms"], abs=1.0)
     for wrong in ("limit=0", "limit=101", "limit=x", "limit=-1", "limit=٣", "other=1"):
-        refused = httpx.get(f"{served.url}/debug/requests?{wrong}")
+        refused = clear_text.get(f"{served.url}/debug/requests?{wrong}")
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == wrong.partition("=")[0]
 
@@ -233,9 +233,9 @@ def test_live_views_ask_for_the_key(serve: Serve, decode: Make) -> None:
     served = serve(decode(), wait=False, api_key=("k",))
     served.wait_started()
     for path in ("/debug/fleet", "/debug/requests", "/debug/placements"):
-        assert httpx.get(served.url + path).status_code == 401
+        assert clear_text.get(served.url + path).status_code == 401
         key = {"Authorization": "Bearer k"}
-        assert httpx.get(served.url + path, headers=key).status_code == 200
+        assert clear_text.get(served.url + path, headers=key).status_code == 200
 
 
 def test_series_of_links_are_bounded(serve: Serve, prefill: Make, decode: Make) -> None:

@@ -6,6 +6,7 @@ import contextvars
 from collections.abc import Callable
 
 import httpx
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 
@@ -157,7 +158,7 @@ def test_where_it_is_off_nothing_is_recorded() -> None:
 
 def status(served: Served, answer: httpx.Response) -> int:
     """Whether the call of an answer is kept."""
-    return httpx.get(f"{served.url}/debug/requests/{answer.json()['id']}").status_code
+    return clear_text.get(f"{served.url}/debug/requests/{answer.json()['id']}").status_code
 
 
 def test_calls_are_kept_as_many_as_the_router_is_told(

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests import clear_text
 from tests.router.http_server import Served
 
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
@@ -219,8 +220,8 @@ def test_unknown_model(well: Served) -> None:
 
 def test_unknown_path_and_method(well: Served) -> None:
     """Also in OpenAI's shape; a path that has several methods names them all."""
-    nothing = refused(httpx.get(well.url + "/v1/nothing"), 404)
-    refused(httpx.get(well.url + "/v1/completions"), 405)
+    nothing = refused(clear_text.get(well.url + "/v1/nothing"), 404)
+    refused(clear_text.get(well.url + "/v1/completions"), 405)
     put = httpx.put(well.url + "/v1/responses/resp_1")
     refused(put, 405)
     assert put.headers["allow"] == "DELETE, GET"

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tests.router.openai.test_messages import ASK, client_of
@@ -23,7 +23,7 @@ def test_keys_are_taken_in_either_header(serve: Serve, decode: Make) -> None:
     """x-api-key or Bearer, on every path; a wrong one is 401 in Anthropic's shape."""
     served = serve(decode(), api_key=("right",), wait=False)
     served.wait_started()
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     for headers in ({"x-api-key": "right"}, {"Authorization": "Bearer right"}):
         for path in ("/v1/messages", "/v1/chat/completions"):
             assert served.post(path, json=ASK, headers=headers).status_code == 200

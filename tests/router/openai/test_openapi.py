@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from openapi_schema_validator import validate
 from openapi_spec_validator import validate as validate_document
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
@@ -86,7 +87,7 @@ def session(well: Served) -> Iterator[httpx.Client]:
 
 def document_of(served: Served) -> dict[str, Any]:
     """The document, as clients get it."""
-    answer = httpx.get(served.url + "/openapi.json", headers={"Authorization": "Bearer k"})
+    answer = clear_text.get(served.url + "/openapi.json", headers={"Authorization": "Bearer k"})
     found: dict[str, Any] = answer.json()
     return found
 
@@ -193,13 +194,13 @@ def test_stored_responses_are_answered_as_described(well: Served) -> None:
     path = f"{well.url}/v1/responses/{name}"
     statuses = [
         conforms(document, missing),
-        conforms(document, httpx.get(path)),
-        conforms(document, httpx.get(path, params={"stream": "true"})),
-        conforms(document, httpx.get(path + "/input_items")),
-        conforms(document, httpx.get(path + "/input_items", params={"limit": "0"})),
-        conforms(document, httpx.get(path + "/input_items", params={"order": "up"})),
-        conforms(document, httpx.get(path + "/input_items", params={"after": "up"})),
-        conforms(document, httpx.post(path + "/cancel")),
+        conforms(document, clear_text.get(path)),
+        conforms(document, clear_text.get(path, params={"stream": "true"})),
+        conforms(document, clear_text.get(path + "/input_items")),
+        conforms(document, clear_text.get(path + "/input_items", params={"limit": "0"})),
+        conforms(document, clear_text.get(path + "/input_items", params={"order": "up"})),
+        conforms(document, clear_text.get(path + "/input_items", params={"after": "up"})),
+        conforms(document, clear_text.post(path + "/cancel")),
         conforms(document, httpx.delete(path)),
         conforms(document, httpx.delete(path)),
     ]
@@ -215,7 +216,7 @@ def test_refusals_are_answered_as_described(serve: Serve, decode: Make) -> None:
     )
     served.wait_started()
     key = {"Authorization": "Bearer k"}
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 200)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
     document = document_of(served)
     assert document["components"]["securitySchemes"]
     path = "/v1/chat/completions"
@@ -225,13 +226,13 @@ def test_refusals_are_answered_as_described(serve: Serve, decode: Make) -> None:
         conforms(document, served.post(path, json={**CHAT, "stop": ["x" * 300]}, headers=key)),
         conforms(document, served.post(path, json={**CHAT, "n": 0}, headers=key)),
         conforms(document, served.post(path, json={**CHAT, "max_tokens": 9}, headers=key)),
-        conforms(document, httpx.get(served.url + "/v1/models/x", headers=key)),
+        conforms(document, clear_text.get(served.url + "/v1/models/x", headers=key)),
     ]
     d.stop()
-    wait_for(lambda: httpx.get(served.url + "/ready").status_code == 503)
+    wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 503)
     statuses += [
         conforms(document, served.post(path, json=CHAT, headers=key)),
-        conforms(document, httpx.get(served.url + "/ready")),
+        conforms(document, clear_text.get(served.url + "/ready")),
     ]
 
     assert statuses == [401, 404, 413, 400, 504, 404, 503, 503]

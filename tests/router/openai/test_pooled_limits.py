@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
@@ -54,7 +55,7 @@ def test_a_client_that_leaves_ends_every_input(
     p = prefill(behaviour=waits)
     served = serve(p, decode())
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(served.url + path, json=body, timeout=0.5)
+        clear_text.post(served.url + path, json=body, timeout=0.5)
     wait_for(lambda: len(p.cancelled) == len(p.submitted) > 0)
     wait_for(lambda: "tandem:router_requests_cancelled_total 1.0" in served.metrics())
 

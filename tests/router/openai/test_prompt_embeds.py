@@ -12,6 +12,7 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import save as safetensors
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import ANSWER, Served
 from tests.router.rpc.test_rpc import free_port
@@ -243,7 +244,7 @@ def test_bytes_that_are_held_are_bounded(start: Callable[..., Served]) -> None:
     for worker in served.workers:
         worker.has_work = False
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(served.url + "/v1/completions", json={**body, "stream": True}, timeout=1.0)
+        clear_text.post(served.url + "/v1/completions", json={**body, "stream": True}, timeout=1.0)
     wait_for(lambda: intake.held_bytes == 0)
     wait_for(lambda: any(worker.cancelled for worker in served.workers))
 

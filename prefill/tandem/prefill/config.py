@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from tandem.engine.config import EngineConfig
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.settings import check_optional_integer, setting
+from tandem.protocol.settings import check_flag, check_optional_integer, setting
 
+CUT_BY_HAND = (
+    "long_prefill_token_threshold",
+    "lone_prefill_token_threshold",
+    "last_prefill_chunk_tokens",
+)
+"""Settings of the scheduler by which a user says how prompts are cut."""
 GPU_CHUNK = 2048
 CPU_CHUNK = 512
 
@@ -24,7 +30,16 @@ class PrefillConfig:
         unit="tokens",
     )
 
+    prefill_chunks_by_link: bool = setting(
+        True,
+        "Cut a prompt that is alone into more chunks where its KV takes so long to its decode "
+        "worker, by what this worker measured of steps and of that link, that it comes sooner. "
+        "Of no effect where a threshold of chunks is given, or where decode workers copy KV out of "
+        "this worker's memory, which takes a millisecond.",
+    )
+
     def __post_init__(self) -> None:
+        check_flag("prefill_chunks_by_link", self.prefill_chunks_by_link)
         check_optional_integer("prefill_chunk_tokens", self.prefill_chunk_tokens, 16)
 
 
@@ -59,6 +74,13 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
         given = getattr(scheduler, name)
         cuts[name] = value if given is None else given
     return config.with_(long_prefill_token_threshold=chunk, **cuts)
+
+
+def cuts_for_links(config: EngineConfig, prefill: PrefillConfig) -> bool:
+    """Whether prompts are cut by how long their KV takes: unless the user has said how himself, or
+    that they are not to be. ``config`` is as the user gave it, before ``chunked``."""
+    given = [prefill.prefill_chunk_tokens, *(getattr(config.scheduler, n) for n in CUT_BY_HAND)]
+    return prefill.prefill_chunks_by_link and all(each is None for each in given)
 
 
 def copies_blocks(kv: KVTransferConfig) -> bool:

@@ -29,6 +29,9 @@ StepSeconds = Callable[[int, int], float]
 
 LEAST_TOKENS = 64
 """Of a chunk."""
+LEAST_SHARE = 4
+"""A chunk is as small as the smallest step that was measured by so much, at most: what is smaller
+still may cost more than its share of that step. Once tried, it is measured itself."""
 MOST_CHUNKS = 16
 """That a prompt is cut into for its link's sake."""
 LEAST_GAIN = 0.05
@@ -117,16 +120,12 @@ class LinkCuts:
     def chunk(self, start: int, remaining: int, most: int, link: LinkTimes | None) -> int | None:
         """Tokens of a chunk of a prompt that is alone, with ``start`` tokens computed and
         ``remaining`` to compute, ``most`` in a step; None is as usual, as it is while nothing is
-        known of the link or of steps, or where the usual cut is as good.
-
-        Chunks may be half as small as the smallest step that was measured: what is smaller still
-        may cost more than its share of it.
-        """
+        known of the link or of steps, or where the usual cut is as good."""
         points = self._measured.prompt_steps
         if link is None or not points:
             return None
         usual = self._chunks.sizes(start, remaining, most)
-        least = max(LEAST_TOKENS, self._block_size, points[0][0] // 2)
+        least = max(LEAST_TOKENS, self._block_size, points[0][0] // LEAST_SHARE)
         return finer_chunk(
             usual, start, link, self._seconds, block_size=self._block_size, least=least
         )

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.kv import LinkTimes
 
-KEPT = 16
-"""Stretches of a link that count."""
+KEPT = 9
+"""Stretches of a link that count: five tell that it has become another."""
 LEAST_BYTES = 1 << 20
 """Of a stretch: fewer show how quick messages are, not bytes."""
 LONGEST_SECONDS = 0.5

@@ -34,6 +34,8 @@ LEAST_SHARE = 4
 still may cost more than its share of that step. Once tried, it is measured itself."""
 MOST_CHUNKS = 16
 """That a prompt is cut into for its link's sake."""
+LEAST_STEPS = 3
+"""Of a size, to go by what they took."""
 LEAST_GAIN = 0.05
 """Of the seconds that the usual chunks are computed in: what a finer cut must bring forward. Times
 of steps are medians, a few hundredths off."""
@@ -121,16 +123,16 @@ class LinkCuts:
         """Tokens of a chunk of a prompt that is alone, with ``start`` tokens computed and
         ``remaining`` to compute, ``most`` in a step; None is as usual, as it is while nothing is
         known of the link or of steps, or where the usual cut is as good."""
-        points = self._measured.prompt_steps
+        points = () if link is None else self._measured.prompt_steps_of(LEAST_STEPS)
         if link is None or not points:
             return None
         usual = self._chunks.sizes(start, remaining, most)
         least = max(LEAST_TOKENS, self._block_size, points[0][0] // LEAST_SHARE)
-        return finer_chunk(
-            usual, start, link, self._seconds, block_size=self._block_size, least=least
-        )
 
-    def _seconds(self, start: int, count: int) -> float:
-        seen = cost_behind(start, count, self._measured.steepness) - count
-        weight = self._padding.weight(0, count, 1)
-        return seconds_at(self._measured.prompt_steps, weight + round(seen))
+        def step_seconds(start: int, count: int) -> float:
+            seen = cost_behind(start, count, self._measured.steepness) - count
+            return seconds_at(points, self._padding.weight(0, count, 1) + round(seen))
+
+        return finer_chunk(
+            usual, start, link, step_seconds, block_size=self._block_size, least=least
+        )

@@ -8,9 +8,12 @@ X(c) = chunk_s + c * token_s on the link, as measured. So the last byte is at D 
 
 Of one chunk that is T + X; of k equal ones about T + X / k where the link is the faster of both,
 and T / k + X where it is the slower, with what steps of fewer tokens cost on top. A cached prefix
-takes no part: where P has it, D mostly has it, too. Only cuts that are finer than the usual one are
-weighed, and each against it: what they bring forward must be more than noise, and no less than what
-they cost the device.
+takes no part: where P has it, D mostly has it, too.
+
+Only cuts that are finer than the usual one are weighed. What counts is the sum of both ends, that
+of the steps, when token 1 is there, and that of the link, when token 2 can be begun: so a cut never
+costs the device more than it brings forward, and the next chunk is not taken for a trifle. What it
+brings forward must be more than noise.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ LEAST_GAIN = 0.05
 """Of the seconds that the usual chunks are computed in: what a finer cut must bring forward. Times
 of steps are medians, a few hundredths off."""
 NEAR = 0.02
-"""Of the same: cuts whose ends differ by less are alike, and the one of fewer chunks is taken."""
+"""Of the same: cuts whose sums differ by less are alike, and the one of fewer chunks is taken."""
 
 
 class Foretold(NamedTuple):
@@ -89,8 +92,8 @@ def finer_chunk(
     block_size: int,
     least: int,
 ) -> int | None:
-    """Tokens of a chunk, in whole blocks and ``least`` at least, by which KV comes enough sooner
-    than by the ``usual`` chunks; None if none is worth it."""
+    """Tokens of a chunk, in whole blocks and ``least`` at least, by which KV comes so much sooner
+    than by the ``usual`` chunks that it is worth the steps; None if none is."""
     count = sum(usual)
     before = foretell(usual, start, link, step_seconds)
     found: list[tuple[float, int]] = []
@@ -103,11 +106,11 @@ def finer_chunk(
         cut = foretell(equal_chunks(count, chunk), start, link, step_seconds, before.busy_s)
         gain = before.end_s - cut.end_s
         if gain >= LEAST_GAIN * before.busy_s and gain >= cut.busy_s - before.busy_s:
-            found.append((cut.end_s, chunk))
+            found.append((cut.end_s + cut.busy_s, chunk))
     if not found:
         return None
     near = min(found)[0] + NEAR * before.busy_s
-    return max(chunk for end, chunk in found if end <= near)
+    return max(chunk for cost, chunk in found if cost <= near)
 
 
 class LinkCuts:

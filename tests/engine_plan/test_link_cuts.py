@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.handoff import Connector, ProducerSide
@@ -195,7 +197,7 @@ class Timed(ProducerSide):
         return LINK
 
 
-def harness(connector: KVConnector | None, **settings: int) -> Harness:
+def harness(connector: KVConnector | None, **settings: Any) -> Harness:
     """An engine that was seen to take a millisecond a token, in chunks of 256."""
     made = Harness(
         256,

@@ -54,7 +54,7 @@ class LinkedPair(Pair):
             "max_num_batched_tokens": 512,
             "long_prefill_token_threshold": USUAL,
         }
-        ports = {"kv_control_port": control, "kv_data_port": data}
+        ports: dict[str, Any] = {"kv_control_port": control, "kv_data_port": data}
         super().__init__("tcp", engine=engine, kv_advertise_host=ADVERTISED, **ports)
 
     def _producer(self, config: EngineConfig, executor: Executor) -> KVConnector:

@@ -201,7 +201,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         return self.table.apply(p_events.Asked(message.key, peer, message), now)  # type: ignore[union-attr, arg-type]
 
     def _take_taken(self, message: Taken, peer: Incarnation, now: Millis) -> list[Action]:
-        """A part was read, by whoever it was for: the link's pace is measured by it."""
+        """A part was read: if it was the peer's, its link is measured by it."""
         export = self.table.exports.get(message.key)
         outs = () if export is None or export.consumer != peer else export.out
         out = next((each for each in outs if each.index == message.index and each.sent), None)

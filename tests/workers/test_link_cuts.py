@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from reference import rows
 from tests.engine_run.tiny_models import folder_of
+from tests.waiting import wait_for
 from tests.workers.pair import Pair
 from tests.workers.slow_line import ADVERTISED, SlowLine
 
@@ -104,12 +105,26 @@ def test_a_slow_line_makes_more_chunks_and_the_same_tokens(pair: LinkedPair) -> 
     assert [pair.chunks(drawn(number))[0] for number in range(12)][-1] == 1
 
 
+def test_a_hand_off_that_is_given_up_ends_its_stretch(pair: LinkedPair) -> None:
+    """D has not taken all parts and never will: the time until the next hand-off is nobody's."""
+    takes = pair.producer._mover.takes
+    pair.line.bytes_per_s = SLOW
+    key = pair.ask("dropped", drawn(99), max_tokens=4)
+    pair.until(lambda: bool(takes._busy))
+    pair.decode.core.abort(key)
+    pair.prefill.core.abort(key)
+    pair.until(lambda: pair.prefill.free and pair.decode.free and not takes._busy)
+
+
 def test_who_does_not_want_it_has_prompts_cut_as_usual(smollm2: Path) -> None:
-    """Whatever the line takes."""
+    """Whatever the line takes. What was measured of a link is forgotten with it."""
     pair = LinkedPair(smollm2, cuts_for_links=False)
     try:
         pair.line.bytes_per_s = SLOW
-        assert [pair.chunks(drawn(number))[0] for number in range(3)] == [1, 1, 1]
+        assert [pair.chunks(drawn(number))[0] for number in range(4)] == [1, 1, 1, 1]
+        assert pair.producer.link_times(pair.d_id) is not None
+        pair.consumer.close()
+        wait_for(lambda: pair.producer.link_times(pair.d_id) is None)
     finally:
         pair.close()
 

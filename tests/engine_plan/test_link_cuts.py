@@ -131,6 +131,21 @@ def test_no_cut_is_worse_by_its_own_model(count, chunk_s, token_s):
     assert gain >= cut.busy_s - before.busy_s
 
 
+def test_token_1_counts_as_token_2_does():
+    """Sixteen chunks would bring KV 8 ms sooner than four, and hold token 1 back by 20 ms."""
+    usual, link = [2048], LinkTimes(0.0, 37e-6)
+
+    def step_seconds(_: int, count: int) -> float:
+        return 0.0017 + 0.0433 * count / 2048
+
+    assert finer_chunk(usual, 0, link, step_seconds, block_size=64, least=64) == 512
+    four, sixteen = (
+        foretell(equal_chunks(2048, chunk), 0, link, step_seconds) for chunk in (512, 128)
+    )
+    assert four.end_s - sixteen.end_s > 0.008
+    assert sixteen.busy_s - four.busy_s > 0.02
+
+
 def test_messages_that_take_long_make_fewer_chunks():
     """Each chunk pays for them."""
     assert len(chosen(2048, 0.001, chunk_s=0.2)) < len(chosen(2048, 0.001))
@@ -199,14 +214,8 @@ class Timed(ProducerSide):
 
 def harness(connector: KVConnector | None, **settings: Any) -> Harness:
     """An engine that was seen to take a millisecond a token, in chunks of 256."""
-    made = Harness(
-        256,
-        connector=connector,
-        max_num_batched_tokens=256,
-        max_model_len=2048,
-        block_size=BLOCK,
-        **settings,
-    )
+    fields: dict[str, Any] = {"max_num_batched_tokens": 256, **settings}
+    made = Harness(256, connector=connector, max_model_len=2048, block_size=BLOCK, **fields)
     measured = made.core.scheduler.measured
     for tokens in (64, 128, 256) * LEAST_STEPS:
         measured.note(Crowd(0), tokens, 0.001 * tokens)
@@ -253,16 +262,14 @@ def test_prompts_that_others_wait_behind_are_cut_as_usual():
     assert planned(made) == [256]
 
 
-def test_a_prompt_is_cut_as_usual_once_another_has_begun():
-    """Nobody waits in the queue then, but both want the device."""
-    made = harness(Timed())
-    made.add(produce("a", 400))
-    first = planned(made)[0]
-    assert first < 256
-    made.add(produce("b", 20))
-    assert planned(made) == [256]
-    rest = planned(made)
-    assert rest == [400 - first - 256, 20]
+def test_a_prompt_is_cut_as_usual_while_another_is_computed():
+    """Nobody waits in the queue any more, but both want the device."""
+    made = harness(Timed(), max_num_batched_tokens=512, long_prefill_token_threshold=256)
+    made.add(produce("a", 1000))
+    assert planned(made)[0] < 256
+    made.add(produce("b", 600))
+    assert planned(made) == [256, 256]
+    assert planned(made) == [256, 256]
 
 
 def test_beside_decodes_no_prompt_is_cut_for_its_link():

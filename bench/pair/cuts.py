@@ -1,8 +1,7 @@
 """What cutting prompts for their link brings: python -m bench.pair.cuts --out FILE [--rounds 9].
 
 Two stacks of SmolLM2-135M on the CPU, a prefill and a decode worker each, whose KV goes by tcp over
-a line of ``--rates`` MB/s; one cuts prompts for it, the other has
-``--no-prefill-chunks-by-link``. In turn each gets a prompt of ``--lengths`` tokens that nobody has
+a line of ``--rates`` MB/s; one has ``--prefill-chunks-by-link``. In turn each gets a prompt of ``--lengths`` tokens that nobody has
 cached, and is asked for a few tokens. Told are medians of the seconds to token 1, which the
 prefill worker says, and token 2, for which the KV must have come, between the two of one prompt,
 and the chunks of a prompt. Before each rate, ``--warm`` prompts of either length show the workers
@@ -131,8 +130,8 @@ def main() -> None:
     with ExitStack() as stacks:
         logs = Path(stacks.enter_context(tempfile.TemporaryDirectory()))
         sides = {
-            "usual": raised(stacks, folder, logs / "usual", ["--no-prefill-chunks-by-link"]),
-            "by link": raised(stacks, folder, logs / "by_link", []),
+            "usual": raised(stacks, folder, logs / "usual", []),
+            "by link": raised(stacks, folder, logs / "by_link", ["--prefill-chunks-by-link"]),
         }
         for rate in options.rates.split(","):
             for side in sides.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,14 +131,15 @@ def test_who_does_not_want_it_has_prompts_cut_as_usual(smollm2: Path) -> None:
 
 
 def test_a_user_who_says_how_prompts_are_cut_is_obeyed() -> None:
-    """Any of the thresholds, and the switch itself, ends cutting for links."""
+    """Prompts are cut for links where that is wanted; any of the thresholds ends it."""
     folder = str(folder_of("llama"))
     config = EngineConfig.of(folder, device="cpu", revision="tiny")
-    assert cuts_for_links(config, PrefillConfig())
-    assert not cuts_for_links(config, PrefillConfig(prefill_chunks_by_link=False))
-    assert not cuts_for_links(config, PrefillConfig(prefill_chunk_tokens=64))
+    wanted = PrefillConfig(prefill_chunks_by_link=True)
+    assert cuts_for_links(config, wanted)
+    assert not cuts_for_links(config, PrefillConfig())
+    assert not cuts_for_links(config, replace(wanted, prefill_chunk_tokens=64))
     for name in CUT_BY_HAND:
-        assert not cuts_for_links(config.with_(**{name: 64}), PrefillConfig())
+        assert not cuts_for_links(config.with_(**{name: 64}), wanted)
     with pytest.raises(InvalidParameter, match=r"prefill_chunks_by_link.*true or false"):
         PrefillConfig(prefill_chunks_by_link=2)  # type: ignore[arg-type]
 
@@ -164,7 +166,8 @@ def test_the_worker_tells_its_connector(
         str(folder_of("llama")), device="cpu", revision="tiny", num_gpu_blocks_override=24
     )
     kv = KVTransferConfig(kv_connector="tcp", kv_control_port=0, kv_pull_peers=pull_peers)
-    prefill_worker.run(config, ServerConfig(), kv, PrefillConfig(**prefill))
+    wanted: dict[str, Any] = {"prefill_chunks_by_link": True, **prefill}
+    prefill_worker.run(config, ServerConfig(), kv, PrefillConfig(**wanted))
     assert told == [cuts]
 
 

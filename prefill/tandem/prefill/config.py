@@ -31,7 +31,7 @@ class PrefillConfig:
     )
 
     prefill_chunks_by_link: bool = setting(
-        True,
+        False,
         "Cut a prompt that is alone into more chunks where its KV takes so long to its decode "
         "worker, by what this worker measured of steps and of that link, that it comes sooner. "
         "Of no effect where a threshold of chunks is given, or where decode workers copy KV out of "
@@ -77,8 +77,8 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
 
 
 def cuts_for_links(config: EngineConfig, prefill: PrefillConfig) -> bool:
-    """Whether prompts are cut by how long their KV takes: unless the user has said how himself, or
-    that they are not to be. ``config`` is as the user gave it, before ``chunked``."""
+    """Whether prompts are cut by how long their KV takes: if the user wants it, and has not said how
+    himself. ``config`` is as the user gave it, before ``chunked``."""
     given = [prefill.prefill_chunk_tokens, *(getattr(config.scheduler, n) for n in CUT_BY_HAND)]
     return prefill.prefill_chunks_by_link and all(each is None for each in given)
 

@@ -77,8 +77,8 @@ def chunked(config: EngineConfig, prefill: PrefillConfig, kv: KVTransferConfig) 
 
 
 def cuts_for_links(config: EngineConfig, prefill: PrefillConfig) -> bool:
-    """Whether prompts are cut by how long their KV takes: if the user wants it, and has not said how
-    himself. ``config`` is as the user gave it, before ``chunked``."""
+    """Whether prompts are cut by how long their KV takes: if the user wants it, and has given no
+    threshold himself. ``config`` is as the user gave it, before ``chunked``."""
     given = [prefill.prefill_chunk_tokens, *(getattr(config.scheduler, n) for n in CUT_BY_HAND)]
     return prefill.prefill_chunks_by_link and all(each is None for each in given)
 

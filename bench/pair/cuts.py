@@ -3,10 +3,10 @@
 Two stacks of SmolLM2-135M on the CPU, a prefill and a decode worker each, whose KV goes by tcp over
 a line of ``--rates`` MB/s; one has ``--prefill-chunks-by-link``. In turn each gets a prompt of
 ``--lengths`` tokens that nobody has cached, and is asked for a few tokens. Told are medians of the
-seconds to token 1, which the prefill worker says, and token 2, for which the KV must have come, between the two of one prompt,
-and the chunks of a prompt. Before each rate, ``--warm`` prompts of either length show the workers
-what steps and the line take; at "none" the line holds nothing up. What FILE has of other rates and
-lengths stays there.
+seconds to token 1, which the prefill worker says, and token 2, for which the KV must have come,
+between the two of one prompt, and the chunks of a prompt. Before each rate, ``--warm`` prompts of
+either length show the workers what steps and the line take; at "none" the line holds nothing up.
+What FILE has of other rates and lengths stays there.
 """
 
 from __future__ import annotations

@@ -41,6 +41,8 @@ def test_a_prefix_comes_from_a_peer_and_tokens_are_those_of_one_worker(peers: Pe
     assert peers[0].cached("a") == whole
     assert peers[0].counted("pulls_total") == 1
     assert peers[0].counted("pulled_tokens_total") == peers[1].counted("lent_tokens_total") == whole
+    lent = peers[1].registry.get_sample_value("tandem:kv_handoff_chunks_count")
+    assert lent == 0, "what is lent was no prompt's"
     assert peers.run(0, "again", PROMPT, holder=1) == tokens
     assert peers[0].counted("pulls_total") == 1, "what came is cached here by now"
     assert peers[0].counted("pull_fallbacks_total", reason="cached") == 1

@@ -6,7 +6,7 @@ Neither imports the other: prefill/ and decode/ bring them together, and pass th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,15 @@ class FirstToken(msgspec.Struct, frozen=True, array_like=True):
     choice: Annotated[int, Meta(ge=0, le=1 << 24)]
     token_id: Count
     logprobs: TokenLogprobs | None = None
+
+
+class LinkTimes(NamedTuple):
+    """How long KV takes to a peer once it is there to be sent, as was measured."""
+
+    chunk_s: float
+    """Seconds for each piece that is sent, whatever its size."""
+    token_s: float
+    """Seconds for the KV of each token in it."""
 
 
 @dataclass(frozen=True, slots=True)

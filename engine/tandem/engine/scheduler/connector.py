@@ -15,7 +15,7 @@ from tandem.engine.request import Request
 from tandem.engine.step import BlockTransfers, TransferReport
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, LoadFailed, Released
+from tandem.protocol.kv import Fence, FirstToken, LinkTimes, LoadFailed, Released
 from tandem.protocol.timeline import Note
 
 
@@ -133,6 +133,16 @@ class KVConnector(Protocol):
 
     def has_pending(self) -> bool:
         """Whether anything is promised or on its way (keeps the step loop awake)."""
+        ...
+
+
+@runtime_checkable
+class TimedConnector(KVConnector, Protocol):
+    """A connector that may know how long KV takes to whom it goes to."""
+
+    def link_times(self, request: Request) -> LinkTimes | None:
+        """Of the link that KV of this request is to go by, so that its prompt is cut for it; None
+        where nothing is known, nothing is to go, or prompts are not to be cut for links."""
         ...
 
 

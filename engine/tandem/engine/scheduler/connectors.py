@@ -10,11 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.engine.request import Request
-from tandem.engine.scheduler.connector import Event, Hold, KVConnector, Lookup, Remote
+from tandem.engine.scheduler.connector import (
+    Event,
+    Hold,
+    KVConnector,
+    Lookup,
+    Remote,
+    TimedConnector,
+)
 from tandem.engine.scheduler.roster import ABORT
 from tandem.protocol.errors import Refusal
 from tandem.protocol.ids import RequestKey
-from tandem.protocol.kv import Fence, FirstToken, Released
+from tandem.protocol.kv import Fence, FirstToken, LinkTimes, Released
 
 _NOTHING = Remote(Lookup.NOTHING)
 
@@ -27,10 +34,11 @@ def compose(connectors: Sequence[KVConnector]) -> KVConnector | None:
 
 
 class Connectors:
-    """Two connectors or more. Implements KVConnector; see there."""
+    """Two connectors or more. Implements TimedConnector; see there."""
 
     def __init__(self, connectors: Sequence[KVConnector]) -> None:
         self._all = tuple(connectors)
+        self._timed = [each for each in self._all if isinstance(each, TimedConnector)]
         self._chosen: dict[RequestKey, KVConnector] = {}
         """Who said last that a request's KV lies there."""
         self._holds: dict[RequestKey, int] = {}
@@ -63,6 +71,11 @@ class Connectors:
         """To all."""
         for each in self._all:
             each.started(request)
+
+    def link_times(self, request: Request) -> LinkTimes | None:
+        """The first that knows any."""
+        found = (each.link_times(request) for each in self._timed)
+        return next((each for each in found if each is not None), None)
 
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence

@@ -19,12 +19,13 @@ from tandem.engine.scheduler.connector import (
     LoadMissed,
     Lookup,
     Remote,
+    TimedConnector,
 )
 from tandem.engine.scheduler.roster import Roster
 from tandem.engine.scheduler.turns import Turns
 from tandem.engine.scheduler.updater import Updater
 from tandem.protocol.errors import FailCause
-from tandem.protocol.kv import Fence, LoadFailed, Released
+from tandem.protocol.kv import Fence, LinkTimes, LoadFailed, Released
 from tandem.protocol.layout import blocks_for
 
 _NOTHING = Remote(Lookup.NOTHING)
@@ -56,6 +57,7 @@ class RemoteKV:
     ) -> None:
         """``in_step`` is ``connector``, or among those that it is composed of."""
         self._connector = connector
+        self._timed = connector if isinstance(connector, TimedConnector) else None
         self._in_step = in_step
         self._roster = roster
         self._manager = roster.manager
@@ -120,6 +122,10 @@ class RemoteKV:
     def started(self, request: Request) -> None:
         """A request starts to be computed here."""
         self._connector.started(request)
+
+    def link_times(self, request: Request) -> LinkTimes | None:
+        """Of the link that the request's KV is to go by, where somebody knows."""
+        return None if self._timed is None else self._timed.link_times(request)
 
     def begin_loads(self, updated: int, fence: Fence) -> None:
         """Begin loads whose blocks no step in flight can write any more."""

@@ -105,6 +105,11 @@ class MeasuredSteps:
         self.prompt_steps = self._prompt.points()
         self.beside_steps = self._beside.points()
 
+    def prompt_steps_of(self, least: int) -> StepTimes:
+        """As ``prompt_steps``, of the sizes of which so many steps were measured: one alone may
+        have been held up, and who goes by it may never see another."""
+        return self._prompt.points(least)
+
     @property
     def margin(self) -> float:
         """What a step of prompts beside decodes takes over its forecast, but for one of a hundred:

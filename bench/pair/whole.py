@@ -23,6 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAIR = "bench/pair"
+TCP = "--kv-connector tcp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +33,15 @@ class Part:
     name: str
     command: str
     seconds: int
+    worker_flags: str = ""
+    """Beside those that all workers get."""
 
 
 def parts(trace: Path | None) -> list[Part]:
     """Of two GPUs."""
     copies = f"{PAIR}/fabric.py --connectors cuda_p2p,cuda_p2p_agent --rounds 16"
     elastic = "-m bench.pair.elastic --seconds 15"
+    by_tcp = f"{PAIR}/run.py --only times --runs 2 --lengths 512 2048 8192"
     two = '--shapes "elastic,two bounded"'
     loads = "mixed:14,agents:16" if trace is None else "mixed:14,agents:16,trace:30"
     traced = "" if trace is None else f" --trace {shlex.quote(str(trace))}"
@@ -50,6 +54,8 @@ def parts(trace: Path | None) -> list[Part]:
         Part("elastic", f"{elastic} {two} --loads {loads}{traced}", 300),
         Part("strict", f"{elastic} --shapes strict --loads {loads}{traced}", 200),
         Part("nixl", f"{PAIR}/fabric.py --connectors nixl --rounds 8", 120),
+        Part("tcp", by_tcp, 120, TCP),
+        Part("cuts", f'{by_tcp} --prefill-flags="--prefill-chunks-by-link"', 120, TCP),
         Part("another", f"{elastic} {two} --loads mixed:14,agents:16 --seed 2", 240),
     ]
 
@@ -75,6 +81,7 @@ TINY = [
 def run(part: Part, out: Path, flags: str) -> dict[str, Any]:
     """Call it in a process group of its own, which is killed when its time is over."""
     command = [sys.executable, *shlex.split(part.command), "--out", str(out / part.name)]
+    flags = f"{flags} {part.worker_flags}".strip()
     if flags and "fabric.py" not in part.command:
         command.append(f"--worker-flags={flags}")
     began = time.monotonic()
@@ -94,7 +101,7 @@ def run(part: Part, out: Path, flags: str) -> dict[str, Any]:
             process.wait()
             ended = f"killed after {part.seconds} s"
     took = round(time.monotonic() - began, 1)
-    return {"command": part.command, "seconds": took, "ended": ended}
+    return {"command": shlex.join(command[1:]), "seconds": took, "ended": ended}
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def check_cuts(text: str, tools: str | None, reasoning: str | None = None) -> Sa
     return whole
 
 
-STREAMS = [20, pytest.param(200, marks=pytest.mark.full)]
+STREAMS = [50, pytest.param(200, marks=pytest.mark.full)]
 
 
 @pytest.mark.parametrize("streams", STREAMS)

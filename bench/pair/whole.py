@@ -80,10 +80,11 @@ TINY = [
 
 def run(part: Part, out: Path, flags: str) -> dict[str, Any]:
     """Call it in a process group of its own, which is killed when its time is over."""
-    command = [sys.executable, *shlex.split(part.command), "--out", str(out / part.name)]
+    asked = shlex.split(part.command)
     flags = f"{flags} {part.worker_flags}".strip()
     if flags and "fabric.py" not in part.command:
-        command.append(f"--worker-flags={flags}")
+        asked.append(f"--worker-flags={flags}")
+    command = [sys.executable, *asked, "--out", str(out / part.name)]
     began = time.monotonic()
     with (out / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(
@@ -101,7 +102,7 @@ def run(part: Part, out: Path, flags: str) -> dict[str, Any]:
             process.wait()
             ended = f"killed after {part.seconds} s"
     took = round(time.monotonic() - began, 1)
-    return {"command": shlex.join(command[1:]), "seconds": took, "ended": ended}
+    return {"command": shlex.join(asked), "seconds": took, "ended": ended}
 
 
 def main() -> None:

@@ -17,10 +17,9 @@ from pathlib import Path
 
 from tests.kvtransfer.agent.agent_process import Agent
 from tests.observe import operators, report
-from tests.observe.asked import PEAK, PULLING, ROUTERS, everything
+from tests.observe.asked import PEAK, PULLING, ROUTERS, asking, everything
 from tests.observe.operator_faults import Ground, end_again_and_again
 from tests.observe.prometheus import Prometheus, Target
-from tests.screens.load import loaded, own, shared
 from tests.waiting import wait_for
 
 from tandem.cli.ports import free_ports
@@ -86,9 +85,7 @@ def observe(folder: Path, options: argparse.Namespace, open_: ExitStack) -> repo
             targets.append(Target(f"{service}-{worker}", role, port, service))
     prometheus = open_.enter_context(Prometheus.running(folder, targets))
     for service, url in zip(ROUTERS, urls, strict=True):
-        kinds = {own: 1, shared: options.clients} if service in PULLING else {own: options.clients}
-        for asked, clients in kinds.items():
-            open_.enter_context(loaded(url, clients=clients, max_tokens=48, asked=asked))
+        open_.enter_context(asking(service, url, options.clients))
     wait_for(
         lambda: prometheus.targets_up() == len(targets),
         60.0,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.observe import judge, picture, report
 from tests.observe.prometheus import Prometheus
+from tests.screens.load import loaded, own, shared
 
 PEAK = ["--device-peak-flops", "1e11", "--device-peak-bytes-per-second", "2e10"]
 """A CPU has no data sheet here: about what two cores of a server do."""
@@ -14,10 +17,22 @@ ROUTERS = {
     "elastic": ["--min-handoff-tokens", "32", "--placement", "elastic"],
 }
 """Flags of the routers by service; with a placement by forecasts there are fewer hand-offs."""
-
 PULLING = {"elastic": ["--kv-pull-peers", "1", "--max-num-seqs", "2"]}
 """Flags of workers by service: so few seats that who holds a prefix is often full, and another
 worker pulls it."""
+PULLERS = 4
+"""Clients that ask such a service for the same beginnings at a time."""
+
+
+@contextmanager
+def asking(service: str, url: str, clients: int) -> Iterator[None]:
+    """While the block runs, clients ask what nobody else asks; of workers that pull one of them,
+    beside those who share their beginnings."""
+    kinds = {own: 1, shared: PULLERS} if service in PULLING else {own: clients}
+    with ExitStack() as open_:
+        for asked, count in kinds.items():
+            open_.enter_context(loaded(url, clients=count, max_tokens=48, asked=asked))
+        yield
 
 
 def everything(prometheus: Prometheus, pictures: Path | None) -> report.Seen:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from scripts.rules import chart, promtool
 from tests.observe import report
-from tests.observe.asked import PEAK, PULLING, ROUTERS, everything
+from tests.observe.asked import PEAK, PULLING, ROUTERS, asking, everything
 from tests.observe.prometheus import EVERY, Prometheus
-from tests.screens.load import loaded, own, shared
 from tests.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -120,10 +119,7 @@ def _observe(
         seen=lambda: f"{prometheus.targets_up()} of {expected} targets answer",
     )
     for service in services:
-        kinds = {own: 1, shared: 4} if service.name in PULLING else {own: options.clients}
-        for asked, clients in kinds.items():
-            load = loaded(service.url(), clients=clients, max_tokens=48, asked=asked)
-            open_.enter_context(load)
+        open_.enter_context(asking(service.name, service.url(), options.clients))
     time.sleep(options.seconds / 2)
     ended = services[-1].pods("decode")[0]["metadata"]["name"]
     kube.execute(ended, "python3", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")

@@ -57,14 +57,13 @@ def fitted(stretches: Sequence[Stretch]) -> LinkTimes:
 class _Link:
     """One consumer's."""
 
-    __slots__ = ("began", "nbytes", "stretches", "times", "tokens")
+    __slots__ = ("began", "nbytes", "stretches", "tokens")
 
     def __init__(self) -> None:
         self.began = 0.0
         self.tokens = 0.0
         self.nbytes = 0
         self.stretches: deque[Stretch] = deque(maxlen=KEPT)
-        self.times: LinkTimes | None = None
 
     def begin(self, now: float) -> None:
         self.began, self.tokens, self.nbytes = now, 0.0, 0
@@ -72,7 +71,6 @@ class _Link:
     def end(self, now: float) -> None:
         if self.nbytes >= LEAST_BYTES and now > self.began:
             self.stretches.append(Stretch(self.tokens, now - self.began))
-            self.times = fitted(self.stretches)
 
 
 class Takes:
@@ -115,6 +113,7 @@ class Takes:
         self._busy.discard(peer)
 
     def times(self, peer: Incarnation) -> LinkTimes | None:
-        """What was measured, or None; any thread."""
+        """What was measured, or None; any thread. Fitted here: few ask, and hand-offs are many."""
         link = self._links.get(peer)
-        return None if link is None else link.times
+        stretches = () if link is None else tuple(link.stretches)
+        return fitted(stretches) if stretches else None

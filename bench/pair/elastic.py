@@ -15,14 +15,15 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 from bench.sim import loads
-from bench.sim.figures import figures
+from bench.sim.figures import ITL_MS, figures
 from bench.sim.router import Seen
 from bench.sim.sweep import load_of
 
@@ -131,6 +132,18 @@ class RealStack:
         done(seen)
 
 
+def late_places(seen: Sequence[Seen]) -> list[list[float]]:
+    """Of each request with several gaps over the bound: when it was sent (seconds), how many tokens
+    it got, and of each of these gaps the number and the ms."""
+    rows = []
+    for each in seen:
+        gaps = [(at, 1e3 * (b - a)) for at, (a, b) in enumerate(pairwise(each.times), 1)]
+        late = [value for at, ms in gaps if ms > ITL_MS for value in (at, round(ms, 1))]
+        if len(late) > 2:
+            rows.append([round(each.sent, 2), len(each.times), *late])
+    return rows
+
+
 def main() -> None:
     """Every shape under every load."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -165,12 +178,18 @@ def main() -> None:
                     load = load_of(name, args.seconds, args.seed, args.trace)(float(rate))
                     row: dict[str, Any] = {}
                     try:
-                        row = dict(figures(load(stack)).row())
+                        seen = load(stack)
+                        row = dict(figures(seen).row())
+                        row["late_places"] = late_places(seen)
                     except RuntimeError as error:
                         row["error"] = str(error)
                     row["failed"] = stack.failed
                     found[f"{each} {shape}"] = row
-                    shown = {k: v if isinstance(v, str) else round(v, 2) for k, v in row.items()}
+                    shown = {
+                        k: v if isinstance(v, str) else round(v, 2)
+                        for k, v in row.items()
+                        if not isinstance(v, list)
+                    }
                     print(each, shape, shown, flush=True)
                     (args.out / "elastic.json").write_text(json.dumps(found, indent=1) + "\n")
 

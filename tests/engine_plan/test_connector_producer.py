@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
+
 import pytest
 from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
 from tests.engine_plan.pair import Pair, produce
 
+from tandem.engine.executor.base import WrittenAhead
+from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.kv import Fence
 
@@ -63,6 +68,64 @@ def test_chunks_are_announced_as_they_are_computed():
         upto.append(pair.producer.exports[request.key].upto)
 
     assert upto == [48, 60]
+
+
+class KnowsWritten(Future[ModelRunnerOutput]):
+    """A step's future whose KV is written before its result is there."""
+
+    def __init__(self, step: Future[ModelRunnerOutput], fence: Fence, read: Callable[[], None]):
+        super().__init__()
+        self._step, self._fence, self._read = step, fence, read
+
+    def wait_written(self, seconds: float) -> Fence:
+        """See WrittenAhead."""
+        return self._fence
+
+    def result(self, timeout: float | None = None) -> ModelRunnerOutput:
+        """Noted."""
+        self._read()
+        return self._step.result(timeout)
+
+
+def know_written(pair: Pair, read: Callable[[], None]) -> list[Fence]:
+    """Have P's steps tell of their KV first, by these fences; ``read`` is called before results."""
+    fences: list[Fence] = []
+    execute = pair.p.executor.execute
+
+    def ahead(plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        fences.append(FenceDone())
+        return KnowsWritten(execute(plan), fences[-1], read)
+
+    pair.p.executor.execute = ahead  # type: ignore[method-assign]
+    return fences
+
+
+def test_kv_is_announced_before_the_result_of_its_step_is_read():
+    """Its head and its draws are still to come: a peer fetches meanwhile. Nothing is said twice."""
+    pair = Pair(max_num_batched_tokens=16)
+    upto: list[int] = []
+    exports = pair.producer.exports
+    fences = know_written(pair, lambda: upto.extend(each.upto for each in exports.values()))
+    request = pair.prefill("a", 40)
+
+    export = exports[request.key]
+    assert upto == [16, 32, 40]
+    assert export.fences == fences
+    assert export.first is not None
+    assert isinstance(KnowsWritten(Future(), FenceDone(), lambda: None), WrittenAhead)
+
+
+def test_who_ended_while_a_step_computed_announces_nothing():
+    """The step in flight is read all the same."""
+    pair = Pair(max_num_batched_tokens=16, async_scheduling=True)
+    know_written(pair, lambda: None)
+    request = produce("a", 40)
+    pair.p.add(request)
+    pair.p.step()
+    pair.p.core.abort(request.key)
+    pair.p.step()
+
+    assert pair.producer.exports[request.key].upto == 0
 
 
 def test_a_producer_is_never_preempted():

@@ -22,7 +22,7 @@ from tandem.engine.core.sleep import Sleep
 from tandem.engine.core.step_costs import StepCosts
 from tandem.engine.core.step_notes import StepNotes
 from tandem.engine.core.step_outputs import StepOutputs
-from tandem.engine.executor.base import Executor
+from tandem.engine.executor.base import Executor, WrittenAhead
 from tandem.engine.kv_memory import Capacity, SlabAllocator
 from tandem.engine.metrics import EngineMetrics
 from tandem.engine.offload.connector import OffloadConnector
@@ -321,7 +321,7 @@ class EngineCore:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block is free or held by who is known to hold it."""
-        self.scheduler.check_integrity()
+        self.scheduler.roster.check_integrity()
 
     def close(self) -> None:
         """End the executor and what gates have begun. May be called twice."""
@@ -356,6 +356,8 @@ class EngineCore:
         plan, future, launched = self._in_flight.popleft()
         started = max(launched, self._updated_at)
         waits_from = time.monotonic()
+        if self.scheduler.announces and isinstance(future, WrittenAhead):
+            self.scheduler.announce(future.wait_written(STEP_DEADLINE_S))
         output = future.result(timeout=STEP_DEADLINE_S)
         self._mask_wait.updated(time.monotonic() - waits_from)
         self.scheduler.update_from_output(output)
@@ -370,7 +372,7 @@ class EngineCore:
         if busy:
             self._unchecked_since = None
         elif self._was_busy:
-            self.scheduler.check_count()
+            self.scheduler.roster.check_count()
             self._unchecked_since = self._clock()
         elif self._unchecked_since is not None and self._clock() - self._unchecked_since >= QUIET_S:
             self._unchecked_since = None

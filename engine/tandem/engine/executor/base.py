@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tandem.engine.config import EngineConfig
 from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.protocol.commands import SleepTag
+from tandem.protocol.kv import Fence
+
+
+@runtime_checkable
+class WrittenAhead(Protocol):
+    """What the future of a step is, too, where its KV is known to be there before its result is:
+    the head and the draws are still to come then."""
+
+    def wait_written(self, seconds: float) -> Fence:
+        """Return when all KV of the step is written; a fence that is done. Raises TimeoutError."""
+        ...
 
 
 class Executor(Protocol):
@@ -22,7 +33,7 @@ class Executor(Protocol):
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Launch one step. Two may be in flight; they finish in order. One that awaits masks is
-        computed, and draws nothing before ``draw``."""
+        computed, and draws nothing before ``draw``. The future may be ``WrittenAhead``."""
         ...
 
     def draw(self, masks: TokenMasks) -> None:

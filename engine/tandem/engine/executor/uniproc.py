@@ -14,6 +14,7 @@ from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.engine.threads import spin_briefly
 from tandem.protocol.commands import SleepTag
+from tandem.protocol.kv import Fence
 
 if TYPE_CHECKING:
     from tandem.engine.worker import LaunchedStep, Worker
@@ -32,6 +33,10 @@ class StepFuture(Future[ModelRunnerOutput]):
             wait = self._launched.result
             self.set_result(wait() if timeout is None else wait(timeout))
         return super().result()
+
+    def wait_written(self, seconds: float) -> Fence:
+        """See WrittenAhead."""
+        return self._launched.wait_written(seconds)
 
 
 class UniProcExecutor:

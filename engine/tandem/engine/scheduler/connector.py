@@ -107,8 +107,9 @@ class KVConnector(Protocol):
     def computed(
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
-        """After each step that computed prompt ``tokens`` here (a cached prefix comes first, with
-        the first chunk). ``done`` fences all of them; nothing may be announced before it."""
+        """For each step that computed prompt ``tokens`` here (a cached prefix comes first, with the
+        first chunk), as soon as their KV is known to be written: maybe before the step's result.
+        ``done`` fences all of them; nothing may be announced before it."""
         ...
 
     def first_tokens(

@@ -206,6 +206,17 @@ class Roster:
         else:
             self.manager.free(request)
 
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every block is free or held by who is known to hold it."""
+        tables = [request.block_ids for request in self.by_seq.values()]
+        self.manager.check([*tables, *self.held.values()])
+
+    def check_count(self) -> None:
+        """Check the number of blocks alone, where no request lives: cheap at every end of work."""
+        assert not self.by_seq, "blocks are counted when nothing runs"
+        held = {block for blocks in self.held.values() for block in blocks}
+        self.manager.check_count(len(held))
+
     def fail(
         self,
         group: RequestGroup,

@@ -43,6 +43,7 @@ from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, FinishReason
 from tandem.protocol.hashing import root_hash
 from tandem.protocol.ids import BlockHash, RequestKey
+from tandem.protocol.kv import Fence
 from tandem.protocol.requests import Consume, EngineCoreRequest, Produce
 from tandem.protocol.steps import Crowd
 from tandem.protocol.timeline import NoteBook
@@ -265,6 +266,16 @@ class Scheduler:
             self._end_constrained(each, now)
         return masks
 
+    @property
+    def announces(self) -> bool:
+        """Whether the oldest step in flight computes prompts that a connector is told of."""
+        return self._hands_over and bool(self._in_flight) and bool(self._in_flight[0][1])
+
+    def announce(self, fence: Fence) -> None:
+        """KV of the oldest step in flight is written, as ``fence`` knows; its result is not there
+        yet."""
+        self._updater.announce(self._in_flight[0][1], fence)
+
     def update_from_output(self, output: ModelRunnerOutput) -> None:
         """Apply the result of the oldest step in flight."""
         step, chunks = self._in_flight.popleft()
@@ -281,19 +292,6 @@ class Scheduler:
         """Counters since the last call."""
         stats, self.roster.stats = self.roster.stats, StepStats()
         return stats
-
-    def check_integrity(self) -> None:
-        """Raise IntegrityError unless every block is free or held by who is known to hold it."""
-        roster = self.roster
-        tables = [request.block_ids for request in roster.by_seq.values()]
-        self.manager.check([*tables, *roster.held.values()])
-
-    def check_count(self) -> None:
-        """Check the number of blocks alone, where no request lives: cheap at every end of work."""
-        roster = self.roster
-        assert not roster.by_seq, "blocks are counted when nothing runs"
-        held = {block for blocks in roster.held.values() for block in blocks}
-        self.manager.check_count(len(held))
 
     def _admitted(self, source: EngineCoreRequest) -> EngineCoreRequest | Refusal:
         """The request as it is to run, or why it is not taken."""

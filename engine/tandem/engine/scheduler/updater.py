@@ -97,6 +97,11 @@ class Updater:
         for each in output.drafted:
             self._update_drafted(each, now)
 
+    def announce(self, chunks: Sequence[Chunk], fence: Fence) -> None:
+        """KV of a step's ``chunks`` is written; what it drew is not known yet."""
+        for request, _, end, preemptions in chunks:
+            self._announce(request, end, preemptions, fence)
+
     def known_first(self, request: Request, first: Sequence[FirstToken], now: float) -> None:
         """First tokens that the other side of a hand-off drew; the request's KV is here."""
         self._apply_first(request, _in_order(request, first), now)
@@ -215,13 +220,14 @@ class Updater:
         have = request.prompt_logprobs
         if told is not None and have is not None and start < len(have):
             have.extend(told[len(have) - start - 1 :])
-        here = request.state is RequestState.RUNNING and request.num_preemptions == preemptions
-        if here and self._roster.connector is not None:
-            self._announce(request, end, output.fence)
+        self._announce(request, end, preemptions, output.fence)
 
-    def _announce(self, request: Request, end: int, fence: Fence) -> None:
-        """Tell the connector what is computed; a cached prefix comes with the first chunk."""
-        assert self._roster.connector is not None
+    def _announce(self, request: Request, end: int, preemptions: int, fence: Fence) -> None:
+        """Tell the connector what is computed and it does not know; a cached prefix comes with the
+        first chunk."""
+        here = request.state is RequestState.RUNNING and request.num_preemptions == preemptions
+        if not here or self._roster.connector is None:
+            return
         upto = min(end, request.num_prefill)
         if upto > request.num_announced:
             tokens = range(request.num_announced, upto)

@@ -34,6 +34,8 @@ class LaunchedStep:
     step: int
     moment: Moment = PAST
     """Behind all of its writes and copies, once they are queued."""
+    written: Moment | None = None
+    """Behind the KV of a step with prompts, before the head; None: as ``moment``."""
     drawn: Sequence[StepRow] = ()
     """The rows that draw."""
     tokens: Tensor | None = None
@@ -56,6 +58,12 @@ class LaunchedStep:
     late: frozenset[SeqId] = frozenset()
     """Sequences whose draws count for nothing: their masks were not there."""
     _known: list[int] | None = None
+
+    def wait_written(self, seconds: float = WAIT_SECONDS) -> Moment:
+        """The moment behind all KV of the step, waited for. Raises TimeoutError."""
+        written = self.written or self.moment
+        written.wait(seconds)
+        return written
 
     @torch.inference_mode()
     def wait_tokens(self, seconds: float = WAIT_SECONDS) -> list[int]:

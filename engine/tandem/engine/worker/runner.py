@@ -166,6 +166,8 @@ class ModelRunner:
             put_proposed(launched.drafts, plan.rows, self.batch)
             drafted = DraftDraws.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
         hidden, inputs = self._forward(rows, drawing, more, drafted)
+        if rows.shape.chunks:
+            launched.written = moment(self.stager.device)
         return _Computed(launched, rows, drawing, inputs, hidden, scored, pooled, drafted)
 
     def _finish(self, launched: LaunchedStep, computed: _Computed | None) -> None:

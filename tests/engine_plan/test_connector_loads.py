@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.pair import Pair, consume
 
 from tandem.engine.scheduler.connector import Loaded
+from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.errors import FailCause
 from tandem.protocol.kv import FirstToken, Released
 
@@ -236,3 +239,27 @@ def test_a_load_waits_for_steps_that_may_still_write():
     assert request.key not in pair.consumer.loads
     scheduler.update_from_output(output)
     assert request.key in pair.consumer.loads
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_came_is_findable_behind_its_first_step(ends):
+    """Hundreds of blocks do not hold that step up; who ends in it leaves them findable."""
+    pair = Pair(max_num_batched_tokens=64)
+    params = params_of(max_tokens=2 if ends else 8, ignore_eos=True)
+    pair.prefill("a", 40, params=params)
+    leg = pair.reserve("a", 40, params=params)
+    pair.deliver(leg)
+    found = []
+    execute = pair.d.executor.execute
+
+    def noted(plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
+        found.append(pair.d.core.manager.pool.num_cached)
+        return execute(plan)
+
+    pair.d.executor.execute = noted  # type: ignore[method-assign]
+    pair.d.step()
+    assert found == [0]
+    pair.d.step()
+    full = 40 // pair.d.core.manager.block_size
+    assert pair.d.core.manager.pool.num_cached == full
+    pair.check_empty()

@@ -137,6 +137,11 @@ class KVCacheManager:
             request.num_cached_blocks = full
             request.cache_due = (full + 1) * self.block_size
 
+    def cache_later(self, request: Request) -> None:
+        """``cache_full`` is called for the blocks of now without a step that is due for it."""
+        if self.enable_caching:
+            request.cache_due = (request.num_computed // self.block_size + 1) * self.block_size
+
     def truncate(self, request: Request, num_tokens: int) -> None:
         """Give back the blocks beyond ``num_tokens`` tokens."""
         keep = blocks_for(num_tokens, self.block_size)

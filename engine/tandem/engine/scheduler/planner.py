@@ -234,10 +234,11 @@ class Planner:
                 return room
 
     def _draft_prompt(self, draft: Draft, request: Request, most: int | None = None) -> None:
-        """The next chunk of a sequence with several tokens to compute, of ``most`` at most."""
+        """The next chunk of a sequence with several tokens to compute, of ``most`` at most, unless
+        it is alone: then nobody is done sooner for it."""
         remaining = request.num_uncomputed
         alone = not draft.prompts and self._roster.waiting.peek() is None
-        most = draft.budget if most is None else min(draft.budget, most)
+        most = draft.budget if most is None or alone else min(draft.budget, most)
         if draft.room is not None:
             most = draft.room.most(request.num_computed, min(most, remaining))
         finer = self._finer_chunk(request) if alone else None

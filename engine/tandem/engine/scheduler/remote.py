@@ -68,6 +68,8 @@ class RemoteKV:
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Reserved while that step was the last one planned; begun once it is through, because
         its rows may still write blocks that were freed before."""
+        self._joined: list[Request] = []
+        """Running, with blocks that are yet to be made findable."""
 
     def park(self, request: Request) -> None:
         """Keep a request aside until its KV comes. It is in no queue."""
@@ -78,6 +80,10 @@ class RemoteKV:
 
     def poll(self, now: float) -> None:
         """Act on what the connector has to say."""
+        while self._joined:
+            request = self._joined.pop()
+            if request.state is RequestState.RUNNING:  # whoever left was cached as it went
+                self._manager.cache_full(request)
         for event in self._connector.poll():
             if isinstance(event, Released):
                 known = self._roster.released(event.key)
@@ -220,7 +226,8 @@ class RemoteKV:
         return True
 
     def _join(self, request: Request, event: Loaded, now: float) -> None:
-        """The KV is committed: cache it, emit the first tokens again, run."""
+        """The KV is committed: emit the first tokens again, run, and cache it behind the launch of
+        the step that is planned."""
         manager = self._manager
         request.remote_done = True
         if request.group.notes is not None:
@@ -231,7 +238,11 @@ class RemoteKV:
         self._roster.join(request)
         if event.first:
             self._count(request)
-            manager.cache_full(request)
+            if len(event.first) == 1:
+                manager.cache_later(request)  # its first step need not wait for hundreds of blocks
+                self._joined.append(request)
+            else:  # which share their blocks from now on
+                manager.cache_full(request)
             self._updater.known_first(request, event.first, now)
             return
         self._connector.started(request)

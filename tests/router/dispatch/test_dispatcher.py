@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import aclosing
 
@@ -18,6 +19,8 @@ from tandem.protocol.errors import RequestFailed
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import Consume, Produce
+from tandem.router.dispatch.attempt import Attempt
+from tandem.router.dispatch.job import Job
 
 
 async def test_hand_off(stack: Stack, prefill: Make, decode: Make) -> None:
@@ -313,3 +316,25 @@ async def test_describe(stack: Stack, decode: Make) -> None:
     await stack.find(d)
 
     assert d.card == await waiting
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_a_request_that_is_over_is_gone(
+    stack: Stack, prefill: Make, decode: Make, *, failing: bool
+) -> None:
+    """Without the collector of cycles: its prompts would wait for it by the thousand, and every
+    stream for its end."""
+    workers = [prefill(behaviour=die_after(0)), decode()] if failing else [prefill(), decode()]
+    await stack.find(*workers)
+    gc.collect()
+    gc.disable()
+    try:
+        assert tokens_of(await stack.run(make_request())) == ANSWER
+        await asyncio.sleep(0)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert [each for each in gc.garbage if isinstance(each, Attempt | Job)] == []
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()

@@ -178,6 +178,7 @@ class Dispatcher:
             watch.end(loop.time())
             if job.attempt is not None:
                 job.attempt.end(job.name, finished=False)
+                job.attempt = None
             self._leave(job)
             job.metrics.repeated(job.ledger.num_repeated)
             del self._jobs[job.name]
@@ -220,11 +221,12 @@ class Dispatcher:
             job.admitted = False
             self.admission.leave(job.num_prompt)
 
-    def _give_up(self, job: Job, attempt: Attempt) -> None:
+    def _give_up(self, job: Job) -> None:
         """End a job whose client does not read: nothing of it is kept or computed any more."""
         logger.warning("request %s: its client does not read", job.name)
         job.given_up = True
-        attempt.end(job.name, finished=False)
+        if job.attempt is not None:
+            job.attempt.end(job.name, finished=False)
         self._leave(job)
 
     async def _begin(self, job: Job, loop: asyncio.AbstractEventLoop) -> Attempt:
@@ -255,16 +257,15 @@ class Dispatcher:
                 await self.pool.wait_change(left)
 
     def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
-        attempt = Attempt(
+        return Attempt(
             job.num_dispatched,
             placement,
             loop,
             backlog=self.backlog,
             num_open=job.request.params.n - len(job.ledger.finished_choices),
             all_said=lambda: self._leave(job),
-            overflow=lambda: self._give_up(job, attempt),
+            overflow=lambda: self._give_up(job),  # not the attempt: it would hold itself
         )
-        return attempt
 
     def _place(self, job: Job, now: float) -> Placement | None:
         draws = job.request.pooling is None  # then the ceiling counts what a cache would have found

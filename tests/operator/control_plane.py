@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import ssl
 import subprocess
 import tempfile
@@ -59,6 +60,7 @@ class ControlPlane:
     home: Path
     port: int
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    api_server: subprocess.Popen[bytes] | None = None
 
     @property
     def server(self) -> str:
@@ -95,6 +97,16 @@ class ControlPlane:
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done.stdout if check else done.stdout + done.stderr
+
+    @contextlib.contextmanager
+    def hung(self) -> Iterator[None]:
+        """The API server takes connections meanwhile, and answers nothing; then it answers all."""
+        assert self.api_server is not None, "no API server runs"
+        self.api_server.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.api_server.send_signal(signal.SIGCONT)
 
     @contextlib.contextmanager
     def kubectl_output(self, *arguments: str) -> Iterator[Callable[[], str]]:
@@ -174,7 +186,7 @@ def _api_server(plane: ControlPlane, etcd: int) -> None:
     tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n{OPERATOR_TOKEN},operator,operator\n')
     policy = plane.home / "audit.json"
     policy.write_text(json.dumps(_AUDIT))
-    plane.start(
+    plane.api_server = plane.start(
         "kube-apiserver",
         f"--audit-policy-file={policy}",
         f"--audit-log-path={plane.home / AUDIT_LOG}",

@@ -96,6 +96,21 @@ def test_a_leader_whose_calls_hang_is_gone_before_another_leads(
         assert "could not be renewed" in hung.log()
 
 
+def test_an_api_server_that_stands_still_leaves_one_leader(
+    lone: Harness, operators: Operators, plane: ControlPlane
+):
+    """Nobody's calls come back: the leader is gone although none could lead in its place. Once the
+    server goes on, and does what hung in it as well, the standby leads."""
+    hung = operators.start("hung")
+    lone.wait_for(lambda: "-hung_" in holder(lone))
+    standby = operators.start("next")
+    with plane.hung():
+        assert hung.process.wait(timeout=30) == 3
+    lone.wait_for(lambda: "-next_" in holder(lone))
+    assert "could not be renewed" in hung.log()
+    assert standby.process.poll() is None
+
+
 def test_state_is_right_again_although_watches_are_silent(
     lone: Harness, operators: Operators, plane: ControlPlane
 ):

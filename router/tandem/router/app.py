@@ -36,7 +36,7 @@ from tandem.router.discovery.kubernetes import KubernetesDiscovery
 from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
-from tandem.router.document import document
+from tandem.router.document import document, paths_of_workers
 from tandem.router.gauges import register_gauges
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.live.link_series import register_link_series
@@ -225,6 +225,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         routes=[route for part in parts for route in part.routes.routes],
     )
     app.openapi = cache(partial(document, app, has_keys=has_keys, has_admin=admin is not None))  # type: ignore[method-assign]
+    router.metrics.begin_answers(paths_of_workers())
     app.state.router = router
     app.state.fleet = router.fleet
     app.state.live = router.live

@@ -133,7 +133,11 @@ class RouterConfig(TracingConfig):
         "there are none.",
     )
     request_timeout: float = setting(600.0, "Deadline of a request, from arrival to last token.")
-    max_attempts: int = setting(3, "Dispatches of one request over all failures, at most.")
+    max_attempts: int = setting(
+        3,
+        "Attempts at one request that may fail with nothing new said. Up to eight that brought its "
+        "answer on may fail beside them, unless this is 1: then nothing is tried again.",
+    )
     worker_wait: float = setting(
         5.0, "How long a request waits for a worker when none that could take it is up."
     )

@@ -176,6 +176,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 }
 
 
+def paths_of_workers() -> list[str]:
+    """Those that workers answer, as far as they are there and have the time."""
+    return [path for (_, path), operation in OPERATIONS.items() if operation.errors is _GENERATING]
+
+
 def document(app: FastAPI, *, has_keys: bool, has_admin: bool) -> dict[str, Any]:
     """The whole document. Raises KeyError for a path that nobody described."""
     content = get_openapi(

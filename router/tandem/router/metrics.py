@@ -45,6 +45,8 @@ SHAPES = ("whole", "handoff")
 RUNGS = ("first", "another_prefill", "local_prefill", "another_decode", "same")
 """What an attempt is: the names of the ladder's ``Rung``."""
 _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
+STATUSES = (200, 429, 500, 503, 504)
+"""Of answers that workers give, or do not; a client's own mistakes are no news of the service."""
 
 GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
 
@@ -147,6 +149,11 @@ class RouterMetrics:
     def rejected(self, reason: str) -> None:
         """The admission queue refused a request."""
         self._rejections.labels(self._model_name, reason).inc()
+
+    def begin_answers(self, paths: Iterable[str]) -> None:
+        """Have the answers of these paths counted from nothing."""
+        for path, status in product(paths, STATUSES):
+            self._http.labels(path, str(status))
 
     def http_answered(self, path: str, status: int) -> None:
         """An answer's headers went out."""

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import msgspec
 import pytest
-from tests.router.behaviours import ANSWER, Make, fail_with, refuse_with
+from tests.router.behaviours import ANSWER, Make, fail_with, keep_quiet, refuse_with
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
 from tests.router.fake_worker import Turn, serve_well
 from tests.waiting import until
@@ -225,11 +225,6 @@ async def test_deadline(stack: Stack, decode: Make) -> None:
     assert FailCause.TIMEOUT is caught.value.cause
     assert 0.25 < time.monotonic() - started < 2
     await until(lambda: d.cancelled)
-
-
-def keep_quiet(turn: Turn) -> Iterator[float]:
-    """Say nothing at all about the request."""
-    yield 60.0
 
 
 async def test_not_accepted_in_time(decode: Make) -> None:

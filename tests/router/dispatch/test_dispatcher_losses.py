@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from contextlib import aclosing
 
 import pytest
-from tests.router.behaviours import ANSWER, Make, die_after, fail_with, refuse_with
+from tests.router.behaviours import (
+    ANSWER,
+    Make,
+    die_after,
+    fail_with,
+    keep_quiet,
+    refuse_with,
+)
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
-from tests.router.fake_worker import FakeWorker
+from tests.router.fake_worker import FakeWorker, Turn
 from tests.waiting import until
 
 from tandem.protocol.errors import (
@@ -81,6 +89,65 @@ async def wake_when_lost(stack: Stack, worker: FakeWorker) -> None:
     worker.silent = False
 
 
+async def test_what_has_begun_outlives_more_workers_than_it_has_attempts(decode: Make) -> None:
+    """The only worker is lost three times, each time with the answer a little longer, and started
+    again: what its client has read is not given up."""
+    stack = Stack(worker_wait=5.0, resume_wait=5.0)
+    lives = [decode(behaviour=die_after(2))]
+    await stack.find(*lives)
+    running = asyncio.create_task(stack.run(make_request()))
+    for _ in range(3):
+        await until(lambda: not lives[-1]._thread.is_alive())
+        lives.append(decode(behaviour=die_after(2), port=lives[0].port))
+
+    assert tokens_of(await running) == ANSWER
+    assert [len(life.submitted[0].emitted_of(0)) for life in lives] == [0, 2, 4, 6]
+    await stack.close()
+
+
+async def test_three_faults_at_once_do_not_end_what_has_begun(prefill: Make, decode: Make) -> None:
+    """The prefill worker is lost after token 1, the next one's KV does not come, the decode worker
+    is lost: the other one goes on."""
+
+    def lose(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        if len(d1.submitted) == 1:
+            yield 60.0  # until token 1 has come from the prefill worker, and that was lost
+        yield 0.05
+        if len(d1.submitted) == 2:
+            turn.fail(FailCause.PEER)
+        else:
+            turn.worker._stop.set()
+
+    stack = Stack(worker_wait=5.0, resume_wait=5.0)
+    p1, d1, d2 = prefill(behaviour=die_after(1)), decode(behaviour=lose), decode(load=BUSY)
+    await stack.find(p1, d1, d2)
+    await beats(stack, d2)
+    p2 = prefill(behaviour=keep_quiet, load=BUSY)
+    await stack.find(p2, d1, d2)
+    await beats(stack, p2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    reasons = "tandem:router_attempt_failures_total"
+    assert stack.metric(reasons, kind="failed", reason="worker_lost") == 2
+    assert stack.metric(reasons, kind="failed", reason="peer") == 1
+    assert d2.submitted[-1].emitted == ((100,),)
+    await stack.close()
+
+
+async def test_a_request_that_cannot_be_sent_costs_no_attempt(decode: Make) -> None:
+    """A link that is down when it is chosen: nobody did any work."""
+    stack = Stack(max_attempts=1)
+    d1, d2 = decode(), decode(load=BUSY)
+    await stack.find(d1, d2)
+    await beats(stack, d2)
+    stack.pool.workers[d1.incarnation].connection.submit = lambda *_: False  # type: ignore[method-assign]
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert len(d2.submitted) == 1
+    await stack.close()
+
+
 async def test_what_has_begun_waits_longer_for_a_successor(decode: Make) -> None:
     """The only worker is lost after two tokens, and another comes when a new request would long
     have been told that nobody is there."""
@@ -138,6 +205,21 @@ async def test_waits_for_the_successor_of_one_that_leaves(decode: Make) -> None:
     """The only worker refuses, on its way out: the one that replaces it takes the request."""
     stack = Stack(worker_wait=5.0)
     leaving = decode(behaviour=refuse_with(RefusalCode.DRAINING))
+    await stack.find(leaving)
+    running = asyncio.create_task(stack.run(make_request()))
+    await until(lambda: len(leaving.submitted) == 1)
+    successor = decode()
+    await stack.find(successor)
+
+    assert tokens_of(await running) == ANSWER
+    assert len(successor.submitted) == 1
+    await stack.close()
+
+
+async def test_waits_for_the_successor_of_one_that_gave_it_back(decode: Make) -> None:
+    """The only worker had it under way when its drain was over: its successor goes on."""
+    stack = Stack(worker_wait=5.0)
+    leaving = decode(behaviour=fail_with(FailCause.DRAINING))
     await stack.find(leaving)
     running = asyncio.create_task(stack.run(make_request()))
     await until(lambda: len(leaving.submitted) == 1)

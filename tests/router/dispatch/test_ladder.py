@@ -27,9 +27,11 @@ FLEET = FleetSnapshot(
 POLICY = PrefixLoadPolicy(16)
 
 
-def failed(cause: FailCause, worker=D1, pair=(P1, D1)) -> AttemptFailure:
+def failed(cause: FailCause, worker=D1, pair=(P1, D1), **fields) -> AttemptFailure:
     """After some work."""
-    return AttemptFailure(worker=worker, worker_name="w", pair=pair, message="m", cause=cause)
+    return AttemptFailure(
+        worker=worker, worker_name="w", pair=pair, message="m", cause=cause, **fields
+    )
 
 
 def refused(code: RefusalCode, worker=D1, pair=(P1, D1)) -> AttemptFailure:
@@ -98,6 +100,45 @@ def test_the_last_attempt_does_not_hand_off() -> None:
     ladder.record(failed(FailCause.WORKER_LOST, worker=D1))
 
     assert (place(ladder).prefill, place(ladder).worker) == (None, D2)
+
+
+def test_what_brought_the_answer_on_is_counted_apart() -> None:
+    """An answer that is begun goes on through three faults at once, and no request for ever."""
+    ladder = Ladder(3)
+    ladder.record(failed(FailCause.WORKER_LOST, worker=P1, brought_on=True))
+    ladder.record(failed(FailCause.PEER, pair=(P2, D1)))
+    assert not ladder.exclusions.no_handoff
+    ladder.record(failed(FailCause.WORKER_LOST))
+    assert not ladder.exhausted
+    assert (place(ladder).prefill, place(ladder).worker) == (None, D2)
+    ladder.record(failed(FailCause.WORKER_LOST, worker=D2, pair=None))
+    assert ladder.exhausted
+
+    ladder = Ladder(3)
+    for number in range(10):
+        ladder.record(failed(FailCause.WORKER_LOST, worker=inc(10 + number), brought_on=True))
+        assert not ladder.exhausted
+    assert ladder.exclusions.no_handoff
+    ladder.record(failed(FailCause.WORKER_LOST, worker=inc(20), brought_on=True))
+    assert ladder.exhausted
+
+
+def test_one_attempt_is_one_attempt() -> None:
+    """Whoever wants no second one has none of an answer that is begun either."""
+    ladder = Ladder(1)
+    ladder.record(failed(FailCause.WORKER_LOST, brought_on=True))
+    assert ladder.exhausted
+
+
+def test_what_was_not_sent_is_no_attempt() -> None:
+    """A worker whose link was down did nothing; as of refusals, there is an end of it."""
+    ladder = Ladder(1)
+    for number in range(7):
+        lost = failed(FailCause.WORKER_LOST, worker=inc(10 + number), unsent=True)
+        ladder.record(lost)
+        assert not ladder.exhausted
+    ladder.record(failed(FailCause.WORKER_LOST, worker=inc(9), unsent=True))
+    assert ladder.exhausted
 
 
 @pytest.mark.parametrize("code", [RefusalCode.PEER_UNKNOWN, RefusalCode.FINGERPRINT])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum, auto
 
 from tandem.protocol.errors import FailCause
@@ -183,7 +184,8 @@ class Attempt:
             leg.count(leg.num_tokens)
             if not worker.connection.submit(request, leg):
                 leg.state = LegState.ENDED
-                return self.failure(leg, FailCause.WORKER_LOST, "its link is down")
+                failure = self.failure(leg, FailCause.WORKER_LOST, "its link is down")
+                return replace(failure, unsent=True)
         return None
 
     def receive(self, leg: Leg, event: LegEvent) -> None:

@@ -49,6 +49,15 @@ class AttemptFailure:
     message: str
     cause: FailCause | None = None
     refusal: Refusal | None = None
+    unsent: bool = False
+    """Whether the worker never got it: its link was down."""
+    brought_on: bool = False
+    """Whether the attempt had said something of the answer that was new."""
+
+    @property
+    def did_work(self) -> bool:
+        """Whether it was an attempt at all."""
+        return self.refusal is None and not self.unsent
 
     @property
     def of_handoff(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -68,6 +69,7 @@ class Job:
         self.admitted = False
         self._blocks_counted = False
         self.num_dispatched = 0
+        self._num_tokens_before = 0
         self.hits: Mapping[Incarnation, int] = {}
         """Tokens of the prompt that workers had cached when it was last placed."""
         self._hashes: dict[str, tuple[BlockHash, ...]] = {}
@@ -85,7 +87,8 @@ class Job:
 
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
         """An attempt on these workers is over: rule out what it showed to be of no use."""
-        self.ladder.record(failure)
+        brought_on = self.ledger.num_tokens > self._num_tokens_before
+        self.ladder.record(replace(failure, brought_on=brought_on))
         if failure.cause is FailCause.WORKER_LOST:
             self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
 
@@ -164,6 +167,7 @@ class Job:
         """What to send to whom; two workers are a prefill and a decode worker, in that order."""
         number = self.num_dispatched
         self.num_dispatched += 1
+        self._num_tokens_before = self.ledger.num_tokens
         base = msgspec.structs.replace(
             self.request,
             key=RequestKey(router, self.name, number),

@@ -25,7 +25,11 @@ from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import Exclusions
 
 MAX_REFUSALS = 8
-"""Refusals do no work and are not attempts, but they take a round trip each."""
+"""Refusals do no work and are not attempts, but they take a round trip each. So do requests that
+could not be sent."""
+MAX_RESUMES = 8
+"""Attempts beyond those that may fail in vain, of an answer that they brought on: a request that
+is itself what ends its workers is to end no more of them."""
 
 
 class Rung(StrEnum):
@@ -49,7 +53,18 @@ class Ladder:
     @property
     def num_failed(self) -> int:
         """Attempts that did work and failed."""
-        return sum(failure.refusal is None for failure in self.failures)
+        return sum(failure.did_work for failure in self.failures)
+
+    @property
+    def num_left(self) -> int:
+        """Attempts that may still be made. Whoever wants one alone has nothing tried again; else
+        those that brought the answer on are bounded apart: its client has read it, and cannot send
+        it again."""
+        if self.max_attempts == 1:
+            return 1 - self.num_failed
+        in_vain = sum(each.did_work and not each.brought_on for each in self.failures)
+        most = self.max_attempts + MAX_RESUMES
+        return min(self.max_attempts - in_vain, most - self.num_failed)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -60,7 +75,7 @@ class Ladder:
     def exhausted(self) -> bool:
         """Whether no further attempt may be made."""
         refused = len(self.failures) - self.num_failed
-        return self.num_failed >= self.max_attempts or refused >= MAX_REFUSALS
+        return self.num_left <= 0 or refused >= MAX_REFUSALS
 
     @property
     def non_retryable(self) -> Refusal | None:
@@ -93,7 +108,7 @@ class Ladder:
             self._rule_out_refused(failure, failure.refusal)
         else:
             self._rule_out_failed(failure)
-        if self.num_failed >= self.max_attempts - 1:
+        if self.num_left <= 1:
             self.exclusions = replace(self.exclusions, no_handoff=True)
 
     def _rule_out_refused(self, failure: AttemptFailure, refusal: Refusal) -> None:

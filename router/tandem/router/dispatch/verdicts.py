@@ -40,7 +40,7 @@ def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
 
 def _is_gone(failure: AttemptFailure) -> bool:
     refused = failure.refusal is not None and failure.refusal.code is RefusalCode.DRAINING
-    return refused or failure.cause is FailCause.WORKER_LOST
+    return refused or failure.cause in (FailCause.WORKER_LOST, FailCause.DRAINING)
 
 
 def no_place(job: Job) -> RequestRefused | RequestFailed:

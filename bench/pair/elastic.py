@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -86,6 +87,8 @@ class RealStack:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
+        gc.collect()
+        gc.freeze()  # looking through the load's tokens would stop every stream that is timed
         self._zero = self._loop.time()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             self._session = session

@@ -32,6 +32,7 @@ from server import Server, serving
 ROOT = Path(__file__).parents[2]
 LENGTHS = (512, 2048, 8192, 30000)
 TOKENS = 6
+SITE = f"from bench.pair import stamps\n\nstamps.{stamps.install.__name__}()\n"
 ONCE_KNOWN = ("decode planned", "decode launches", "decode launched", "decode token known")
 """What D does for the request once its engine has seen the KV; before that, for others."""
 EARLIER = 0.01
@@ -132,7 +133,7 @@ def main() -> None:
         site, noted = Path(place) / "site", Path(place) / "stamps"
         site.mkdir()
         noted.mkdir()
-        (site / "sitecustomize.py").write_text(stamps.SITE)
+        (site / "sitecustomize.py").write_text(SITE)
         path = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
         folder, flags = args.model, args.worker_flags
         if folder is None:

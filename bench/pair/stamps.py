@@ -24,7 +24,6 @@ from typing import Any
 FOLDER = "TANDEM_STAMPS"
 """The variable that names where stamps are written."""
 WRITE_SECONDS = 0.25
-SITE = "from bench.pair import stamps\n\nstamps.install()\n"
 
 _stamps: list[tuple[float, str]] = []
 

@@ -9,6 +9,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+from tests.conftest import FIRST, HURT, room_of
+
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py", "tests/operator/test_queue.py")
 RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
@@ -42,3 +45,21 @@ def test_the_files_of_rooms_that_share_something_stay_in_one_process() -> None:
         ran[file].add(process)
     assert set(ran) == set(FILES)
     assert len(set().union(*ran.values())) == 1, ran
+
+
+@pytest.mark.parametrize("fixture", ["pair", "hurt"])
+def test_a_stack_that_files_share_is_raised_by_one_process(fixture: str) -> None:
+    """All that ask for it are in the same half of e2e."""
+    asks = re.compile(rf"\b{fixture}: Stack\b")
+    files = [
+        each for each in (ROOT / "tests/e2e").glob("test_*.py") if asks.search(each.read_text())
+    ]
+    assert len(files) > 1
+    assert len({room_of(each) for each in files}) == 1
+
+
+def test_halves_of_e2e_begin_first() -> None:
+    """By names that are there."""
+    halves = {room_of(each) for each in (ROOT / "tests/e2e").glob("test_*.py")}
+    assert halves == set(FIRST[:2])
+    assert all((ROOT / f"tests/e2e/test_{name}.py").exists() for name in HURT)

@@ -7,10 +7,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 from conftest import StackMaker
 from test_tokens import SOME, check
+from tests import clear_text
 from tests.kvtransfer.agent.agent_process import Agent
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -33,10 +33,9 @@ BY_AGENT = '"transport":"shm_agent"'
 """Of a link that is up; one that is not may say why it was, or that it is tried again."""
 
 
-async def fleet(url: str) -> str:
+def fleet(url: str) -> str:
     """What the router says of its workers' links."""
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
-        return (await client.get("/debug/fleet")).text
+    return clear_text.get(f"{url}/debug/fleet", timeout=10).text
 
 
 async def test_some_prompts_equal_transformers(folder: Path, start_stack: StackMaker) -> None:
@@ -45,7 +44,7 @@ async def test_some_prompts_equal_transformers(folder: Path, start_stack: StackM
     try:
         with start_stack(worker_flags=flags(folder)) as stack:
             excused = await check(stack, SOME) + await check(stack, SOME)
-            assert BY_AGENT in await fleet(stack.url)
+            assert BY_AGENT in fleet(stack.url)
             series = stack.metrics("decode-0")
             moved = stack.total("decode-0", "tandem:kv_handoff_bytes_total")
             assert any("kv_transport_info" in key and "shm_agent" in key for key in series)
@@ -69,11 +68,11 @@ async def test_a_killed_agent_costs_no_token(folder: Path, start_stack: StackMak
             await asyncio.to_thread(stack.until, copies, 60, "no copies")
             await asyncio.to_thread(first.end)
             await load
-            assert BY_AGENT not in await fleet(stack.url)
+            assert BY_AGENT not in fleet(stack.url)
             agents.append(await asyncio.to_thread(Agent, folder))
 
             def back() -> bool:
-                return BY_AGENT in asyncio.run(fleet(stack.url))
+                return BY_AGENT in fleet(stack.url)
 
             await asyncio.to_thread(stack.until, back, 60, "no way back")
             await check(stack, (1, 2, 3))

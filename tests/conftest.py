@@ -30,6 +30,12 @@ def room_of(path: Path) -> str:
     return ALONE.get(path.parent.name, str(path))
 
 
+def turn_of(path: Path) -> tuple[int, int]:
+    """When a file's tests come: by its room, and within that by its folder."""
+    room, folder = room_of(path), path.parent.name
+    return (*FIRST, room).index(room), (*ALONE, folder).index(folder)
+
+
 def pytest_configure() -> None:
     """A background job of a shell ignores SIGINT, and so would every process that tests start: they
     would never end at the Ctrl-C that a test sends."""
@@ -55,8 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each of several processes is told the same: the longest first."""
     if hasattr(config, "workerinput"):
-        rooms = {item.path: room_of(item.path) for item in items}
-        items.sort(key=lambda item: (*FIRST, rooms[item.path]).index(rooms[item.path]))
+        items.sort(key=lambda item: turn_of(item.path))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from tests.conftest import FIRST, HURT, room_of
+from tests.conftest import FIRST, HURT, room_of, turn_of
 
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py", "tests/operator/test_queue.py")
@@ -63,3 +63,11 @@ def test_halves_of_e2e_begin_first() -> None:
     halves = {room_of(each) for each in (ROOT / "tests/e2e").glob("test_*.py")}
     assert halves == set(FIRST[:2])
     assert all((ROOT / f"tests/e2e/test_{name}.py").exists() for name in HURT)
+
+
+def test_no_third_process_raises_stacks_beside_the_halves_at_first() -> None:
+    """Chaos comes behind the operator, in one process with it; what is short comes last."""
+    chaos, _, operator = (ROOT / name for name in FILES)
+    short = ROOT / "tests/cli/test_up.py"
+    assert sorted([short, chaos, operator], key=turn_of) == [operator, chaos, short]
+    assert room_of(chaos) == room_of(operator)

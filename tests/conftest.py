@@ -14,9 +14,26 @@ spin_briefly()  # said here, as tests import torch before an executor could say 
 
 ALONE = {"e2e": "stacks", "operator": "others", "chaos": "others", "screens": "ui"}
 """Rooms of tests whose files share something of the machine, and by which name they run in one
-process: chaos behind the operator, whose tests wait more than they compute, so that a third process
-does not begin with it beside the stacks. They take the longest, in this order, and begin first:
-what is short fills up the end."""
+process: chaos behind the operator, whose tests wait more than they compute, so that no third
+process raises stacks beside two."""
+HURT = ("faults", "prompt_embeds", "pulls", "structured_faults", "traces")
+"""Half of what e2e takes, beside the other: what kills workers of shared stacks, and some more."""
+FIRST = ("stacks", "hurt", "others", "ui")
+"""They take the longest, in this order, and begin first: what is short fills up the end."""
+
+
+def room_of(path: Path) -> str:
+    """By which name the tests of a file run in one process: a file's own path, unless it is of a
+    room that is alone."""
+    if path.parent.name == "e2e" and path.stem.removeprefix("test_") in HURT:
+        return "hurt"
+    return ALONE.get(path.parent.name, str(path))
+
+
+def turn_of(path: Path) -> tuple[int, int]:
+    """When a file's tests come: by its room, and within that by its folder."""
+    room, folder = room_of(path), path.parent.name
+    return (*FIRST, room).index(room), (*ALONE, folder).index(folder)
 
 
 def pytest_configure() -> None:
@@ -32,8 +49,7 @@ class Rooms(LoadScopeScheduling):  # type: ignore[misc]
     not read, and every test would be a group of its own."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return ALONE.get(Path(file).parent.name, file)
+        return room_of(Path(nodeid.partition("::")[0]))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -45,8 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each of several processes is told the same: the longest first."""
     if hasattr(config, "workerinput"):
-        first = list(ALONE)
-        items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
+        items.sort(key=lambda item: turn_of(item.path))
 
 
 @pytest.fixture(scope="session")

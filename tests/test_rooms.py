@@ -9,6 +9,10 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+from stack import own_ports
+from tests.conftest import FIRST, HURT, room_of, turn_of
+
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py", "tests/operator/test_queue.py")
 RAN = re.compile(r"^\[(gw\d)\].* PASSED (\S+?)::", re.MULTILINE)
@@ -42,3 +46,43 @@ def test_the_files_of_rooms_that_share_something_stay_in_one_process() -> None:
         ran[file].add(process)
     assert set(ran) == set(FILES)
     assert len(set().union(*ran.values())) == 1, ran
+
+
+@pytest.mark.parametrize("fixture", ["pair", "hurt"])
+def test_a_stack_that_files_share_is_raised_by_one_process(fixture: str) -> None:
+    """All that ask for it are in the same half of e2e."""
+    asks = re.compile(rf"\b{fixture}: Stack\b")
+    files = [
+        each for each in (ROOT / "tests/e2e").glob("test_*.py") if asks.search(each.read_text())
+    ]
+    assert len(files) > 1
+    assert len({room_of(each) for each in files}) == 1
+
+
+def test_halves_of_e2e_begin_first() -> None:
+    """By names that are there."""
+    halves = {room_of(each) for each in (ROOT / "tests/e2e").glob("test_*.py")}
+    assert halves == set(FIRST[:2])
+    assert all((ROOT / f"tests/e2e/test_{name}.py").exists() for name in HURT)
+
+
+def test_no_third_process_raises_stacks_beside_the_halves_at_first() -> None:
+    """Chaos comes behind the operator, in one process with it; what is short comes last."""
+    chaos, _, operator = (ROOT / name for name in FILES)
+    short = ROOT / "tests/cli/test_up.py"
+    assert sorted([short, chaos, operator], key=turn_of) == [operator, chaos, short]
+    assert room_of(chaos) == room_of(operator)
+
+
+def test_stacks_of_several_processes_take_no_port_of_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A port is free for seconds between its choice and its use; another half took it meanwhile."""
+    monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", "3")
+    taken = []
+    for number in range(3):
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", f"gw{number}")
+        ports = own_ports(40)
+        assert len(set(ports)) == 40
+        taken.append({port % 3 for port in ports})
+    assert taken == [{0}, {1}, {2}]

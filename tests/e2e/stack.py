@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -36,7 +37,7 @@ class Stack:
         prefill_flags: list[str] | None = None,
         decode_flags: list[str] | None = None,
     ) -> None:
-        numbers = iter(free_ports(4 * (prefill + decode) + 1))
+        numbers = iter(own_ports(4 * (prefill + decode) + 1))
         shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]
         self.log = log
         self.workers: dict[str, Child] = {}
@@ -149,6 +150,17 @@ class Stack:
             for sample, value in self.metrics(name).items()
             if sample.partition("{")[0] == metric
         )
+
+
+def own_ports(count: int) -> list[int]:
+    """Free ports that no stack of another of pytest's processes takes, neither before who is to
+    listen there does, nor while a killed worker is away."""
+    of = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    me = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    found: set[int] = set()
+    while len(found) < count:
+        found |= {port for port in free_ports(count) if port % of == me}
+    return sorted(found)[:count]
 
 
 def parse_metrics(text: str) -> dict[str, float]:

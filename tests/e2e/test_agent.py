@@ -7,77 +7,76 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from conftest import StackMaker
+from stack import Stack
 from test_tokens import SOME, check
+from tests import clear_text
 from tests.kvtransfer.agent.agent_process import Agent
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A short name: that of a socket is bounded."""
-    with tempfile.TemporaryDirectory(prefix="kv-") as name:
-        yield Path(name)
-
-
-def flags(folder: Path, *more: str) -> list[str]:
-    """Of workers whose KV an agent copies, chunk by chunk."""
-    words = ["--kv-node-folder", str(folder), "--kv-node-copy", "agent", *more]
-    return ["--max-num-batched-tokens", "64", *words]
-
-
+OTHERS = (1, 10, 19, 27, 34, 41, 47)
+"""Rows that share no block with ``SOME``."""
 BY_AGENT = '"transport":"shm_agent"'
 """Of a link that is up; one that is not may say why it was, or that it is tried again."""
 
 
-async def fleet(url: str) -> str:
+@pytest.fixture(scope="module")
+def agent() -> Iterator[Agent]:
+    """Of a folder with a short name: that of a socket is bounded. The last test kills it."""
+    with tempfile.TemporaryDirectory(prefix="kv-") as name:
+        agent = Agent(Path(name))
+        try:
+            yield agent
+        finally:
+            agent.end()
+
+
+@pytest.fixture(scope="module")
+def stack(agent: Agent, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A pair whose KV the agent copies, chunk by chunk."""
+    words = ["--kv-node-folder", str(agent.folder), "--kv-node-copy", "agent"]
+    words += ["--max-num-batched-tokens", "64", "--kv-quarantine-seconds", "2"]
+    log = tmp_path_factory.mktemp("agent") / "stack.log"
+    with Stack.running(str(smollm2), log, worker_flags=words) as stack:
+        yield stack
+
+
+def fleet(url: str) -> str:
     """What the router says of its workers' links."""
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
-        return (await client.get("/debug/fleet")).text
+    return clear_text.get(f"{url}/debug/fleet", timeout=10).text
 
 
-async def test_some_prompts_equal_transformers(folder: Path, start_stack: StackMaker) -> None:
+async def test_some_prompts_equal_transformers(agent: Agent, stack: Stack) -> None:
     """All KV goes by the agent, which is named where links are shown."""
-    agent = Agent(folder)
-    try:
-        with start_stack(worker_flags=flags(folder)) as stack:
-            excused = await check(stack, SOME) + await check(stack, SOME)
-            assert BY_AGENT in await fleet(stack.url)
-            series = stack.metrics("decode-0")
-            moved = stack.total("decode-0", "tandem:kv_handoff_bytes_total")
-            assert any("kv_transport_info" in key and "shm_agent" in key for key in series)
-            assert agent.status()["bytes"] >= moved > 0
-            print(f"{excused} excused")
-    finally:
-        agent.end()
+    excused = await check(stack, SOME) + await check(stack, SOME)
+    assert BY_AGENT in fleet(stack.url)
+    series = stack.metrics("decode-0")
+    moved = stack.total("decode-0", "tandem:kv_handoff_bytes_total")
+    assert any("kv_transport_info" in key and "shm_agent" in key for key in series)
+    assert agent.status()["bytes"] >= moved > 0
+    print(f"{excused} excused")
 
 
-async def test_a_killed_agent_costs_no_token(folder: Path, start_stack: StackMaker) -> None:
+async def test_a_killed_agent_costs_no_token(agent: Agent, stack: Stack) -> None:
     """Under load: hand-offs under way are tried again, links go another way and come back to the
     next agent."""
-    first, agents = Agent(folder), []
-    with start_stack(worker_flags=flags(folder, "--kv-quarantine-seconds", "2")) as stack:
-        try:
-            load = asyncio.create_task(check(stack, SOME))
+    before = agent.status()["copies"]
+    load = asyncio.create_task(check(stack, OTHERS))
 
-            def copies() -> bool:
-                return first.status().get("copies", 0) > 3
+    def copies() -> bool:
+        return agent.status()["copies"] > before + 3
 
-            await asyncio.to_thread(stack.until, copies, 60, "no copies")
-            await asyncio.to_thread(first.end)
-            await load
-            assert BY_AGENT not in await fleet(stack.url)
-            agents.append(await asyncio.to_thread(Agent, folder))
-
-            def back() -> bool:
-                return BY_AGENT in asyncio.run(fleet(stack.url))
-
-            await asyncio.to_thread(stack.until, back, 60, "no way back")
-            await check(stack, (1, 2, 3))
-            assert agents[0].status()["bytes"] > 0
-        finally:
-            for each in agents:
-                each.end()
+    await asyncio.to_thread(stack.until, copies, 60, "no copies")
+    await asyncio.to_thread(agent.end)
+    await load
+    assert BY_AGENT not in fleet(stack.url)
+    following = await asyncio.to_thread(Agent, agent.folder)
+    try:
+        await asyncio.to_thread(
+            stack.until, lambda: BY_AGENT in fleet(stack.url), 60, "no way back"
+        )
+        await check(stack, (2, 3, 4))
+        assert following.status()["bytes"] > 0
+    finally:
+        following.end()

@@ -132,44 +132,41 @@ async def test_a_killed_worker_costs_no_token(
     hold_to_reference(index, answer)
 
 
-async def test_what_is_asked_beside_it(
-    start_stack: StackMaker, smollm2: Path, tmp_path: Path
-) -> None:
+async def test_what_is_asked_beside_it(hurt: Stack, smollm2: Path, tmp_path: Path) -> None:
     """By the openai package: choices, scores, structured output, min_tokens; and a batch of
     lines."""
     given = embeds_of(smollm2, rows()[9].prompt)
-    with start_stack(worker_flags=TAKES, router_flags=ROUTER) as stack:
-        with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client:
+    with openai.OpenAI(base_url=f"{hurt.url}/v1", api_key="none", max_retries=0) as client:
 
-            def ask(prompt: Any, **more: Any) -> Any:
-                extra = {**more.pop("extra_body", {})}
-                if prompt == "":
-                    extra["prompt_embeds"] = given
-                fields = {"max_tokens": 12, "seed": 3, "extra_body": extra, **more}
-                return client.completions.create(model="smol", prompt=prompt, **fields)
+        def ask(prompt: Any, **more: Any) -> Any:
+            extra = {**more.pop("extra_body", {})}
+            if prompt == "":
+                extra["prompt_embeds"] = given
+            fields = {"max_tokens": 12, "seed": 3, "extra_body": extra, **more}
+            return client.completions.create(model="smol", prompt=prompt, **fields)
 
-            ids = rows()[9].prompt
-            for more in (
-                {"temperature": 0.8, "n": 3, "logprobs": 2},
-                {"extra_body": {"structured_outputs": {"regex": "[a-z]{3,9}!"}}},
-                {"extra_body": {"min_tokens": 12}, "temperature": 1.5},
-                {"frequency_penalty": 1.0, "presence_penalty": 0.5, "temperature": 0},
-            ):
-                ours, theirs = ask("", **more), ask(ids, **more)
-                for mine, other in zip(ours.choices, theirs.choices, strict=True):
-                    assert mine.text == other.text
-                    assert (mine.logprobs is None) is (other.logprobs is None)
-                    if mine.logprobs is not None:
-                        assert mine.logprobs.tokens == other.logprobs.tokens
-                        assert mine.logprobs.text_offset == other.logprobs.text_offset
-                assert ours.usage.prompt_tokens == theirs.usage.prompt_tokens == len(ids)
-        body = {**body_of(""), "prompt_embeds": given}
-        line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
-        source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-        source.write_text(json.dumps(line) + "\n")
-        command = [sys.executable, "-m", "tandem.cli", "run-batch", "--url", stack.url]
-        command += ["-i", str(source), "-o", str(target)]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        (choice,) = json.loads(target.read_text())["response"]["body"]["choices"]
-        hold_to_reference(9, Answer(200, choice["token_ids"]))
+        ids = rows()[9].prompt
+        for more in (
+            {"temperature": 0.8, "n": 3, "logprobs": 2},
+            {"extra_body": {"structured_outputs": {"regex": "[a-z]{3,9}!"}}},
+            {"extra_body": {"min_tokens": 12}, "temperature": 1.5},
+            {"frequency_penalty": 1.0, "presence_penalty": 0.5, "temperature": 0},
+        ):
+            ours, theirs = ask("", **more), ask(ids, **more)
+            for mine, other in zip(ours.choices, theirs.choices, strict=True):
+                assert mine.text == other.text
+                assert (mine.logprobs is None) is (other.logprobs is None)
+                if mine.logprobs is not None:
+                    assert mine.logprobs.tokens == other.logprobs.tokens
+                    assert mine.logprobs.text_offset == other.logprobs.text_offset
+            assert ours.usage.prompt_tokens == theirs.usage.prompt_tokens == len(ids)
+    body = {**body_of(""), "prompt_embeds": given}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(line) + "\n")
+    command = [sys.executable, "-m", "tandem.cli", "run-batch", "--url", hurt.url]
+    command += ["-i", str(source), "-o", str(target)]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (choice,) = json.loads(target.read_text())["response"]["body"]["choices"]
+    hold_to_reference(9, Answer(200, choice["token_ids"]))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e_cluster.install import NAMESPACE, RELEASE, Installed, helm, install
+from tests.e2e_cluster.install import NAMESPACE, RELEASE, Installed, helm
 from tests.e2e_cluster.kube import Kube
 from tests.e2e_cluster.manual import RUN, sections
 from tests.e2e_cluster.service import KIND, NAME, prepare_namespace, sample
@@ -28,7 +28,8 @@ SAID = {"The CPU demo": "Paris"}
 
 @pytest.fixture(scope="module")
 def bare(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Kube]:
-    """The cluster without an operator; afterwards it is there again, as other tests know it."""
+    """The cluster without an operator, and nothing of it is left afterwards: these tests are the
+    last, and who begins anew installs it."""
     if MADE_HERE.exists():  # a run that was cut off
         shutil.rmtree(MODELS)
     assert not MODELS.exists(), f"{MODELS} is in use on this machine"
@@ -42,7 +43,6 @@ def bare(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Kube]:
     run(cluster, "kubectl delete -f manifests/samples/models-folder.yaml --ignore-not-found")
     remove_volumes(cluster)
     shutil.rmtree(MODELS, ignore_errors=True)
-    install(cluster)
 
 
 def run(cluster: Kube, script: str) -> str:

@@ -76,7 +76,7 @@ def test_the_service_answers_inside_the_cluster(service: Service) -> None:
     ready = ("wait", "--for=condition=Ready", "pod/client", "--timeout=60s")
     service.kube.run(*ready, seconds=70)
     assert NAME in service.kube.read_url("client", f"{url}/models")
-    service.kube.delete("pod", "client")
+    service.kube.delete("pod", "client", "--wait=false")
 
 
 def test_the_model_may_come_as_an_image(service: Service, setup: Setup) -> None:

@@ -67,7 +67,7 @@ def stranger(cluster: Kube) -> Iterator[Kube]:
     space.apply(pods.bystander("stranger"))
     space.run("wait", "--for=condition=Ready", "pod/stranger", "--timeout=60s", seconds=70)
     yield space
-    cluster.delete("namespace", STRANGERS, seconds=120)
+    cluster.delete("namespace", STRANGERS, "--wait=false")
 
 
 def reached(kube: Kube, pod: str, address: str, *ports: int) -> set[int]:
@@ -100,7 +100,7 @@ def test_a_neighbour_reaches_no_port_of_a_worker(service: Service) -> None:
     service.kube.run(*ready, seconds=70)
     (worker,) = service.pods("decode")
     assert not reached(service.kube, "neighbour", worker["status"]["podIP"], *PORTS)
-    service.kube.delete("pod", "neighbour")
+    service.kube.delete("pod", "neighbour", "--wait=false")
 
 
 def test_the_routers_port_is_open(service: Service, stranger: Kube) -> None:

@@ -12,7 +12,7 @@ from tandem.kvtransfer import events
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
 from tandem.kvtransfer.memory.allocator import slab_allocator
-from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, SLACK_MS, Falls
+from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, Falls
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
@@ -181,6 +181,24 @@ def test_a_link_that_breaks_falls_to_the_next_and_comes_back(workers, folder):
     pair.hand_over("again")
 
 
+def test_a_link_comes_back_though_another_thread_counts_the_pause_from_later(workers, folder):
+    """A busy machine, where an ended pause lasted still for who makes links: the link was made anew
+    without shm once more, and nobody tried it again."""
+    pair = Pair(workers, folder, folder, kv_quarantine_seconds=0.5)
+    mover = pair.consumer.service._mover
+    mover.parts.transports["shm"]._peers[pair.producer.incarnation].closed = True
+    key = make_key("broken")
+    pair.consumer.open(key, pair.producer.incarnation)
+    pair.producer.hand_over(key, 4, [0], pair.consumer.incarnation)
+    pair.consumer.wait_for(events.Ready, key)
+    pair.consumer.load(key, [1])
+    pair.consumer.wait_for(events.LoadFailed, key)
+    pair.consumer.until(lambda: pair.transport in ("nixl", "tcp"))
+    (known,) = mover.control._producers.values()
+    known.without["shm"] = Millis(known.without["shm"] + 3_600_000)
+    pair.consumer.until(lambda: pair.transport == "shm")
+
+
 def test_pauses_double_and_only_what_worked_is_tried_again():
     """A peer that was never reached by it is left alone."""
     falls = Falls(1000, ("shm", "shm_agent", "tcp"))
@@ -193,7 +211,7 @@ def test_pauses_double_and_only_what_worked_is_tried_again():
     now, pauses = Millis(0), []
     for _ in range(MAX_DOUBLINGS + 2):
         pauses.append(falls.failed(PEER, "shm", now))
-        now = Millis(now + pauses[-1] + SLACK_MS)
+        now = Millis(now + pauses[-1])
         assert falls.due(Millis(now - 1)) == []
         assert falls.due(now) == [(PEER, "shm")]
         assert falls.rest(now) == 0.1  # of a busy link: not at once again

@@ -267,8 +267,7 @@ def test_a_loop_that_woke_is_crossed_by_no_other_thread_before_it_leaves(
 def test_beats_go_on_while_the_step_loop_attends(worker: Worker, router: Router) -> None:
     """An idle worker is not taken for a dead one."""
     router.greet()
-    worker.inbox.take()
-    loop = threading.Thread(target=worker.thread.attend, args=[50.0])
+    loop = threading.Thread(target=attended, args=[worker])
     loop.start()
     for _ in range(2):
         assert isinstance(router.hear(WorkerBeat), WorkerBeat)

@@ -69,7 +69,7 @@ class Drop:
     without: str = ""
     """D: a transport that is not to be offered when the link is made again ..."""
     without_ms: int = 0
-    """... for so long."""
+    """... for so long; 0 ends what was said before."""
 
 
 @dataclass(frozen=True, slots=True)

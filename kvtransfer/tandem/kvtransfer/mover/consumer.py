@@ -331,10 +331,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.book.quarantine(peer, Millis(now + rest))
         self.drop(peer, f"quarantined: {reason}", rest)
 
-    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0) -> None:
-        """Give the link up; ``LinkDown`` follows."""
+    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0, again: str = "") -> None:
+        """Give the link up; ``LinkDown`` follows. By ``again`` the next may go at once."""
         if (link := self._links.get(peer)) is not None and self.control is not None:
-            self.control.post(Drop(link, reason, rest_ms))
+            self.control.post(Drop(link, reason, rest_ms, again))
 
     def fall(
         self,
@@ -361,7 +361,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             ended, pulls = (DState.CLOSED, DState.FAILING), self.table.pulls.values()
             if not any(each.producer == peer and each.state not in ended for each in pulls):
                 self.falls.tried(peer)
-                self.drop(peer, f"trying {connector} again")
+                self.drop(peer, f"trying {connector} again", again=connector)
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a read or an unpack is to be moved."""

@@ -15,8 +15,6 @@ from tandem.protocol.ids import Incarnation
 MAX_REMEMBERED = 256
 """Peers; the longest known are forgotten first, and then come back when they are linked anew."""
 MAX_DOUBLINGS = 5
-SLACK_MS = 250
-"""The control thread, which counts the same pause, begins a little later."""
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ class Falls:
             return self._pause_ms
         pause = self._pause_ms << min(known.failures, MAX_DOUBLINGS)
         known.failures += 1
-        known.due = Millis(now + pause + SLACK_MS)
+        known.due = Millis(now + pause)
         return pause
 
     def due(self, now: Millis) -> list[tuple[Incarnation, str]]:

@@ -14,13 +14,14 @@ from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.quant import select_method
 from tandem.engine.quant.dense import DenseMethod
 from tandem.engine.quant.packed import PackedMethod
-from tandem.engine.step import SchedulerOutput, SeqId, StepRow
+from tandem.engine.step import NewSequence, SchedulerOutput, SeqId, StepRow
 from tandem.engine.threads import SPIN_COUNT, WAIT_POLICY, StepThreads, spin_briefly
 from tandem.engine.worker import capacity
 from tandem.engine.worker.input_batch import BlockTable
 from tandem.engine.worker.slab import Slab
 from tandem.kernels import Backend
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 
@@ -41,6 +42,20 @@ def test_capacity_is_what_was_asked_for():
     assert capacity.num_blocks(useful, layout, CPU) == 2 * 7
     with pytest.raises(InvalidParameter, match="kv_cache_memory_bytes"):
         capacity.num_blocks(config(kv_cache_memory_bytes=10), layout, CPU)
+
+
+def test_rows_have_room_for_the_longest_prompt_from_the_start():
+    """A prompt longer than any before makes no copy of all rows in the middle of a step."""
+    executor = UniProcExecutor()
+    executor.start(config(max_model_len=500, num_gpu_blocks_override=40))
+    try:
+        batch = executor.worker.runner.batch
+        tokens, blocks = batch.tokens, batch.table.blocks
+        batch.add(NewSequence(SeqId(0), [1] * 500, 500, SamplingParams(seed=1), 0, (), [0] * 32))
+        assert batch.tokens is tokens
+        assert batch.table.blocks is blocks
+    finally:
+        executor.stop()
 
 
 def test_the_slab_lies_as_the_layout_says():

@@ -21,6 +21,7 @@ from tandem.engine.sample import SamplingBatch
 from tandem.engine.step import NewSequence, SchedulerOutput, SeqId
 from tandem.engine.worker.pooling import Poolers
 from tandem.protocol.embeds import PromptEmbeds
+from tandem.protocol.layout import blocks_for
 
 
 class BlockTable:
@@ -63,6 +64,9 @@ class InputBatch:
     block_size: int
     capacity: int
     """Sequences at most: the scheduler's ``max_num_seqs``."""
+    longest: int = 256
+    """Tokens for which rows have room from the start; more are a copy of all rows, which takes
+    tens of milliseconds. The memory is zeros that nobody has touched: it is there when used."""
     row_of: dict[SeqId, int] = field(default_factory=dict)
     sequences: dict[SeqId, NewSequence] = field(default_factory=dict)
     """What the plan said of each at first sight."""
@@ -85,10 +89,10 @@ class InputBatch:
     _free: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tokens = np.zeros((self.capacity, 256), dtype=np.int32)
+        self.tokens = np.zeros((self.capacity, self.longest), dtype=np.int32)
         self.lengths = np.zeros(self.capacity, dtype=np.int64)
         self.prompts = np.zeros(self.capacity, dtype=np.int64)
-        self.table = BlockTable(self.capacity, 16)
+        self.table = BlockTable(self.capacity, blocks_for(self.longest, self.block_size))
         self.sampling = SamplingBatch(self.capacity)
         self.poolers = Poolers(self.capacity)
         self._free = list(range(self.capacity))

@@ -84,7 +84,8 @@ class Worker:
         """A runner over one block, as long as nobody knows how many there will be."""
         config = self._config
         group = config.layout.groups[0]
-        batch = InputBatch(config.layout.block_size, config.scheduler.max_num_seqs)
+        seats = config.scheduler.max_num_seqs
+        batch = InputBatch(config.layout.block_size, seats, config.max_model_len)
         batch.sampling.processors = self._processors()
         return ModelRunner(
             model=model,

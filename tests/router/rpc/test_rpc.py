@@ -53,8 +53,9 @@ def dial(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, Rpc
     clients: list[RpcClient] = []
 
     def dial(worker: FakeWorker | None = None, key: str | None = None, **settings: Any) -> Any:
+        worker = worker or decode()  # first: it takes a port of its own
         port = free_port()
-        served = serve(worker or decode(), grpc_port=port, **settings)
+        served = serve(worker, grpc_port=port, **settings)
         clients.append(RpcClient(port, key))
         return served, clients[-1]
 

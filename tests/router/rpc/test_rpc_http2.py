@@ -139,8 +139,9 @@ def raw(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RawC
     clients: list[RawClient] = []
 
     def connect(worker: FakeWorker | None = None, **settings: Any) -> Any:
+        worker = worker or decode()  # first: it takes a port of its own
         port = free_port()
-        served = serve(worker or decode(), grpc_port=port, **settings)
+        served = serve(worker, grpc_port=port, **settings)
         clients.append(RawClient(port))
         return served, clients[-1]
 

@@ -46,6 +46,15 @@ def tokenizer(count: int) -> dict[str, Any]:
     }
 
 
+def served(model: str | None, place: Path, flags: str) -> tuple[str, str]:
+    """What ``tandem`` serves and its workers' flags: ``model`` as it is, or, for None, these shapes
+    with random weights and a context of 32,768, in a folder of ``place``."""
+    if model is not None:
+        return model, flags
+    folder = write(place / "qwen3-8b")
+    return str(folder), f"{flags} --load-format dummy --max-model-len 32768"
+
+
 def write(folder: Path, *, layers: int | None = None, weights: bool = False) -> Path:
     """The folder; what is there already stays."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -166,10 +166,7 @@ async def death(client: Client, server: Server) -> dict[str, Any]:
 def stack(args: argparse.Namespace) -> Iterator[Server]:
     """A strict pair. Without a cache D brings all that P has."""
     with tempfile.TemporaryDirectory() as place:
-        folder, flags = args.model, args.worker_flags
-        if folder is None:
-            folder = str(made.write(Path(place) / "qwen3-8b"))
-            flags += " --load-format dummy --max-model-len 32768"
+        folder, flags = made.served(args.model, Path(place), args.worker_flags)
         up = ["up", "--model", folder, f"--worker-flags={flags}", "--prefill", "1", "--decode", "1"]
         up += ["--router.placement", "strict", "--decode-flags=--no-enable-prefix-caching"]
         with serving(up, args.port, args.out / "beside.log") as server:

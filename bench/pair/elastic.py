@@ -168,10 +168,7 @@ def main() -> None:
     loads.SETTLE = args.settle
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
-        folder, flags = args.model, args.worker_flags
-        if folder is None:
-            folder = str(made.write(Path(place) / "qwen3-8b"))
-            flags += " --load-format dummy --max-model-len 32768"
+        folder, flags = made.served(args.model, Path(place), args.worker_flags)
         for shape in args.shapes.split(","):
             up = ["up", "--model", folder, f"--worker-flags={flags}", *SHAPES[shape]]
             with serving(up, args.port, args.out / f"{shape.replace(' ', '-')}.log") as server:

@@ -135,10 +135,7 @@ def main() -> None:
         noted.mkdir()
         (site / "sitecustomize.py").write_text(SITE)
         path = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
-        folder, flags = args.model, args.worker_flags
-        if folder is None:
-            folder = str(made.write(Path(place) / "qwen3-8b"))
-            flags += " --load-format dummy --max-model-len 32768"
+        folder, flags = made.served(args.model, Path(place), args.worker_flags)
         up = ["up", "--model", folder, f"--worker-flags={flags}", "--prefill", "1", "--decode", "1"]
         up += ["--router.placement", "strict"]
         environment = {"PYTHONPATH": path, stamps.FOLDER: str(noted)}

@@ -96,6 +96,7 @@ class RealStack:
                 self.at(when, event)
             while self._open:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+        gc.unfreeze()
 
     def expect(self, _count: int) -> None:
         """A simulation's matter."""

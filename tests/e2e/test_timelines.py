@@ -132,23 +132,20 @@ def test_who_was_stopped_is_named_with_the_time_it_took(
                 await asyncio.to_thread(wait_for, lambda: begun(moment), 60)
                 chunked.signal(name, signal.SIGSTOP)
                 stopped_at = time.monotonic()
-            while time.monotonic() - stopped_at < STOP_SECONDS:
-                slept_at = time.monotonic()
-                await asyncio.sleep(0.01)
-                late.append(time.monotonic() - slept_at - 0.01)
+            await asyncio.sleep(STOP_SECONDS)
             seconds = time.monotonic() - stopped_at
             chunked.signal(name, signal.SIGCONT)
             assert (await task).status_code == 200
             return seconds
 
-    sent_at = time.monotonic()
-    late: list[float] = []
-
     def begun(moment: str) -> bool:
-        if moment == "prefill":
-            return time.monotonic() - sent_at > 0.7
         response = clear_text.get(f"{chunked.url}/debug/requests/{request_id}")
-        return response.status_code == 200 and response.json()["num_tokens"] >= 5
+        if response.status_code != 200:
+            return False
+        if moment == "decode":
+            return bool(response.json()["num_tokens"] >= 5)
+        legs = [leg for attempt in response.json()["attempts"] for leg in attempt["legs"]]
+        return any(each["role"] == role and each["accepted_ms"] is not None for each in legs)
 
     try:
         seconds = asyncio.run(run())
@@ -157,8 +154,7 @@ def test_who_was_stopped_is_named_with_the_time_it_took(
     content = told(chunked, request_id)
     assert abs(sum_of(content) - content["total_ms"]) < 1
     found = stood_still(content, role)
-    # On a busy machine a worker's threads wake as late as this one did, and more of them wake.
-    assert abs(found - seconds * 1000) < 100 + 3000 * max(late), (seconds, content["parts"])
+    assert abs(found - seconds * 1000) < 100, (seconds, content["parts"])
     off = abs(sum_of(content) - content["total_ms"])
     explain.run([request_id, "--url", chunked.url])
     named = [line for line in capsys.readouterr().out.splitlines() if line.startswith("! ")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 
 import pytest
@@ -201,25 +201,18 @@ async def test_a_worker_that_failed_by_its_own_fault_is_not_asked_again(decode: 
     await stack.close()
 
 
-async def test_waits_for_the_successor_of_one_that_leaves(decode: Make) -> None:
-    """The only worker refuses, on its way out: the one that replaces it takes the request."""
+@pytest.mark.parametrize(
+    "behaviour",
+    [refuse_with(RefusalCode.DRAINING), fail_with(FailCause.DRAINING)],
+    ids=["refuses", "gives it back"],
+)
+async def test_waits_for_the_successor_of_one_that_leaves(
+    decode: Make, behaviour: Callable[[Turn], Iterator[float]]
+) -> None:
+    """The only worker is on its way out, and refuses, or gives back what it had under way when its
+    drain was over: the one that replaces it takes the request."""
     stack = Stack(worker_wait=5.0)
-    leaving = decode(behaviour=refuse_with(RefusalCode.DRAINING))
-    await stack.find(leaving)
-    running = asyncio.create_task(stack.run(make_request()))
-    await until(lambda: len(leaving.submitted) == 1)
-    successor = decode()
-    await stack.find(successor)
-
-    assert tokens_of(await running) == ANSWER
-    assert len(successor.submitted) == 1
-    await stack.close()
-
-
-async def test_waits_for_the_successor_of_one_that_gave_it_back(decode: Make) -> None:
-    """The only worker had it under way when its drain was over: its successor goes on."""
-    stack = Stack(worker_wait=5.0)
-    leaving = decode(behaviour=fail_with(FailCause.DRAINING))
+    leaving = decode(behaviour=behaviour)
     await stack.find(leaving)
     running = asyncio.create_task(stack.run(make_request()))
     await until(lambda: len(leaving.submitted) == 1)

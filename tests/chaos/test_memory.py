@@ -14,7 +14,13 @@ from tests.chaos.clocks import set_clock
 from tests.chaos.memory import Flipper
 
 from tandem.kvtransfer.memory.blocks import SharedTags
-from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, header_bytes, key_digest
+from tandem.kvtransfer.memory.header import (
+    HEADER_BYTES,
+    Header,
+    header_bytes,
+    key_digest,
+    read_header,
+)
 from tandem.kvtransfer.memory.slots import SharedSlots, SlotMemory
 from tandem.protocol.ids import Incarnation, RequestKey
 
@@ -42,10 +48,10 @@ def packed(slots: SlotMemory, slot: int, part: int = 0) -> Header:
         start=0,
         stop=48,
         nbytes=HEADER_BYTES + 3 * BLOCK_BYTES,
-        digest=slots.pack(slab, [0, 1, 2], slot),
+        digest=0,
     )
-    slots.write(slot, header_bytes(header))
-    return header
+    slots.pack(slab, [0, 1, 2], slot, header)
+    return read_header(slots.read(slot, HEADER_BYTES))
 
 
 def test_a_bit_of_each_written_slot_is_flipped_once(memory: int):
@@ -67,7 +73,7 @@ def test_a_bit_of_each_written_slot_is_flipped_once(memory: int):
         assert len(changed) == 1
         assert changed[0] < header.nbytes
     assert slots.read(2, SLOT_BYTES) == before[2]
-    slots.pack(torch.ones((4, BLOCK_BYTES), dtype=torch.uint8), [3], 0)
+    slots.write(0, bytes(HEADER_BYTES))
     flipper.flip(memory)
     assert flipper.flipped == 2
     packed(slots, 0, part=1)

@@ -6,7 +6,7 @@ from tests.kernels.gpu.where import DEVICE, DTYPES, GPU, NEEDS, size
 
 from tandem.kernels import Backend
 from tandem.kernels.activation import SILU_AND_MUL
-from tandem.kernels.blocks import COPY, DIGEST, PACK, UNPACK, digest, pack, unpack
+from tandem.kernels.blocks import COPY, PACK, UNPACK, digest, pack, unpack
 from tandem.kernels.norm import ADD_LAYER_NORM, RMS_NORM
 from tandem.kernels.rotary_kv import ROTARY_KV, ROTARY_Q, QKNorm, Rotation, SlotMapping
 from tandem.kernels.testing import hold
@@ -95,8 +95,8 @@ def test_block_moves_agree_with_the_reference(width):
 def test_the_digest_is_the_same_on_every_backend(count):
     """Bit for bit the number that the torch backend gives on a CPU."""
     data = torch.randint(0, 256, (count,), dtype=torch.uint8)
-    want = int(DIGEST.load(Backend.TORCH)(data))
-    assert int(DIGEST.load(Backend.TRITON)(data.to(DEVICE))) == want
+    want = digest(data, backend=Backend.TORCH)
+    assert digest(data.to(DEVICE), backend=Backend.TRITON) == want
 
 
 @pytest.mark.skipif(not GPU, reason="needs a GPU")

@@ -1,12 +1,16 @@
 """Slots in a GPU's memory, and slots on the host for blocks on a GPU."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
+from tests.waiting import wait_for
 
 from tandem.kernels.blocks import digest
-from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
 from tandem.kvtransfer.memory.sizes import slot_bytes_for
-from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.memory.slots import Move, SlotMemory
 from tandem.kvtransfer.mover.make_slots import make_slots
 from tandem.kvtransfer.transports.base import Traits
 
@@ -24,6 +28,11 @@ def slab_of(blocks: int) -> torch.Tensor:
     return torch.randint(0, 256, (blocks, BLOCK), dtype=torch.uint8, device="cuda")
 
 
+def all_done(moves: Sequence[Move]) -> bool:
+    """Whether the device is through with them."""
+    return all(each.done() for each in moves)
+
+
 def test_slots_are_where_every_transport_reaches_them():
     """On the GPU unless one of the transports moves host memory alone."""
     slab = slab_of(4)
@@ -39,20 +48,44 @@ def test_blocks_pass_through_a_slot(traits):
     before = slab.clone()
     slots = make_slots(3, slot_bytes_for(0, 4 * BLOCK), slab, [traits])
     assert torch.equal(slab, before)
-    found = slots.pack(slab, [3, 11, 5], 1)
-    assert found == digest(before[[3, 11, 5]].cpu().contiguous())
-    assert slots.digest(1, HEADER_BYTES + 3 * BLOCK) == found
+    slots.pack(slab, [3, 11, 5], 1, NOBODYS._replace(part=7))
+    inspected = slots.inspect(1, HEADER_BYTES + 3 * BLOCK)
     slots.unpack(1, [0, 7, 15], slab)
+    slots.settle()
+    assert inspected.done()
+    header, found = read_header(inspected.found().header), inspected.found().digest
+    assert header.part == 7
+    assert header.digest == found == digest(before[[3, 11, 5]].cpu().contiguous())
     before[[0, 7, 15]] = before[[3, 11, 5]]
     assert torch.equal(slab, before)
 
 
 @pytest.mark.parametrize("traits", [NEAR, FAR], ids=["on the GPU", "on the host"])
-def test_headers_are_written_and_read(traits):
-    """And leave the payload alone."""
-    slab = slab_of(4)
-    slots = make_slots(2, slot_bytes_for(0, BLOCK), slab, [traits])
-    found = slots.pack(slab, [2], 1)
+def test_parts_are_queued_behind_each_other(traits):
+    """All slots at once, more than once: each part has the digest of its own bytes."""
+    slab, of = slab_of(32), list(range(4))
+    slots = make_slots(4, slot_bytes_for(0, 4 * BLOCK), slab, [traits])
+    for turn in range(3):
+        filled = [
+            slots.pack(slab, [4 * slot + turn, 17 + slot], slot, NOBODYS._replace(part=slot))
+            for slot in of
+        ]
+        wait_for(partial(all_done, filled))
+        want = [slab[[4 * slot + turn, 17 + slot]].cpu() for slot in of]
+        seen = [slots.inspect(slot, HEADER_BYTES + 2 * BLOCK) for slot in of]
+        moved = [slots.unpack(slot, [24 + slot, 28 + slot], slab) for slot in of]
+        wait_for(partial(all_done, [*seen, *moved]))
+        for slot in of:
+            header = read_header(seen[slot].found().header)
+            assert header.part == slot
+            assert header.digest == seen[slot].found().digest == digest(want[slot])
+            assert torch.equal(slab[[24 + slot, 28 + slot]].cpu(), want[slot])
+
+
+@pytest.mark.parametrize("traits", [NEAR, FAR], ids=["on the GPU", "on the host"])
+def test_the_start_of_a_slot_is_written_and_read(traits):
+    """Patterns of probes go that way."""
+    slots = make_slots(2, slot_bytes_for(0, BLOCK), slab_of(4), [traits])
     slots.write(1, b"header" * 20)
     assert slots.read(1, 120) == b"header" * 20
-    assert slots.digest(1, HEADER_BYTES + BLOCK) == found
+    assert slots.read(0, HEADER_BYTES) == bytes(HEADER_BYTES)

@@ -12,13 +12,13 @@ import torch
 import triton
 from torch import Tensor
 
-from tandem.kernels.bits import mix
-
 from . import reference
 from .multilinear import WORDS, chunk_keys
-from .triton_kernels import chunk_terms, move_rows
+from .triton_kernels import chunk_terms, fold_terms, move_rows
 
 _BLOCK = 4096
+_FOLD = 2048
+"""Terms that are added at once: a part of 64 MiB has 8,192."""
 _MOST = 16
 """Programs that share a row."""
 
@@ -44,7 +44,7 @@ def copy(slab: Tensor, source: Tensor, to: Tensor) -> None:
     _move(slab, slab, source, to)
 
 
-def digest(data: Tensor) -> Tensor:
+def digest(data: Tensor, out: Tensor) -> None:
     """See the wrapper; bytes that fill no whole word are copied to one that zeros fill up."""
     num_bytes = data.numel()
     if num_bytes % 8 or data.storage_offset() % 8:
@@ -56,7 +56,7 @@ def digest(data: Tensor) -> Tensor:
         chunk_terms[(terms.numel(),)](
             words, low, high, terms, words.numel(), WORDS=WORDS, num_warps=4
         )
-    return mix(terms.sum() + num_bytes)
+    fold_terms[(1,)](terms, out, terms.numel(), num_bytes, BLOCK=_FOLD, num_warps=8)
 
 
 def _move(source: Tensor, target: Tensor, gather: Tensor | None, scatter: Tensor | None) -> None:

@@ -42,3 +42,14 @@ def chunk_terms(data, low_keys, high_keys, terms, words, WORDS: tl.constexpr):
     s1 = tl.sum(word * tl.load(low_keys + in_chunk), 0)
     s2 = tl.sum((word >> 32) * tl.load(high_keys + in_chunk), 0)
     tl.store(terms + chunk, mix(s1 + mix(s2 + place(chunk))))
+
+
+@triton.jit
+def fold_terms(terms, out, count, num_bytes, BLOCK: tl.constexpr):
+    """The digest of `num_bytes` from the terms of its `count` chunks, in one program: a kernel of
+    its own, so that no other has to be counted through. Grid: (1,)."""
+    total = tl.zeros([BLOCK], tl.int64)
+    for start in tl.range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        total += tl.load(terms + at, mask=at < count, other=0)
+    tl.store(out, mix(tl.sum(total, 0) + num_bytes))

@@ -1,112 +1,175 @@
 """Slots for a slab in GPU memory: on the GPU itself, or on the host where a transport needs that.
 
-Everything runs on a stream of its own, beside the engine's steps, and is waited for before it is
-said to be done: what the transfer thread announces is there. Made by ``make_slots``.
+Packing and unpacking are queued whole (blocks, digest, header) on a stream beside the engine's
+steps, part behind part, and nobody waits for them: the transfer thread looks after an event behind
+each. Made by ``make_slots``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from tandem.kernels.blocks import digest
+from tandem.kernels.blocks import digest_to
 from tandem.kernels.memory.device import MappedAllocator
-from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.device_stream import DeviceStream
+from tandem.kvtransfer.memory.header import (
+    DIGEST_AT,
+    DIGEST_BYTES,
+    HEADER_BYTES,
+    NOBODYS,
+    SEEN_AT,
+    Header,
+    digest_at,
+    header_bytes,
+)
 from tandem.kvtransfer.memory.packing import WHOLE, Packing
-from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.memory.slots import Found, Inspection, Move, SlotMemory
+
+_STAGES = 3
+"""Parts between host and slab that are under way at once without being copied twice."""
+
+
+class Stream(Protocol):
+    """Where a device's work is queued, in order."""
+
+    def queue(self) -> AbstractContextManager[None]:
+        """What is called within is queued here."""
+        ...
+
+    def mark(self) -> Move:
+        """Done when all that has been queued is."""
+        ...
+
+    def wait(self) -> None:
+        """Until all that has been queued is done."""
+        ...
 
 
 class _OnStream(SlotMemory):
-    """What it does runs on a stream of its own."""
+    """What it does is queued on a stream of its own."""
 
-    def __init__(self, count: int, slot_bytes: int, slab: Tensor) -> None:
+    def __init__(
+        self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
+    ) -> None:
         self._device = slab.device
-        self._stream: Any = torch.cuda.Stream(slab.device)  # type: ignore[no-untyped-call]
+        self._stream = DeviceStream(slab.device) if stream is None else stream
         super().__init__(count, slot_bytes)
         if slot_bytes >= HEADER_BYTES + slab.shape[1]:  # else they are for patterns alone
             # Kernels are compiled and copies are set up now, not at a request's expense.
-            self.pack(slab, [0], 0)
+            self.pack(slab, [0], 0, NOBODYS)
+            self.inspect(0, HEADER_BYTES + slab.shape[1])
             self.unpack(0, [0], slab)
+            self._stream.wait()
+            self.write(0, bytes(HEADER_BYTES))
 
-    def pack(
-        self, slab: Tensor, block_ids: Sequence[int], slot: int, packing: Packing = WHOLE
-    ) -> int:
+    def settle(self) -> None:
         """See SlotMemory."""
-        with self._own_stream():
-            return super().pack(slab, block_ids, slot, packing)
+        self._stream.wait()
 
-    def unpack(
-        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
-    ) -> None:
+    @property
+    def _pinned(self) -> bool:
         """See SlotMemory."""
-        with self._own_stream():
-            super().unpack(slot, block_ids, slab, packing)
+        return self._device.type == "cuda"
 
-    @contextmanager
-    def _own_stream(self) -> Iterator[None]:
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            yield
-            self._stream.synchronize()
+    def _digest_of(self, slot: int, at: int) -> Tensor:
+        """int64 [1]: one of the digests in a slot's header."""
+        return self.rows[slot, at : at + DIGEST_BYTES].view(torch.int64)
 
 
 class HostSlotsOfDevice(_OnStream):
     """Slots in page-locked host memory, blocks on a GPU. Blocks are gathered, scattered and summed
-    on the GPU, in a slot's length beside the slab: the host's processors touch no byte of them."""
+    on the GPU, in stages of a slot's length beside the slab: the host's processors touch no byte of
+    them."""
 
-    _pinned = True
-
-    def __init__(self, count: int, slot_bytes: int, slab: Tensor) -> None:
+    def __init__(
+        self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
+    ) -> None:
         size = slot_bytes - HEADER_BYTES
-        self._staging = torch.empty(size, dtype=torch.uint8, device=slab.device)
-        self._staged: tuple[int, int] | None = None
-        """Slot and bytes of the payload that was summed last: ``unpack`` takes the very bytes."""
-        super().__init__(count, slot_bytes, slab)
+        self._stages = torch.empty((_STAGES, size), dtype=torch.uint8, device=slab.device)
+        self._staged: dict[int, int] = {}
+        """In which stage a slot's payload lies that was summed; some are another's by now."""
+        self._next = 0
+        self._sum = torch.empty(1, dtype=torch.int64, device=slab.device)
+        super().__init__(count, slot_bytes, slab, stream)
 
     def pack(
-        self, slab: Tensor, block_ids: Sequence[int], slot: int, packing: Packing = WHOLE
-    ) -> int:
-        """See SlotMemory."""
-        self._staged = None
-        with self._own_stream():
+        self,
+        slab: Tensor,
+        block_ids: Sequence[int],
+        slot: int,
+        header: Header,
+        packing: Packing = WHOLE,
+    ) -> Move:
+        """See SlotMemory; the fields of the header are written when the rest is there."""
+        self.write(slot, bytes(HEADER_BYTES))
+        with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            staged = self._staging[: payload.numel()]
-            ids = torch.tensor(block_ids, dtype=torch.int64)
-            packing.pack(slab, ids, staged.view_as(payload))
-            payload.copy_(staged.view_as(payload), non_blocking=True)
-            return digest(staged)
+            staged = self._stage(slot, payload.numel()).view_as(payload)
+            packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), staged)
+            payload.copy_(staged, non_blocking=True)
+            digest_to(staged, self._sum)
+            self._digest_of(slot, DIGEST_AT).copy_(self._sum, non_blocking=True)
+        return _Signed(self._stream.mark(), self.view(slot, DIGEST_AT), header)
+
+    def inspect(self, slot: int, nbytes: int) -> Inspection:
+        """See SlotMemory."""
+        with self._stream.queue():
+            payload = self.rows[slot, HEADER_BYTES:nbytes]
+            staged = self._stage(slot, len(payload))
+            staged.copy_(payload, non_blocking=True)
+            digest_to(staged, self._sum)
+            self._digest_of(slot, SEEN_AT).copy_(self._sum, non_blocking=True)
+        return _Read(self._stream.mark(), self.view(slot, HEADER_BYTES))
 
     def unpack(
         self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
-    ) -> None:
-        """See SlotMemory."""
-        with self._own_stream():
+    ) -> Move:
+        """See SlotMemory; from where the payload was summed, if it is there still."""
+        with self._stream.queue():
             payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            staged = self._staging[: payload.numel()].view_as(payload)
-            if self._staged != (slot, payload.numel()):
+            at = self._staged.pop(slot, None)
+            if at is None:
+                staged = self._stage(slot, payload.numel()).view_as(payload)
                 staged.copy_(payload, non_blocking=True)
+            else:
+                staged = self._stages[at, : payload.numel()].view_as(payload)
             packing.unpack(staged, torch.tensor(block_ids, dtype=torch.int64), slab)
-        self._staged = None
+        return self._stream.mark()
 
-    def digest(self, slot: int, nbytes: int) -> int:
-        """See SlotMemory."""
-        with self._own_stream():
-            payload = self.rows[slot, HEADER_BYTES:nbytes]
-            staged = self._staging[: payload.numel()]
-            staged.copy_(payload, non_blocking=True)
-            self._staged = slot, payload.numel()
-            return digest(staged)
+    def _stage(self, slot: int, nbytes: int) -> Tensor:
+        """The oldest stage, for a slot's payload."""
+        at, self._next = self._next, (self._next + 1) % len(self._stages)
+        self._staged = {each: stage for each, stage in self._staged.items() if stage != at}
+        self._staged[slot] = at
+        return self._stages[at, :nbytes]
 
 
 class DeviceSlots(_OnStream):
     """Slots beside the slab, in memory that other processes can open (``cudaMalloc``'s)."""
 
+    def __init__(
+        self, count: int, slot_bytes: int, slab: Tensor, stream: Stream | None = None
+    ) -> None:
+        pinned = slab.device.type == "cuda"
+        self._heads = torch.zeros((count, HEADER_BYTES), dtype=torch.uint8, pin_memory=pinned)
+        """On the host, a slot's each: as it is to be written, or as it was read."""
+        super().__init__(count, slot_bytes, slab, stream)
+
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
-        with self._own_stream():
-            return torch.zeros((count, slot_bytes), dtype=torch.uint8, device=self._device)
+        return self._cleared(
+            torch.empty((count, slot_bytes), dtype=torch.uint8, device=self._device)
+        )
+
+    def _cleared(self, rows: Tensor) -> Tensor:
+        with self._stream.queue():
+            rows.zero_()
+        self._stream.wait()
+        return rows
 
     @property
     def gpu(self) -> int | None:
@@ -119,25 +182,89 @@ class DeviceSlots(_OnStream):
 
     def read(self, slot: int, nbytes: int) -> bytes:
         """See SlotMemory."""
-        with self._own_stream():
+        with self._stream.queue():
             return self.rows[slot, :nbytes].cpu().numpy().tobytes()
 
     def write(self, slot: int, data: bytes) -> None:
         """See SlotMemory."""
-        with self._own_stream():
+        with self._stream.queue():
             source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             self.rows[slot, : len(data)].copy_(source)
 
-    def digest(self, slot: int, nbytes: int) -> int:
+    def pack(
+        self,
+        slab: Tensor,
+        block_ids: Sequence[int],
+        slot: int,
+        header: Header,
+        packing: Packing = WHOLE,
+    ) -> Move:
+        """See SlotMemory; all of it, header and digest too, is written by the device."""
+        staged = self._heads[slot]
+        staged.numpy().data[:] = header_bytes(header)
+        with self._stream.queue():
+            head = self.rows[slot, :HEADER_BYTES]
+            head.zero_()
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
+            packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
+            head.copy_(staged, non_blocking=True)
+            digest_to(payload, self._digest_of(slot, DIGEST_AT))
+        return self._stream.mark()
+
+    def inspect(self, slot: int, nbytes: int) -> Inspection:
         """See SlotMemory."""
-        with self._own_stream():
-            return super().digest(slot, nbytes)
+        staged = self._heads[slot]
+        with self._stream.queue():
+            digest_to(self.rows[slot, HEADER_BYTES:nbytes], self._digest_of(slot, SEEN_AT))
+            staged.copy_(self.rows[slot, :HEADER_BYTES], non_blocking=True)
+        return _Read(self._stream.mark(), staged.numpy().data)
+
+    def unpack(
+        self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
+    ) -> Move:
+        """See SlotMemory."""
+        with self._stream.queue():
+            super().unpack(slot, block_ids, slab, packing)
+        return self._stream.mark()
 
 
 class MappedSlots(DeviceSlots):
     """Slots beside the slab, in memory that other processes map by a descriptor."""
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
-        with self._own_stream():
-            memory = MappedAllocator(self._device)(count * slot_bytes)
-            return memory[: count * slot_bytes].zero_().view(count, slot_bytes)
+        size = count * slot_bytes
+        return self._cleared(MappedAllocator(self._device)(size)[:size].view(count, slot_bytes))
+
+
+class _Signed:
+    """A packed slot on the host that gets the fields of its header last."""
+
+    def __init__(self, mark: Move, place: memoryview, header: Header) -> None:
+        """``place`` is the slot's start, up to the digest."""
+        self._mark: Move | None = mark
+        self._place = place
+        self._header = header
+
+    def done(self) -> bool:
+        """See Move."""
+        if self._mark is not None and self._mark.done():
+            self._mark = None
+            self._place[:] = header_bytes(self._header)[: len(self._place)]
+        return self._mark is None
+
+
+class _Read:
+    """A slot whose header and sum come to the host."""
+
+    def __init__(self, mark: Move, header: memoryview) -> None:
+        self._mark = mark
+        self._header = header
+
+    def done(self) -> bool:
+        """See Move."""
+        return self._mark.done()
+
+    def found(self) -> Found:
+        """See Inspection."""
+        header = bytes(self._header)
+        return Found(header, digest_at(header, SEEN_AT))

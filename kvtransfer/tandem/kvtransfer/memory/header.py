@@ -1,7 +1,9 @@
 """The header at the start of every slot: whose KV follows, which tokens, and its digest.
 
 Identity travels with the data: D compares every field with what it asked for before it touches
-the payload. Fixed size, little-endian, with a check sum of its own.
+the payload. Fixed size, little-endian; the fields have a check sum of their own. The digest
+stands apart, at the header's end, where a GPU writes it that has just computed it; before it is
+room for the digest of what arrived, which D's GPU writes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from tandem.protocol.errors import WireError
 from tandem.protocol.ids import Incarnation, RequestKey
 
 HEADER_BYTES = 256
-_FIELDS = struct.Struct("<8sI16s16s16sQQQQQQ")
+DIGEST_BYTES = 8
+DIGEST_AT = HEADER_BYTES - DIGEST_BYTES
+"""Of the payload as P packed it."""
+SEEN_AT = DIGEST_AT - DIGEST_BYTES
+"""Of the payload as it lies in D's slot, where D's device sums it."""
+_FIELDS = struct.Struct("<8sI16s16s16sQQQQQ")
 _MAGIC = b"TDMSLOT1"
 _SUM_BYTES = 16
 
@@ -63,15 +70,16 @@ def fingerprint_digest(fingerprint: str) -> bytes:
 
 
 def header_bytes(header: Header) -> bytes:
-    """What stands at the start of a slot."""
-    fields = _FIELDS.pack(_MAGIC, HANDOFF_VERSION, *header)
-    return fields + blake2b(fields, digest_size=_SUM_BYTES).digest()
+    """What stands at the start of a slot, HEADER_BYTES long."""
+    fields = _FIELDS.pack(_MAGIC, HANDOFF_VERSION, *header[:-1])
+    summed = fields + blake2b(fields, digest_size=_SUM_BYTES).digest()
+    return summed.ljust(DIGEST_AT, b"\0") + header.digest.to_bytes(DIGEST_BYTES, "little")
 
 
 def read_header(data: bytes | memoryview) -> Header:
     """Read from the start of a slot, or WireError for anything that is not a header."""
     size = _FIELDS.size
-    if len(data) < size + _SUM_BYTES:
+    if len(data) < HEADER_BYTES:
         raise WireError(f"slot header of {len(data)} bytes")
     fields = bytes(data[:size])
     magic, version, *rest = _FIELDS.unpack(fields)
@@ -79,4 +87,13 @@ def read_header(data: bytes | memoryview) -> Header:
         raise WireError("slot without a header of this version")
     if blake2b(fields, digest_size=_SUM_BYTES).digest() != bytes(data[size : size + _SUM_BYTES]):
         raise WireError("slot header with a wrong check sum")
-    return Header(*rest)
+    return Header._make((*rest, digest_at(data, DIGEST_AT)))
+
+
+def digest_at(head: bytes | memoryview, at: int) -> int:
+    """One of the digests of a header: at DIGEST_AT or SEEN_AT."""
+    return int.from_bytes(head[at : at + DIGEST_BYTES], "little")
+
+
+NOBODYS = Header(bytes(16), bytes(16), Incarnation(bytes(16)), 0, 0, 0, 0, HEADER_BYTES, 0)
+"""Of a part that nobody asks for: with it what packs is tried at the start."""

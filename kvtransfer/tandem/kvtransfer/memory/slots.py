@@ -1,20 +1,66 @@
 """The memory of send or receive slots: one tensor, a row per slot, header first.
 
 In host memory here; ``device_slots`` has the same in a GPU's, and ``mover/make_slots`` chooses.
+What is packed or unpacked may be queued on a device: who asked for it asks again until it is done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from tandem.kernels.blocks import digest
 from tandem.kernels.memory.shared import shared_tensor
-from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, header_bytes
 from tandem.kvtransfer.memory.packing import WHOLE, Packing
 from tandem.kvtransfer.memory.sizes import PAGE
+
+
+class Move(Protocol):
+    """A slot that is filled or emptied."""
+
+    def done(self) -> bool:
+        """Whether all its bytes are where they belong. Never blocks."""
+        ...
+
+
+class Found(NamedTuple):
+    """What is in a slot: by this it is judged."""
+
+    header: bytes
+    """The first HEADER_BYTES."""
+    digest: int
+    """Of the payload, as the host or the device summed it here."""
+
+
+class Inspection(Move, Protocol):
+    """A slot that is looked into."""
+
+    def found(self) -> Found:
+        """Asked once it is done."""
+        ...
+
+
+class Moved:
+    """It is done."""
+
+    def done(self) -> bool:
+        """Yes."""
+        return True
+
+
+class Inspected(Moved):
+    """It is done, and this is in the slot."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    def found(self) -> Found:
+        """See Inspection."""
+        return self._found
 
 
 class SlotMemory:
@@ -24,10 +70,12 @@ class SlotMemory:
         self.count = count
         self.slot_bytes = slot_bytes
         self.rows = self._allocate(count, slot_bytes)
-        self.digest(0, slot_bytes)  # the first one makes its tables: not at a request's expense
+        digest(self.rows[0])  # the first one makes its tables: not at a request's expense
 
-    _pinned = False
-    """Whether a GPU's copies reach the slots without help of the processor."""
+    @property
+    def _pinned(self) -> bool:
+        """Whether the memory is page-locked, so that a GPU copies without help of the processor."""
+        return False
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
         size = count * slot_bytes + PAGE
@@ -69,26 +117,37 @@ class SlotMemory:
         self.view(slot, len(data))[:] = data
 
     def pack(
-        self, slab: Tensor, block_ids: Sequence[int], slot: int, packing: Packing = WHOLE
-    ) -> int:
-        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, and
-        return its digest; done when this returns. ``block_ids`` are those that ``packing`` goes by.
-        The slot has no header meanwhile: whoever reads it too late reads no part."""
+        self,
+        slab: Tensor,
+        block_ids: Sequence[int],
+        slot: int,
+        header: Header,
+        packing: Packing = WHOLE,
+    ) -> Move:
+        """Gather blocks of ``slab`` (uint8 [num_blocks, block_bytes]) into a slot's payload, behind
+        this header with the payload's digest. ``block_ids`` are those that ``packing`` goes by. The
+        slot has no header meanwhile: whoever reads it too late reads no part."""
         self.write(slot, bytes(HEADER_BYTES))
         payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
         packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
-        return digest(payload)
+        self.write(slot, header_bytes(header._replace(digest=digest(payload))))
+        return Moved()
+
+    def inspect(self, slot: int, nbytes: int) -> Inspection:
+        """Read the header of a slot that holds ``nbytes`` in all, and sum its payload."""
+        payload = self.rows[slot, HEADER_BYTES:nbytes]
+        return Inspected(Found(self.read(slot, HEADER_BYTES), digest(payload)))
 
     def unpack(
         self, slot: int, block_ids: Sequence[int], slab: Tensor, packing: Packing = WHOLE
-    ) -> None:
-        """Scatter a slot's payload into blocks of ``slab``; done when this returns."""
+    ) -> Move:
+        """Scatter a slot's payload, which was found right, into blocks of ``slab``."""
         payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
         packing.unpack(payload, torch.tensor(block_ids, dtype=torch.int64), slab)
+        return Moved()
 
-    def digest(self, slot: int, nbytes: int) -> int:
-        """Digest of the payload of a slot that holds ``nbytes`` in all."""
-        return digest(self.rows[slot, HEADER_BYTES:nbytes])
+    def settle(self) -> None:
+        """Wait for what is queued: slots and slab may go."""
 
     def _payload(self, slot: int, num_blocks: int, block_bytes: int) -> Tensor:
         """uint8 [num_blocks, block_bytes] behind the slot's header."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 
 import msgspec
 
@@ -28,19 +27,20 @@ from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.kvtransfer.memory.header import HEADER_BYTES, fingerprint_digest
+from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.cards import why_not_read
 from tandem.kvtransfer.mover.ends import Ends
 from tandem.kvtransfer.mover.falls import Falls
-from tandem.kvtransfer.mover.identity import fault_of_copy, fault_of_slot
+from tandem.kvtransfer.mover.identity import Fault, fault_of_copy
 from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, Rest
 from tandem.kvtransfer.mover.make_slots import make_all_slots
-from tandem.kvtransfer.mover.mover import Mover, MoverParts
+from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
 from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
 from tandem.kvtransfer.mover.reads import Reads
+from tandem.kvtransfer.mover.unpacks import Unpacks
 from tandem.kvtransfer.transports.base import Check, Progress, Resting, Transport
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
@@ -88,12 +88,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self.ends = Ends(parts, policy)
         self._reads = Reads(parts.transports, parts.layout, parts.shard)
-        self._unpacks: deque[Unpack] = deque()
+        self._unpacks = Unpacks(parts, self.memory)
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
         self._tags: dict[tuple[RequestKey, int], bytes] = {}
         """By key and part: of copies that have not been checked."""
-        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
         found = parts.transports.values()
         self._resting = [each for each in found if isinstance(each, Resting)]
         self._asleep = False
@@ -220,8 +219,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             return self._read(action, now)
         elif isinstance(action, Unpack):
             if action.slot is None:  # a look at tags, not at bytes
-                return self._unpack(action, now)
-            self._unpacks.append(action)
+                return self._judge_copy(action, now)
+            self._unpacks.add(action)
         elif isinstance(action, Blame):
             self._quarantine(action.peer, action.reason, now)
         elif isinstance(action, Count):
@@ -239,17 +238,19 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read; ``work`` polls it to its end, wanted or not."""
-        slot_bytes = self.slots_to(item.peer).slot_bytes
-        self._reads.start(item, self._welcomes[item.peer], slot_bytes, check)
+        self._reads.start(item, self._welcomes[item.peer], self.slots_to(item.peer), check)
         self.active()
 
     def work(self, now: Millis) -> list[Action]:
-        """Reads, one unpack, probes, deadlines."""
+        """Reads, parts that are unpacked and one more, probes, deadlines."""
         if self._reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
         actions: list[Action] = []
-        if self._unpacks:
-            actions += self._unpack(self._unpacks.popleft(), now)
+        if self._unpacks.waits:
+            self._unpacks.begin()
+        if self._unpacks.under_way:
+            for item, started, fault in self._unpacks.ended():
+                actions += self._unpacked(item, started, fault, now)
         if self._asleep and not self._reads:  # also when a link's probe has woken one
             for each in self._resting:
                 each.rest()
@@ -307,17 +308,15 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.fall(read.peer, "a read failed", now)
         return self._over(read, now, FailCause.PEER, "a read failed")
 
-    def _unpack(self, item: Unpack, now: Millis) -> list[Action]:
+    def _judge_copy(self, item: Unpack, now: Millis) -> list[Action]:
         started = time.perf_counter()
-        if item.slot is None:
-            seen, hashes = self._tags.pop((item.key, item.index)), self._hashes.get(item.key, ())
-            size = (item.form or self.table.policy).block_size
-            fault = fault_of_copy(item, seen, hashes, size)
-        else:
-            fault = fault_of_slot(self.memory, item, self._fingerprint)
-            if fault is None:
-                packed = self.parts.packing(item.form, item.block_ids, item.start, item.stop)
-                self.memory.unpack(item.slot, packed.ids, self.parts.slab, packed.packing)
+        seen, hashes = self._tags.pop((item.key, item.index)), self._hashes.get(item.key, ())
+        size = (item.form or self.table.policy).block_size
+        return self._unpacked(item, started, fault_of_copy(item, seen, hashes, size), now)
+
+    def _unpacked(
+        self, item: Unpack, started: float, fault: Fault | None, now: Millis
+    ) -> list[Action]:
         if fault is None:
             self.metrics.phase_of("unpack").observe(time.perf_counter() - started)
         self.parts.board.transfers += 1
@@ -365,9 +364,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a read or an unpack is to be moved."""
-        if self._unpacks:
+        if self._unpacks.waits:
             return 0
         naps = [
+            MOVE_NAP_SECONDS if self._unpacks.under_way else None,
             self.until(self.table.next_deadline(), now),
             self.prober.rest(now),
             self.pace.rest(),

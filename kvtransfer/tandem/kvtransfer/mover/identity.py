@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from tandem.kvtransfer.handoff.actions import Unpack
 from tandem.kvtransfer.handoff.manifest import num_blocks
 from tandem.kvtransfer.memory.blocks import CLEARED, TAG_BYTES, tags_from
-from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, key_digest, read_header
-from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.memory.header import Header, key_digest, read_header
+from tandem.kvtransfer.memory.slots import Found
 from tandem.protocol.errors import FailCause, WireError
 from tandem.protocol.ids import BlockHash
 
 Fault = tuple[FailCause, str]
 
 
-def fault_of_slot(memory: SlotMemory, item: Unpack, fingerprint: bytes) -> Fault | None:
+def fault_of_slot(found: Found, item: Unpack, fingerprint: bytes) -> Fault | None:
     """What is wrong with a slot's content, if anything."""
-    assert item.slot is not None
     try:
-        header = read_header(memory.read(item.slot, HEADER_BYTES))
+        header = read_header(found.header)
     except WireError as error:
         return FailCause.IDENTITY, str(error)
     wanted = Header(
@@ -36,7 +35,7 @@ def fault_of_slot(memory: SlotMemory, item: Unpack, fingerprint: bytes) -> Fault
     differs = header.differs(wanted)
     if differs is not None:
         return FailCause.IDENTITY, f"the slot's header has another {differs}"
-    if memory.digest(item.slot, item.nbytes) != header.digest:
+    if found.digest != header.digest:
         return FailCause.DIGEST, "the slot's bytes do not have its digest"
     return None
 

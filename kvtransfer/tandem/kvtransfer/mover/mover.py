@@ -29,6 +29,7 @@ from tandem.kvtransfer.memory.blocks import Blocks, BlockTags, SharedTags
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.packing import Packing, packing_of, part_ids
 from tandem.kvtransfer.memory.sizes import SlotSizes
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.metrics import HandoffMetrics
 from tandem.kvtransfer.progress import ProgressBoard
 from tandem.kvtransfer.transports.base import Region, Transport
@@ -44,6 +45,8 @@ Event = TypeVar("Event")
 Item = TypeVar("Item")
 
 NAP_SECONDS = 0.0002
+MOVE_NAP_SECONDS = 5e-5
+"""While a device packs or unpacks, which takes it a few tenths of a millisecond."""
 YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
@@ -122,6 +125,8 @@ class Mover(Generic[Item, Event]):
     """A transfer thread."""
 
     name = "kv-transfer"
+    memory: SlotMemory
+    """Slots that parts go through; a half's own."""
 
     def __init__(self, parts: MoverParts) -> None:
         self.parts = parts
@@ -252,6 +257,8 @@ class Mover(Generic[Item, Event]):
         for transport in self.parts.transports.values():
             with contextlib.suppress(Exception):
                 transport.stop()
+        with contextlib.suppress(Exception):
+            self.memory.settle()
         self.problem = problem
         self.inbox.close()
         self.parts.notify()

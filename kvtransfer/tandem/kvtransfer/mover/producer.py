@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass
 
 import msgspec
@@ -38,15 +37,10 @@ from tandem.kvtransfer.handoff.messages import (
 )
 from tandem.kvtransfer.handoff.slots import SlotRing
 from tandem.kvtransfer.memory.blocks import tags_from
-from tandem.kvtransfer.memory.header import (
-    HEADER_BYTES,
-    Header,
-    fingerprint_digest,
-    header_bytes,
-    key_digest,
-)
+from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.mover.make_slots import make_all_slots
-from tandem.kvtransfer.mover.mover import Mover, MoverParts
+from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
+from tandem.kvtransfer.mover.packs import Packs
 from tandem.kvtransfer.mover.pattern import pattern
 from tandem.kvtransfer.mover.takes import Takes
 from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
@@ -119,11 +113,10 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._link_view: frozenset[Incarnation] = frozenset()
         self.takes = Takes()
         self._fences: list[Computed] = []
-        self._packs: deque[Pack] = deque()
+        self._packs = Packs(parts, self.memory)
         self._needs_advance = [
             each for each in parts.transports.values() if each.traits.needs_advance
         ]
-        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
 
     @property
     def links(self) -> frozenset[Incarnation]:
@@ -235,7 +228,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             self.tell(action.event)  # type: ignore[arg-type]
         elif isinstance(action, Pack):
             self.takes.begun(action.consumer, time.perf_counter())
-            self._packs.append(action)
+            self._packs.add(action)
         elif isinstance(action, Tag | Untag):
             self._tag(action)
         elif isinstance(action, Count):
@@ -254,10 +247,12 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         self._gave(len(action.block_ids) * self.parts.layout.groups[action.group].block_bytes)
 
     def work(self, now: Millis) -> list[Action]:
-        """Fences, one pack, the peers' reads, deadlines."""
+        """Fences, parts that are packed and one more, the peers' reads, deadlines."""
         actions = self._see_fences(now)
-        if self._packs:
-            actions += self._pack(self._packs.popleft(), now)
+        if self._packs.waits:
+            self._packs.begin()
+        if self._packs.under_way:
+            actions += self._see_packs(now)
         for transport in self._needs_advance:  # always: what D gave up must still end there
             transport.advance()
         due = self.table.next_deadline()
@@ -280,26 +275,13 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             for action in self.table.apply(p_events.Fenced(each.key, each.upto), now)
         ]
 
-    def _pack(self, item: Pack, now: Millis) -> list[Action]:
-        started = time.perf_counter()
-        packed = self.parts.packing(item.form, item.block_ids, item.start, item.stop)
-        block_bytes = packed.packing.block_bytes(self.parts.slab)
-        nbytes = HEADER_BYTES + len(packed.ids) * block_bytes
-        header = Header(
-            key=key_digest(item.key),
-            fingerprint=self._fingerprint,
-            producer=self.parts.incarnation,
-            part=item.index,
-            group=item.group,
-            start=item.start,
-            stop=item.stop,
-            nbytes=nbytes,
-            digest=self.memory.pack(self.parts.slab, packed.ids, item.slot, packed.packing),
-        )
-        self.memory.write(item.slot, header_bytes(header))
-        self.metrics.phase_of("pack").observe(time.perf_counter() - started)
-        self._gave(nbytes)
-        return self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
+    def _see_packs(self, now: Millis) -> list[Action]:
+        actions: list[Action] = []
+        for item, nbytes, started, _ in self._packs.ended():
+            self.metrics.phase_of("pack").observe(time.perf_counter() - started)
+            self._gave(nbytes)
+            actions += self.table.apply(p_events.Packed(item.key, item.index, ok=True), now)
+        return actions
 
     def _gave(self, nbytes: int) -> None:
         """Bytes are D's to read: a part, or a chunk's blocks."""
@@ -309,9 +291,11 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a pack, a fence or a peer's read is to be moved."""
-        if self._packs:
+        if self._packs.waits:
             return 0
         naps = [self.until(self.table.next_deadline(), now)]
+        if self._packs.under_way:
+            naps.append(MOVE_NAP_SECONDS)
         if self._fences or (self._needs_advance and self.table.num_parts_out):
             naps.append(self.nap())
         elif self._needs_advance:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from tandem.kvtransfer.handoff.actions import Read
 from tandem.kvtransfer.handoff.messages import ProducerCard
+from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.extents import slot_extent
 from tandem.kvtransfer.transports.base import (
     BlockExtents,
@@ -24,7 +25,7 @@ from tandem.protocol.layout import KVLayout, Shard
 
 LEAST_NAP_SECONDS = 2e-5
 COPY_SECONDS = 0.05
-"""A copy that takes longer is not one between GPUs of one machine."""
+"""A copy, or a read into a GPU's slot, that takes longer is not one between GPUs of one machine."""
 
 
 class Ended(NamedTuple):
@@ -49,15 +50,15 @@ class Reads:
         self._open: dict[tuple[str, Ticket], tuple[Read, float]] = {}
         self._timed = [each for each in transports.values() if isinstance(each, Timed)]
         self._copied_at = float("-inf")
-        """When the last copy was begun."""
+        """When the last copy, or read into a GPU's slot, was begun."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
 
     def start(
-        self, item: Read, welcome: ProducerCard, slot_bytes: int, check: Check = Check.HEADER
+        self, item: Read, welcome: ProducerCard, slots: SlotMemory, check: Check = Check.HEADER
     ) -> None:
-        """Post a read of the peer that gave this welcome; ``slot_bytes`` are of D's own slots."""
+        """Post a read of the peer that gave this welcome; ``slots`` are D's own."""
         if item.slot is None or item.remote_slot is None:
             extents = self._blocks(item, welcome)
         else:
@@ -66,7 +67,7 @@ class Reads:
                     item.slot,
                     item.remote_slot,
                     item.nbytes,
-                    slot_bytes=slot_bytes,
+                    slot_bytes=slots.slot_bytes,
                     remote_slot_bytes=welcome.slot_bytes,
                     check=check,
                 )
@@ -74,7 +75,7 @@ class Reads:
         started = time.perf_counter()
         ticket = self._transports[welcome.connector].read(item.peer, extents)
         self._open[(welcome.connector, ticket)] = (item, started)
-        if item.slot is None:
+        if item.slot is None or slots.gpu is not None:
             self._copied_at = time.monotonic()
 
     def _blocks(self, item: Read, welcome: ProducerCard) -> Sequence[Extent]:
@@ -105,8 +106,8 @@ class Reads:
 
     def nap(self, usual: Callable[[], float]) -> float:
         """Seconds until the next look: shortly before a copy is likely to be through; 0.05 where
-        sockets wake who waits; short beside the age of the copy that was begun last, where nothing
-        foretells its end; else ``usual``."""
+        sockets wake who waits; short beside the age of what was begun last, where that is a copy or
+        lands in a GPU's slot and nothing foretells its end; else ``usual``."""
         foretold = nap_before(self._moments())
         if self.wakers():
             return 0.05 if foretold is None else max(LEAST_NAP_SECONDS, foretold)

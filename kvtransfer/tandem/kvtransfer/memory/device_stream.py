@@ -1,0 +1,44 @@
+"""A stream of a GPU, beside the engine's steps, on which slots are packed and unpacked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class DeviceStream:
+    """See ``device_slots.Stream``; used by one thread at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def queue(self) -> Iterator[None]:
+        """What is called within is queued here."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            yield
+
+    def mark(self) -> _Mark:
+        """Done when all that has been queued is."""
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return _Mark(event)
+
+    def wait(self) -> None:
+        """Until all that has been queued is done."""
+        self._stream.synchronize()
+
+
+class _Mark:
+    """An event behind what was queued."""
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        """Whether the device has come by; raises what the device has failed with."""
+        return bool(self._event.query())

@@ -1,0 +1,76 @@
+"""P's parts on their way into slots: begun one after the other, packed when the device says so."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from tandem.kvtransfer.handoff.actions import Pack
+from tandem.kvtransfer.memory.header import HEADER_BYTES, Header, fingerprint_digest, key_digest
+from tandem.kvtransfer.memory.slots import Move, SlotMemory
+from tandem.kvtransfer.mover.mover import MoverParts
+
+
+class Filling(NamedTuple):
+    """A part that a slot is filled with."""
+
+    item: Pack
+    nbytes: int
+    """Header and payload."""
+    started: float
+    """By ``time.perf_counter``."""
+    move: Move
+
+
+class Packs:
+    """Used by the transfer thread alone."""
+
+    def __init__(self, parts: MoverParts, memory: SlotMemory) -> None:
+        self._parts = parts
+        self._memory = memory
+        self._waiting: deque[Pack] = deque()
+        self._begun: deque[Filling] = deque()
+        """In the order in which they end."""
+        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
+
+    def add(self, item: Pack) -> None:
+        """It is begun in its turn."""
+        self._waiting.append(item)
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``begin`` has something to do."""
+        return bool(self._waiting)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ``ended`` is to be asked again."""
+        return bool(self._begun)
+
+    def begin(self) -> None:
+        """The oldest that waits; one at a time, so that messages do not wait for several."""
+        item = self._waiting.popleft()
+        started, parts = time.perf_counter(), self._parts
+        packed = parts.packing(item.form, item.block_ids, item.start, item.stop)
+        nbytes = HEADER_BYTES + len(packed.ids) * packed.packing.block_bytes(parts.slab)
+        header = Header(
+            key=key_digest(item.key),
+            fingerprint=self._fingerprint,
+            producer=parts.incarnation,
+            part=item.index,
+            group=item.group,
+            start=item.start,
+            stop=item.stop,
+            nbytes=nbytes,
+            digest=0,  # of what is not packed yet
+        )
+        move = self._memory.pack(parts.slab, packed.ids, item.slot, header, packed.packing)
+        self._begun.append(Filling(item, nbytes, started, move))
+
+    def ended(self) -> list[Filling]:
+        """Those that are packed, which are forgotten."""
+        found = []
+        while self._begun and self._begun[0].move.done():
+            found.append(self._begun.popleft())
+        return found

@@ -1,0 +1,83 @@
+"""D's parts on their way out of slots: looked into and judged, then unpacked if they are right.
+
+Each of the two may be queued on a device: parts follow each other through both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import NamedTuple
+
+from tandem.kvtransfer.handoff.actions import Unpack
+from tandem.kvtransfer.memory.header import fingerprint_digest
+from tandem.kvtransfer.memory.slots import Inspection, Move, SlotMemory
+from tandem.kvtransfer.mover.identity import Fault, fault_of_slot
+from tandem.kvtransfer.mover.mover import MoverParts
+
+
+class Emptied(NamedTuple):
+    """A part that is out of its slot, or will never be."""
+
+    item: Unpack
+    started: float
+    """By ``time.perf_counter``."""
+    fault: Fault | None
+
+
+class Unpacks:
+    """Used by the transfer thread alone."""
+
+    def __init__(self, parts: MoverParts, memory: SlotMemory) -> None:
+        self._parts = parts
+        self._memory = memory
+        self._waiting: deque[Unpack] = deque()
+        self._inspected: deque[tuple[Unpack, float, Inspection]] = deque()
+        """In the order in which they end; so are those that are moved."""
+        self._moved: deque[tuple[Unpack, float, Move]] = deque()
+        self._fingerprint = fingerprint_digest(parts.fingerprint.compatibility)
+
+    def add(self, item: Unpack) -> None:
+        """It is begun in its turn."""
+        self._waiting.append(item)
+
+    @property
+    def waits(self) -> bool:
+        """Whether ``begin`` has something to do."""
+        return bool(self._waiting)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ``ended`` is to be asked again."""
+        return bool(self._inspected or self._moved)
+
+    def begin(self) -> None:
+        """The oldest that waits; one at a time, so that messages do not wait for several."""
+        item = self._waiting.popleft()
+        assert item.slot is not None, "copies are judged by their tags"
+        started = time.perf_counter()
+        self._inspected.append((item, started, self._memory.inspect(item.slot, item.nbytes)))
+
+    def ended(self) -> list[Emptied]:
+        """Those that are unpacked or were found wrong, which are forgotten."""
+        found = self._judged()
+        while self._moved and self._moved[0][2].done():
+            item, started, _ = self._moved.popleft()
+            found.append(Emptied(item, started, None))
+        return found
+
+    def _judged(self) -> list[Emptied]:
+        """What was found wrong; the rest is unpacked from here on."""
+        wrong = []
+        while self._inspected and self._inspected[0][2].done():
+            item, started, inspection = self._inspected.popleft()
+            fault = fault_of_slot(inspection.found(), item, self._fingerprint)
+            if fault is not None:
+                wrong.append(Emptied(item, started, fault))
+                continue
+            assert item.slot is not None, "copies are judged by their tags"
+            packed = self._parts.packing(item.form, item.block_ids, item.start, item.stop)
+            slab = self._parts.slab
+            move = self._memory.unpack(item.slot, packed.ids, slab, packed.packing)
+            self._moved.append((item, started, move))
+        return wrong

@@ -1,0 +1,38 @@
+"""A device's queue that is worked off when a test says so."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager, nullcontext
+
+
+class HandStream:
+    """What is queued is carried out at once, and said to be done while ``hold`` is not set."""
+
+    def __init__(self) -> None:
+        self.hold = threading.Event()
+        self.waits = 0
+        """How often somebody waited for all of it."""
+
+    def queue(self) -> AbstractContextManager[None]:
+        """See Stream."""
+        return nullcontext()
+
+    def mark(self) -> _Mark:
+        """See Stream."""
+        return _Mark(self.hold)
+
+    def wait(self) -> None:
+        """See Stream."""
+        self.waits += 1
+
+
+class _Mark:
+    """Behind everything so far."""
+
+    def __init__(self, hold: threading.Event) -> None:
+        self._hold = hold
+
+    def done(self) -> bool:
+        """Unless the queue is held."""
+        return not self._hold.is_set()

@@ -1,0 +1,185 @@
+"""Parts whose packing and unpacking are queued on a device, with a queue that tests hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from tests.kvtransfer.hand_stream import HandStream
+
+from tandem.kernels.blocks import digest
+from tandem.kvtransfer import events
+from tandem.kvtransfer.memory.device_slots import DeviceSlots, HostSlotsOfDevice
+from tandem.kvtransfer.memory.header import HEADER_BYTES, NOBODYS, read_header
+from tandem.kvtransfer.memory.sizes import slot_bytes_for
+from tandem.kvtransfer.mover import make_slots
+from tandem.protocol.errors import FailCause, WireError
+
+BLOCK_BYTES = 1000
+KINDS = [DeviceSlots, HostSlotsOfDevice]
+KEY = make_key("one")
+HEADER = NOBODYS._replace(part=3, nbytes=HEADER_BYTES + 3 * BLOCK_BYTES)
+
+
+def slab_of(blocks: int) -> torch.Tensor:
+    """Random blocks."""
+    return torch.randint(0, 256, (blocks, BLOCK_BYTES), dtype=torch.uint8)
+
+
+def slots_of(kind, slab: torch.Tensor, stream: HandStream):
+    """Three slots of three blocks."""
+    return kind(3, slot_bytes_for(0, 3 * BLOCK_BYTES), slab, stream)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_goes_through_a_slot(kind):
+    """With its header and digest, which are seen as they arrived; trying it out leaves no trace."""
+    slab, stream = slab_of(16), HandStream()
+    before = slab.clone()
+    slots = slots_of(kind, slab, stream)
+    assert torch.equal(slab, before)
+    with pytest.raises(WireError):
+        read_header(slots.read(0, HEADER_BYTES))
+    assert slots.pack(slab, [3, 11, 5], 1, HEADER).done()
+    found = digest(before[[3, 11, 5]])
+    assert read_header(slots.read(1, HEADER_BYTES)) == HEADER._replace(digest=found)
+    inspected = slots.inspect(1, HEADER.nbytes)
+    assert inspected.done()
+    assert read_header(inspected.found().header).digest == inspected.found().digest == found
+    assert slots.unpack(1, [0, 7, 15], slab).done()
+    before[[0, 7, 15]] = before[[3, 11, 5]]
+    assert torch.equal(slab, before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_done_before_the_device_is(kind):
+    """A packed slot on the host has no header that could be read until then."""
+    slab, stream = slab_of(16), HandStream()
+    slots = slots_of(kind, slab, stream)
+    stream.hold.set()
+    packed = slots.pack(slab, [1], 0, HEADER)
+    assert not packed.done()
+    if kind is HostSlotsOfDevice:
+        with pytest.raises(WireError):
+            read_header(slots.read(0, HEADER_BYTES))
+    stream.hold.clear()
+    assert packed.done()
+    assert read_header(slots.read(0, HEADER_BYTES)).part == 3
+    for ask in (lambda: slots.inspect(0, HEADER.nbytes), lambda: slots.unpack(0, [2], slab)):
+        stream.hold.set()
+        asked = ask()
+        assert not asked.done()
+        stream.hold.clear()
+        assert asked.done()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_changed_byte_gives_another_digest_than_the_headers(kind):
+    """What arrived is summed anew."""
+    slab, stream = slab_of(16), HandStream()
+    slots = slots_of(kind, slab, stream)
+    assert slots.pack(slab, [4, 5], 2, HEADER).done()
+    slots.rows[2, HEADER_BYTES + 1500] ^= 1
+    found = slots.inspect(2, HEADER_BYTES + 2 * BLOCK_BYTES).found()
+    assert read_header(found.header).digest != found.digest
+
+
+def test_more_parts_than_stages_are_unpacked_from_their_own_bytes():
+    """Between the host and a slab, what was summed may be another's by the time it is wanted."""
+    slab, stream = slab_of(32), HandStream()
+    slots = HostSlotsOfDevice(6, slot_bytes_for(0, 3 * BLOCK_BYTES), slab, stream)
+    before = slab.clone()
+    for slot in range(6):
+        assert slots.pack(slab, [slot], slot, HEADER).done()
+    for slot in range(6):
+        slots.inspect(slot, HEADER_BYTES + BLOCK_BYTES)
+    for slot in (5, 0, 4, 1, 3, 2):
+        slots.unpack(slot, [16 + slot], slab)
+    before[16:22] = before[:6]
+    assert torch.equal(slab, before)
+
+
+@pytest.fixture
+def queued(workers, monkeypatch):
+    """Make a linked pair whose slots are a device's on the host, and the queue of each end."""
+    streams = []
+
+    def make(count, slot_bytes, slab, traits):
+        streams.append(HandStream())
+        return HostSlotsOfDevice(count, slot_bytes, slab, streams[-1])
+
+    monkeypatch.setattr(make_slots, "make_slots", make)
+    config = make_config(kv_slots_per_peer=2, kv_credits=2)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    return producer, consumer, *streams
+
+
+def test_parts_are_sent_and_loaded_when_the_devices_are_through(queued):
+    """Until then P says nothing of them, and D's engine hears nothing; all slots are free again."""
+    producer, consumer, packing, unpacking = queued
+    packing.hold.set()
+    unpacking.hold.set()
+    consumer.open(KEY, producer.incarnation)
+    producer.hand_over(KEY, 24, list(range(6)), consumer.incarnation)
+    consumer.load(KEY, list(range(10, 16)))
+    packs, unpacks = producer.service._mover._packs, consumer.service._mover._unpacks
+    producer.until(lambda: packs.under_way and not packs.waits)
+    other = make_key("two")  # another's messages pass meanwhile
+    consumer.open(other, producer.incarnation)
+    assert producer.admit(other, 8, consumer.incarnation) is None
+    producer.service.cancel(other)
+    consumer.wait_for(events.LoadFailed, other)
+    ring = consumer.service._mover.table.ring
+    assert ring.free == len(ring), "nothing is read"
+    packing.hold.clear()
+    consumer.until(lambda: unpacks.under_way and not unpacks.waits)
+    assert not any(isinstance(each, events.Loaded) for each in consumer.seen)
+    unpacking.hold.clear()
+    consumer.wait_for(events.Loaded, KEY)
+    assert consumer.holds("one", 24, list(range(10, 16)))
+    producer.wait_for(events.Released, KEY)
+    for end in (producer, consumer):
+        ring = end.service._mover.table.ring
+        end.until(lambda ring=ring: ring.free == len(ring))
+
+
+def test_a_slot_that_is_packed_comes_back_when_the_device_is_through(queued):
+    """P's engine has its blocks at once; the slot is not another's before."""
+    producer, consumer, packing, _ = queued
+    packing.hold.set()
+    consumer.open(KEY, producer.incarnation)
+    producer.hand_over(KEY, 8, [0, 1], consumer.incarnation)
+    consumer.load(KEY, [4, 5])
+    mover = producer.service._mover
+    producer.until(lambda: mover._packs.under_way)
+    producer.service.cancel(KEY)
+    producer.wait_for(events.Released, KEY)
+    assert mover.table.ring.free < len(mover.table.ring)
+    packing.hold.clear()
+    producer.until(lambda: mover.table.ring.free == len(mover.table.ring))
+    assert consumer.wait_for(events.LoadFailed, KEY).cause is FailCause.GONE
+
+
+def test_blocks_that_are_unpacked_come_back_when_the_device_is_through(queued):
+    """A cancelled request's blocks are written until then."""
+    producer, consumer, _, unpacking = queued
+    unpacking.hold.set()
+    consumer.open(KEY, producer.incarnation)
+    producer.hand_over(KEY, 8, [0, 1], consumer.incarnation)
+    consumer.load(KEY, [4, 5])
+    consumer.until(lambda: consumer.service._mover._unpacks.under_way)
+    consumer.service.cancel(KEY)
+    assert not consumer.wait_for(events.Cancelled, KEY).blocks_free
+    assert not any(isinstance(each, events.BlocksFree) for each in consumer.seen)
+    unpacking.hold.clear()
+    consumer.wait_for(events.BlocksFree, KEY)
+
+
+def test_who_closes_waits_for_the_device(queued):
+    """Slots and slab are somebody else's memory then."""
+    producer, consumer, packing, unpacking = queued
+    before = packing.waits, unpacking.waits
+    producer.service.close()
+    consumer.service.close()
+    assert (packing.waits, unpacking.waits) == (before[0] + 1, before[1] + 1)

@@ -111,3 +111,14 @@ def test_a_fault_in_the_transfer_threads_turn_ends_the_channel_as_in_its_own(
     consumer.until(lambda: consumer.service.problem() is not None)
     assert "the KV control thread ended: broken" in str(consumer.service.problem())
     assert consumer.service._mover.alive
+
+
+def test_who_wakes_for_a_beat_beats_and_sleeps_on(workers, monkeypatch) -> None:
+    """It does not look at sockets again and again until the beat's millisecond is over."""
+    config = make_config(kv_beat_seconds=0.0503)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    turns = threads_of(consumer.service._channel, "_turn", monkeypatch)
+    ticks = threads_of(consumer.service._channel, "on_tick", monkeypatch)
+    consumer.until(lambda: len(ticks) >= 30)
+    assert len(turns) < 6 * len(ticks)

@@ -80,8 +80,10 @@ class Foretelling:
 
 
 def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) -> None:
-    """Where it is not, it is asked after a hundred times."""
-    config = make_config(kv_connector="shm", kv_node_folder=str(folder))
+    """Where it is not, it is asked after a hundred times. Beats, for which the thread wakes, are
+    few."""
+    slow = {"kv_beat_seconds": 1.0, "kv_beat_timeout": 5.0}
+    config = make_config(kv_connector="shm", kv_node_folder=str(folder), **slow)
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     transport = consumer.service._mover.parts.transports["shm"]
@@ -92,3 +94,29 @@ def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) 
     consumer.load(key, [7, 8, 9, 10, 11])
     consumer.wait_for(events.Loaded, key)
     assert 0 < sum(mark.early for mark in copier.marks) < 30
+
+
+def test_the_engine_hears_when_a_copy_is_likely_to_be_through(workers, folder) -> None:
+    """It is woken while the copy is under way; behind its end nothing is expected any more."""
+    told: list[float] = []
+
+    def notify() -> None:
+        told.append(consumer.service.expected() - time.monotonic())
+
+    config = make_config(kv_connector="shm", kv_node_folder=str(folder))
+    producer = workers(Producer, config)
+    consumer = workers(Consumer, config, notify=lambda: None)
+    consumer.meet(producer)
+    mover = consumer.service._mover
+    mover.reads._notify = notify
+    transport = mover.parts.transports["shm"]
+    transport._copier = Foretelling(transport._copier)
+    key = make_key("late")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 20, [1, 2, 3, 4, 5], consumer.incarnation)
+    consumer.load(key, [7, 8, 9, 10, 11])
+    consumer.wait_for(events.Loaded, key)
+    assert len(told) == 1
+    assert 0.2 < told[0] <= 0.4
+    assert consumer.service.expected() == math.inf
+    assert producer.service.expected() == math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 import threading
 import time
@@ -17,7 +18,7 @@ from tests.workers.proc_worker import Worker, frames, submit
 
 from tandem.engine import naps
 from tandem.engine.core.step_outputs import StepOutputs
-from tandem.engine.naps import IdlePoll
+from tandem.engine.naps import AHEAD_SECONDS, LATE_SECONDS, IdlePoll
 from tandem.worker.engine_proc import IDLE_SECONDS, PARKED_SECONDS, EngineCoreProc
 from tandem.worker.inbox import Inbox
 
@@ -75,9 +76,10 @@ def test_without_time_to_poll_it_always_sleeps(clock: Clock) -> None:
     assert [gap(poll, clock, 0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
 
 
-def loop_of(idle: IdlePoll, attend: Any, *, has_work: bool) -> Any:
+def loop_of(idle: IdlePoll, attend: Any, *, has_work: bool, expected: float = math.inf) -> Any:
     """As much of a step loop as being idle takes."""
     return SimpleNamespace(
+        _handoff=SimpleNamespace(expected=lambda: expected),
         _idle=idle,
         _inbox=Inbox(),
         _io=SimpleNamespace(attend=attend),
@@ -96,6 +98,29 @@ def test_it_sleeps_while_kv_is_on_its_way(clock: Clock) -> None:
     EngineCoreProc._receive(loop_of(idle, attend, has_work=True), block=True)
     EngineCoreProc._receive(loop_of(idle, attend, has_work=False), block=True)
     assert slept == [(PARKED_SECONDS, 0.0), (IDLE_SECONDS, pytest.approx(clock.now + 0.02))]
+
+
+def test_it_is_awake_when_kv_is_expected(clock: Clock) -> None:
+    """It sleeps until shortly before that moment, polls around it, and sleeps on where nothing has
+    come by a while later; where it never polls it only sleeps."""
+    told: list[tuple[float, float]] = []
+    moment = clock.now + 0.01
+
+    def attend(seconds: float, awake_until: float = 0.0) -> None:
+        told.append((seconds, awake_until))
+        clock.now = max(clock.now + 1e-6, min(clock.now + seconds, awake_until or math.inf))
+
+    for idle in (IdlePoll(0.02), IdlePoll(0.0)):
+        for _ in range(2):
+            loop = loop_of(idle, attend, has_work=True, expected=moment)
+            EngineCoreProc._receive(loop, block=True)
+    ahead = pytest.approx(0.01 - AHEAD_SECONDS)
+    awake = (PARKED_SECONDS, moment + LATE_SECONDS)
+    assert told == [(ahead, 0.0), awake, (PARKED_SECONDS, 0.0), (PARKED_SECONDS, 0.0)]
+    told.clear()
+    far = loop_of(IdlePoll(0.02), attend, has_work=True, expected=clock.now + 9.0)
+    EngineCoreProc._receive(far, block=True)
+    assert told == [(PARKED_SECONDS, 0.0)]
 
 
 def test_work_that_came_without_a_message_ends_the_idle_time_too(clock: Clock) -> None:

@@ -5,14 +5,19 @@ run, and its core stays out of deep sleep, from which it would come back slowly:
 sleeps takes 50 us to wake on an H200 machine, and finds its core cold, so that Python runs at a
 fraction of its speed for the first milliseconds. So an idle step loop polls, between naps, for a
 bounded time, as a hypervisor does for a halted processor (adaptive halt polling), and only where
-the next work has come soon before.
+the next work has come soon before; or around the moment at which it is expected.
 """
 
 from __future__ import annotations
 
+import math
 import time
 
 NAP_SECONDS = 2e-5
+AHEAD_SECONDS = 3e-4
+"""How long before an expected moment a step loop wakes: so long a cold core takes to be quick."""
+LATE_SECONDS = 1e-3
+"""How long behind that moment it stays awake."""
 
 
 def nap() -> None:
@@ -36,6 +41,17 @@ class IdlePoll:
         if self._idle_since is None:
             self._idle_since = time.monotonic()
         return self._idle_since + (self._seconds if self._worth_it else 0.0)
+
+    def expecting(self, moment: float, most: float) -> tuple[float, float]:
+        """How many seconds to wait, ``most`` at most, for what is expected at a moment (of
+        ``time.monotonic``; inf is unknown), and until when to poll meanwhile: it sleeps until
+        shortly before, and polls until shortly behind."""
+        if not self._seconds or moment == math.inf:
+            return most, 0.0
+        asleep = moment - AHEAD_SECONDS - time.monotonic()
+        if asleep > 0:
+            return min(most, asleep), 0.0
+        return most, moment + LATE_SECONDS
 
     def end(self) -> None:
         """Work came."""

@@ -160,7 +160,8 @@ class EngineCoreProc:
     def _receive(self, *, block: bool) -> None:
         if block and self._inbox.empty:
             if self._core.has_work:  # KV is on its way: who moves it needs the interpreter
-                self._io.attend(PARKED_SECONDS)
+                expected = self._handoff.expected()
+                self._io.attend(*self._idle.expecting(expected, PARKED_SECONDS))
             else:
                 self._io.attend(IDLE_SECONDS, self._idle.begin())
         if not self._inbox.empty:

@@ -5,6 +5,7 @@ The two services of kvtransfer are it as they are; ``NoHandoff`` is a worker wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -25,6 +26,11 @@ class HandoffService(Protocol):
 
     def progress(self) -> int:
         """A counter that grows while transfers move."""
+        ...
+
+    def expected(self) -> float:
+        """When KV that is on its way is likely to have come, by ``time.monotonic``; inf where none
+        is, or nothing foretells it."""
         ...
 
     def leased_blocks(self) -> int:
@@ -69,6 +75,10 @@ class NoHandoff:
     def progress(self) -> int:
         """Nothing moves."""
         return 0
+
+    def expected(self) -> float:
+        """Nothing comes."""
+        return math.inf
 
     def leased_blocks(self) -> int:
         """Nothing is promised."""

@@ -322,7 +322,8 @@ class Channel:
         if ready:
             self.on_ready(ready, now)
         self.on_due(now)
-        late = self._pulse.late(now / 1000)
+        # By a finer clock than `now`: who woke for a beat would ask until its millisecond is over.
+        late = self._pulse.late(time.monotonic())
         if late is not None:
             self.on_tick(now, late)
         return bool(items or ready) or late is not None

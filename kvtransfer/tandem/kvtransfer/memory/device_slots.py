@@ -161,13 +161,8 @@ class DeviceSlots(_OnStream):
         super().__init__(count, slot_bytes, slab, stream)
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
-        return self._cleared(
-            torch.empty((count, slot_bytes), dtype=torch.uint8, device=self._device)
-        )
-
-    def _cleared(self, rows: Tensor) -> Tensor:
         with self._stream.queue():
-            rows.zero_()
+            rows = torch.zeros((count, slot_bytes), dtype=torch.uint8, device=self._device)
         self._stream.wait()
         return rows
 
@@ -233,7 +228,10 @@ class MappedSlots(DeviceSlots):
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
         size = count * slot_bytes
-        return self._cleared(MappedAllocator(self._device)(size)[:size].view(count, slot_bytes))
+        with self._stream.queue():
+            rows = MappedAllocator(self._device)(size)[:size].zero_().view(count, slot_bytes)
+        self._stream.wait()
+        return rows
 
 
 class _Signed:

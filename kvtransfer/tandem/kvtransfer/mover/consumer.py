@@ -87,7 +87,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self.ends = Ends(parts, policy)
-        self._reads = Reads(parts.transports, parts.layout, parts.shard)
+        self.reads = Reads(parts.transports, parts.layout, parts.shard, parts.notify)
         self._unpacks = Unpacks(parts, self.memory)
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         """Of hand-offs that are copied, while they are open."""
@@ -238,12 +238,12 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
         """Post a read; ``work`` polls it to its end, wanted or not."""
-        self._reads.start(item, self._welcomes[item.peer], self.slots_to(item.peer), check)
+        self.reads.start(item, self._welcomes[item.peer], self.slots_to(item.peer), check)
         self.active()
 
     def work(self, now: Millis) -> list[Action]:
         """Reads, parts that are unpacked and one more, probes, deadlines."""
-        if self._reads:
+        if self.reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
         actions: list[Action] = []
         if self._unpacks.waits:
@@ -251,7 +251,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if self._unpacks.under_way:
             for item, started, fault in self._unpacks.ended():
                 actions += self._unpacked(item, started, fault, now)
-        if self._asleep and not self._reads:  # also when a link's probe has woken one
+        if self._asleep and not self.reads:  # also when a link's probe has woken one
             for each in self._resting:
                 each.rest()
         self.pace.look(self.table.pulls)
@@ -266,7 +266,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def _poll_reads(self, now: Millis) -> list[Action]:
         actions: list[Action] = []
-        for read, progress, started, tags in self._reads.ended():
+        for read, progress, started, tags in self.reads.ended():
             if progress is Progress.UNKNOWN:
                 self.drop(read.peer, "a read is in an unknown state")
                 continue
@@ -373,17 +373,17 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.pace.rest(),
             self.falls.rest(now),
         ]
-        if self._reads:
-            naps.append(self._reads.nap(self.nap))
+        if self.reads:
+            naps.append(self.reads.nap(self.nap))
         return min((each for each in naps if each is not None), default=None)
 
     def wakers(self) -> list[int]:
         """Sockets with answers under way, if every read has one."""
-        return self._reads.wakers()
+        return self.reads.wakers()
 
     def pause(self, seconds: float | None) -> None:
         """See Mover; awake while a copy is likely to end."""
-        if not self._reads.watch(lambda: not self.inbox.empty):
+        if not self.reads.watch(lambda: not self.inbox.empty):
             super().pause(seconds)
 
     def observe(self) -> None:

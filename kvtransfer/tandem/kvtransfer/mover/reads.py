@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from tandem.kvtransfer.transports.base import (
     Transport,
 )
 from tandem.kvtransfer.transports.parts import End, part_extents
-from tandem.kvtransfer.waiting import nap_before, watch
+from tandem.kvtransfer.waiting import is_foretold, nap_before, watch
 from tandem.protocol.layout import KVLayout, Shard
 
 LEAST_NAP_SECONDS = 2e-5
@@ -42,8 +43,19 @@ class Ended(NamedTuple):
 class Reads:
     """Used by the transfer thread alone."""
 
-    def __init__(self, transports: Mapping[str, Transport], layout: KVLayout, shard: Shard) -> None:
+    def __init__(
+        self,
+        transports: Mapping[str, Transport],
+        layout: KVLayout,
+        shard: Shard,
+        notify: Callable[[], None],
+    ) -> None:
+        """``notify`` tells the engine's thread that ``expected`` is known."""
         self._transports = transports
+        self._notify = notify
+        self.expected = math.inf
+        """When the first of the copies is likely to be through, by ``time.monotonic``; inf if none
+        is foretold. Read by any thread."""
         self._block_bytes = layout.block_bytes
         self._group = layout.groups[0]
         self._end = End(layout.block_size, shard)
@@ -77,6 +89,15 @@ class Reads:
         self._open[(welcome.connector, ticket)] = (item, started)
         if item.slot is None or slots.gpu is not None:
             self._copied_at = time.monotonic()
+        if item.slot is None:
+            known = self.expected < math.inf
+            self._foretell()
+            if self.expected < math.inf and not known:
+                self._notify()
+
+    def _foretell(self) -> None:
+        moment = min(filter(is_foretold, self._moments()), default=math.inf)
+        self.expected = moment - time.perf_counter() + time.monotonic()
 
     def _blocks(self, item: Read, welcome: ProducerCard) -> Sequence[Extent]:
         blocks = item.block_ids, item.remote_blocks
@@ -102,6 +123,8 @@ class Reads:
                 if progress is Progress.DONE and read.slot is None:
                     tags = self._transports[name].tags_of(ticket)
             found.append(Ended(read, progress, started, tags))
+        if found:
+            self._foretell()
         return found
 
     def nap(self, usual: Callable[[], float]) -> float:

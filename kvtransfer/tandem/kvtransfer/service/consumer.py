@@ -196,6 +196,11 @@ class HandoffConsumer:
         """Grows while parts are read and unpacked."""
         return self._board.transfers
 
+    def expected(self) -> float:
+        """When the first copy is likely to be through, by ``time.monotonic``; inf if none is
+        foretold. The engine is woken when that becomes known."""
+        return self._mover.reads.expected
+
     def keeps_awake(self) -> str | None:
         """Nobody maps this worker's memory; nothing lands in it when no request lives here."""
         return None

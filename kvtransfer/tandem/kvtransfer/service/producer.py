@@ -7,6 +7,7 @@ prompt) by the engine before that.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -246,6 +247,10 @@ class HandoffProducer:
     def progress(self) -> int:
         """Grows while parts are packed."""
         return self._board.transfers
+
+    def expected(self) -> float:
+        """No KV comes here."""
+        return math.inf
 
     def keeps_awake(self) -> str | None:
         """Why the slab's memory cannot be given back, or None: decode workers map it from their

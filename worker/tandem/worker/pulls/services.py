@@ -28,6 +28,10 @@ class BothWays:
         """Of both."""
         return self._gives.progress() + self._takes.progress()
 
+    def expected(self) -> float:
+        """KV comes to who takes."""
+        return self._takes.expected()
+
     def leased_blocks(self) -> int:
         """What is promised, and so by who gives."""
         return self._gives.leased_blocks()

@@ -14,7 +14,7 @@ import math
 import time
 
 NAP_SECONDS = 2e-5
-AHEAD_SECONDS = 3e-4
+AHEAD_SECONDS = 1e-3
 """How long before an expected moment a step loop wakes: so long a cold core takes to be quick."""
 LATE_SECONDS = 1e-3
 """How long behind that moment it stays awake."""

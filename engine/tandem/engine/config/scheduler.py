@@ -143,9 +143,9 @@ class SchedulerConfig:
     idle_poll_ms: int = setting(
         0,
         "After work that came soon upon the last, an idle step loop asks for the next again and "
-        f"again for so long before it sleeps; {GPU_IDLE_POLL_MS} on GPUs unless given. Unless 0, it "
-        "does so as well around the moment at which a prompt's KV is likely to have come. Takes up "
-        "to half a core meanwhile, and spares a request that finds it awake the waking up.",
+        f"again for so long before it sleeps; {GPU_IDLE_POLL_MS} on GPUs unless given. Unless 0, "
+        "it does so as well around the moment at which a prompt's KV is likely to have come. Takes "
+        "up to half a core meanwhile, and spares a request that finds it awake the waking up.",
         unit="ms",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ async def complete(client: httpx.AsyncClient, prompt: list[int] | str, **params:
 
 async def events(
     client: httpx.AsyncClient, prompt: list[int] | str, answer: Answer, **params: Any
-) -> AsyncIterator[Answer]:
+) -> AsyncGenerator[Answer, None]:
     """One completion streamed; yields ``answer``, grown, after each event."""
     body = body_of(prompt, stream=True, **params)
     async with client.stream("POST", "/v1/completions", json=body) as response:

@@ -14,12 +14,14 @@ from tests.e2e_cluster.install import Installed, install
 from tests.e2e_cluster.kube import Kube
 from tests.e2e_cluster.service import Service
 from tests.e2e_cluster.setup import Setup
-from tests.e2e_cluster.shared import NEVER_FITS, ONE_EACH, namespace, turn, two_each
+from tests.e2e_cluster.shared import NEVER_FITS, ONE_EACH, PULLING, namespace, turn, two_each
 
 ORDER = (
     *("first_token", "apis", "isolation", "operator_life", "repair"),  # share one service
     *("under_load", "node_death"),  # and these another
-    *("line", "same_node", "deletion", "boundaries", "bad_resources", "documents"),
+    *("line", "same_node"),
+    *("pulls", "deletion"),  # and the last two
+    *("boundaries", "bad_resources", "documents"),
 )
 
 
@@ -94,6 +96,17 @@ def two_of_each(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[Se
         served = Service(kube, setup, changes=two_each())
         served.apply()
         yield served
+
+
+@pytest.fixture(scope="session")
+def short_lived(cluster: Kube, setup: Setup, operator: Installed) -> Iterator[list[Service]]:
+    """One whose decode workers pull from each other, and the sample: raised at once, since most of
+    the time goes by in waiting, and deleted by the tests that come last."""
+    with namespace(cluster, setup, "e2e-short-lived") as kube:
+        made = [Service(kube, setup, changes=PULLING), Service(kube, setup, "second")]
+        for served in made:
+            served.apply()
+        yield made
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,21 @@ ONE_EACH: Json = {
     "router": {"service": {"type": "NodePort", "grpcPort": GRPC_PORT}},
 }
 """One prefill, one decode worker, one router; ports of the nodes for HTTP and gRPC."""
+PULLING: Json = {
+    "kvTransfer": {"connector": "NIXL", "pullPeers": 1},
+    "disaggregation": {"mode": "Never"},
+    "engine": {"maxNumSeqs": 1},
+    "prefill": {"replicas": 0},
+    "decode": {"replicas": 2},
+    "router": {
+        "extraArgs": [
+            *("--placement", "elastic"),
+            *("--target-ttft-ms", "60000", "--target-itl-ms", "5000"),
+        ]
+    },
+}
+"""Two decode workers with a seat each, which pull cached prefixes from each other; no answer of
+theirs is late, so that times of computing and of links alone decide."""
 NEVER_FITS: Json = {"decode": {"resources": {"requests": {"cpu": "900", "memory": "1Gi"}}}}
 """No node has so many cores."""
 

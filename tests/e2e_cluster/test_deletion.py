@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.e2e_cluster.install import Installed
-from tests.e2e_cluster.kube import Kube, wait_for
+from tests.e2e_cluster.kube import wait_for
 from tests.e2e_cluster.service import KIND, Service
-from tests.e2e_cluster.setup import Setup
 
 pytestmark = [
     *(pytest.mark.cluster, pytest.mark.timeout(300)),
@@ -34,37 +31,22 @@ def assert_nothing_is_left(service: Service) -> None:
     wait_for("all children to go", lambda: not left(service), seconds=180)
 
 
-@pytest.fixture(scope="module")
-def services(kube: Kube, setup: Setup, operator: Installed) -> Iterator[list[Service]]:
-    """One for each test, Ready: raised at once, since most of the time goes by in waiting."""
-    made = [Service(kube, setup, name) for name in ("first", "second")]
-    for served in made:
-        served.apply()
-    for served in made:
-        served.wait_ready()
-    yield made
-    for served in made:
-        served.leave()
-
-
-def test_deletion_leaves_nothing(kube: Kube, services: list[Service]) -> None:
+def test_deletion_leaves_nothing(short_lived: list[Service]) -> None:
     """A serving resource is deleted: no child and no finalizer is left."""
-    served = services[0]
-    assert not served.get()["metadata"].get("finalizers")
-    kube.delete(KIND, served.name, seconds=30)
+    served = short_lived[0]
+    assert not served.wait_ready()["metadata"].get("finalizers")
+    served.kube.delete(KIND, served.name, seconds=30)
     assert_nothing_is_left(served)
 
 
-def test_deletion_needs_no_operator(
-    kube: Kube, services: list[Service], operator: Installed
-) -> None:
+def test_deletion_needs_no_operator(short_lived: list[Service], operator: Installed) -> None:
     """With the operator away the resource and all children go as well."""
-    served = services[1]
-    assert served.wait_ready()
+    served = short_lived[1]
+    served.wait_ready()
     operator.kube.run("scale", "deployment", "tandem", "--replicas=0")
     try:
         wait_for("operators to go", lambda: not operator.pods(), seconds=60)
-        kube.delete(KIND, served.name, seconds=30)
+        served.kube.delete(KIND, served.name, seconds=30)
         assert_nothing_is_left(served)
     finally:
         operator.kube.run("scale", "deployment", "tandem", "--replicas=2")

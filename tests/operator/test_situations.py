@@ -8,7 +8,7 @@ from typing import Any
 import lupa
 import msgspec
 import pytest
-from tests.operator.situations import SITUATIONS, serving
+from tests.operator.situations import NO_PREFILL, SITUATIONS, serving
 
 from tandem.operator.api.conditions import ConditionType, Reason
 from tandem.operator.api.status import LLMServiceStatus
@@ -107,6 +107,14 @@ def test_the_fabrics_condition_says_why_links_are_down():
     told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
     assert (told.status, told.reason) == ("False", Reason.LINKS_DOWN)
     assert told.message == f"0 of 7 links up; down: 3 x {slow.format(11)}; 2 x gone"
+
+
+def test_without_prefill_workers_the_fabrics_condition_speaks_of_hand_offs_alone():
+    """Decode workers may pull prefixes from each other all the same."""
+    status = status_of(serving(wanted=NO_PREFILL, links=None), LLMServiceStatus())
+    told = next(each for each in status.conditions if each.type == ConditionType.KV_FABRIC_READY)
+    assert (told.status, told.reason) == ("True", Reason.NOT_NEEDED)
+    assert told.message == "aggregated serving: nothing is handed over"
 
 
 def test_a_reason_of_any_length_fits_the_status():

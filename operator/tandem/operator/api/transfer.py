@@ -149,7 +149,8 @@ class KVTransfer(Api, frozen=True, kw_only=True):
         doc(
             "Other workers, of either role, to which each keeps links so that it can pull the "
             "start of a prompt that they have cached, where that is sooner than computing it as "
-            "routers with `--placement elastic` foresee it. Unless given, none."
+            "routers foresee it: goes with `--placement elastic` in router.extraArgs. Unless "
+            "given, none."
         ),
     ] = None
     node_local: Annotated[

@@ -229,7 +229,7 @@ def _fabric_word(picture: Picture) -> Word:
     drawn = draws_tokens(picture.spec)
     if not drawn or picture.wanted[Role.PREFILL].replicas == 0:
         why = "aggregated serving" if drawn else "no tokens are asked for"
-        return "True", Reason.NOT_NEEDED, f"{why}: no KV travels"
+        return "True", Reason.NOT_NEEDED, f"{why}: nothing is handed over"
     if local.mode is NodeLocalMode.REQUIRED and node_local_volume(picture.spec) is None:
         text = "spec.kvTransfer.nodeLocal.mode is Required, and nodeLocal.volume is not set"
         return "False", Reason.NODE_LOCAL_UNAVAILABLE, text

@@ -7,6 +7,7 @@ The API server checks shapes (``api.rules``); this checks the release. Each refu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.transfer import Connector
@@ -61,6 +62,13 @@ def _node_volume(spec: LLMServiceSpec) -> object:
     return None if _has_folder(spec) else volume
 
 
+def _pull_peers(spec: LLMServiceSpec) -> object:
+    """Where no router foresees what a pull saves, nothing is pulled."""
+    words = [word for given in spec.router.extra_args for word in given.split("=", 1)]
+    placements = [value for flag, value in pairwise(words) if flag == "--placement"]
+    return None if placements[-1:] == ["elastic"] else spec.kv_transfer.pull_peers
+
+
 def _shown(value: object) -> str:
     """A value as the resource has it; what has several fields is named by its own field alone."""
     return f" {value}" if isinstance(value, str | int) else ""
@@ -88,6 +96,11 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         "kvTransfer.nodeLocal.volume",
         _node_volume,
         "it goes with connector Auto or CudaP2P; remove one of the two",
+    ),
+    (
+        "kvTransfer.pullPeers",
+        _pull_peers,
+        "it goes with `--placement elastic` in router.extraArgs, by which routers weigh pulls",
     ),
     (
         "observability.tracing.endpoint",

@@ -87,6 +87,9 @@ class HandCompiler:
         self.may.set()
         self.masks.set()
 
+    is_preparing = False
+    """See Compiler."""
+
     def compile(self, wanted: StructuredOutputsParams) -> Paths:
         """See Compiler."""
         text = wanted.regex or ""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
-from tests.engine_plan.builders import Harness, params_of, request_of
-from tests.engine_plan.grammars import HandCompiler, constrained, run, step_until
+from tests.engine_plan.builders import VOCAB, Harness, params_of, request_of
+from tests.engine_plan.grammars import SECONDS, HandCompiler, constrained, run, step_until
 from tests.engine_plan.handoff import ProducerSide
 from tests.engine_plan.pair import produce
 from tests.waiting import wait_for
 
+from tandem.engine.structured import StructuredOutputManager
 from tandem.engine.structured.manager import COMPILE_SECONDS, MAX_GRAMMARS
 from tandem.protocol.errors import RefusalCode
 
@@ -76,9 +79,11 @@ def test_who_waits_at_a_gate_counts_as_queued(compiler: HandCompiler):
 
 def test_a_compile_has_a_deadline(compiler: HandCompiler):
     """It ends by a refusal that names the field; what compiles on hurts nobody."""
-    engine = Harness(gate=compiler.gate)
+    gate = compiler.gate()
+    engine = Harness(gate=lambda: gate)
     compiler.may.clear()
     engine.add(request_of("a", params=constrained("1 2 3")))
+    wait_for(lambda: not gate.is_preparing)
     engine.step()
     assert engine.refused == []
     engine.clock.now += COMPILE_SECONDS
@@ -96,6 +101,37 @@ def test_a_compile_has_a_deadline(compiler: HandCompiler):
     run(engine)
     assert engine.tokens("b") == [1, 2, 3]
     engine.check_empty()
+
+
+def test_what_is_made_once_is_not_charged_to_who_comes_first(compiler: HandCompiler):
+    """A busy machine may take longer to read a tokenizer than a grammar may: then the grammar has
+    its time, whole, and no more; nor is it charged with what a compiler makes later."""
+    may = threading.Event()
+
+    def made() -> HandCompiler:
+        assert may.wait(SECONDS)
+        return compiler
+
+    gate = StructuredOutputManager(made, vocab_size=VOCAB)
+    engine = Harness(gate=lambda: gate)
+    compiler.may.clear()
+    engine.add(request_of("a", params=constrained("1 2")))
+    engine.clock.now += 3 * COMPILE_SECONDS
+    engine.step()
+    may.set()
+    wait_for(lambda: not gate.is_preparing)
+    compiler.is_preparing = True
+    engine.clock.now += 3 * COMPILE_SECONDS
+    engine.step()
+    compiler.is_preparing = False
+    engine.clock.now += 0.9 * COMPILE_SECONDS
+    engine.step()
+    assert engine.refused == []
+
+    engine.clock.now += 0.1 * COMPILE_SECONDS
+    engine.step()
+    assert [each.request for each in engine.refused] == ["a"]
+    compiler.may.set()
 
 
 @pytest.mark.parametrize("how", ["cancel", "budget"])

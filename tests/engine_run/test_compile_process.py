@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,11 +11,16 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.engine_run.grammar_draws import VOCAB, compiled
+from tests.waiting import wait_for
 
+from tandem.engine.executor.channel import Channel
+from tandem.engine.structured.backends import AutoCompiler
 from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.engine.structured.outlines import OutlinesCompiler
 from tandem.engine.structured.outlines.compile_process import (
     CompileProcess,
@@ -206,3 +212,53 @@ def test_a_text_that_was_lost_is_tried_again(smollm2: Path):
         compiled(compiler, regex="[cd]{9}")
     finally:
         compiler.close()
+
+
+def tagged(of: str) -> str:
+    """A schema that guidance refuses and outlines follows."""
+    kinds = {
+        kind: {
+            "type": "object",
+            "properties": {"kind": {"const": kind}, "of": {"type": of}},
+            "required": ["kind"],
+        }
+        for kind in "ab"
+    }
+    return json.dumps({"oneOf": [{"$ref": f"#/$defs/{kind}"} for kind in kinds], "$defs": kinds})
+
+
+def test_what_is_made_once_is_said_to_be_made(smollm2: Path, monkeypatch: pytest.MonkeyPatch):
+    """The compiler itself, at auto's first use of it, and the first process; no later one."""
+    making, beginning = threading.Event(), threading.Event()
+    lanes, receive = Lanes(quick_seconds=SECONDS), Channel.receive
+
+    def made(folder: Path, vocab_size: int) -> OutlinesCompiler:
+        assert making.wait(SECONDS)
+        return OutlinesCompiler(folder, vocab_size, lanes)
+
+    def received(channel: Channel, **bounds: Any) -> bytes:
+        assert beginning.wait(SECONDS)
+        return receive(channel, **bounds)
+
+    monkeypatch.setattr("tandem.engine.structured.backends._outlines", made)
+    monkeypatch.setattr(Channel, "receive", received)
+    auto = AutoCompiler(LLGuidanceCompiler(smollm2, VOCAB), smollm2, VOCAB)
+    assert not auto.is_preparing
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(compiled, auto, json=tagged("integer"))
+        wait_for(lambda: auto.is_preparing)
+        making.set()
+        wait_for(lambda: lanes.quick.is_beginning)
+        assert auto.is_preparing
+        beginning.set()
+        assert first.result(SECONDS).is_accepting is False
+        assert not auto.is_preparing
+
+        lanes.quick._end()
+        beginning.clear()
+        second = threads.submit(compiled, auto, json=tagged("boolean"))
+        wait_for(lambda: lanes.quick.pid)
+        assert not auto.is_preparing
+        beginning.set()
+        assert second.result(SECONDS).is_accepting is False
+    auto.close()

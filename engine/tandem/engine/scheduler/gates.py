@@ -27,6 +27,12 @@ class Gate(Protocol):
         """How long a request may wait here."""
         ...
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether the gate makes what it makes once, for all that will come: time that no request
+        is charged with."""
+        ...
+
     def asks(self, source: EngineCoreRequest) -> bool:
         """Whether a request has to pass here; if not, it is never heard of again."""
         ...
@@ -119,7 +125,7 @@ class Gates:
     def __init__(self, gates: Sequence[Gate] = ()) -> None:
         self._gates = tuple(gates)
         self.waiting: dict[SeqId, tuple[Request, float]] = {}
-        """With the time at which each came, by the engine's clock."""
+        """With the time from which each is charged for its waiting, by the engine's clock."""
 
     def admit(self, source: EngineCoreRequest, requests: Sequence[Request]) -> Refusal | None:
         """Bring the sequences of a request to the gates that ask for it, or say why not."""
@@ -148,6 +154,8 @@ class Gates:
         for request, since in list(self.waiting.values()):
             if request.seq not in self.waiting:
                 continue  # it ended with another choice of its request
+            if any(gate.is_preparing for gate in request.group.gates):
+                self.waiting[request.seq] = (request, since := now)
             refusal = self._refusal(request, now - since)
             if refusal is None and not all(gate.ready(request) for gate in request.group.gates):
                 continue

@@ -51,6 +51,12 @@ class AutoCompiler:
         self._making = Lock()
         self._model = folder, vocab_size
 
+    @property
+    def is_preparing(self) -> bool:
+        """See Compiler."""
+        other = self._outlines
+        return self._making.locked() if other is None else other.is_preparing
+
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """See Compiler."""
         try:

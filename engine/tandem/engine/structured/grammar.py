@@ -60,6 +60,11 @@ class Grammar(Protocol):
 class Compiler(Protocol):
     """Makes grammars for one tokenizer. Any number of threads."""
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a text waits for something that is made once, and that no later one waits for."""
+        ...
+
     def compile(self, wanted: StructuredOutputsParams) -> Grammar:
         """The grammar of an empty answer. Raises GrammarError in words for whoever wrote it."""
         ...

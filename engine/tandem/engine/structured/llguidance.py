@@ -93,6 +93,9 @@ class LLGuidanceCompiler:
             max_lexer_states=LEXER_STATES, verbose_errors=False
         )
 
+    is_preparing = False
+    """See Compiler: all is read before there is one."""
+
     def compile(self, wanted: StructuredOutputsParams) -> LLGuidanceGrammar:
         """See Compiler."""
         grammar = grammar_text(wanted, self._special_ids)

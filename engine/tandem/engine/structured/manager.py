@@ -30,7 +30,7 @@ from tandem.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
-"""A request whose grammar is not compiled by then is refused."""
+"""A request whose grammar is not compiled by then is refused; the compiler is there by then."""
 MAX_GRAMMARS = 32
 """Compiled grammars that are kept while nobody uses them."""
 _CLOSED = "the engine is closed"
@@ -75,6 +75,11 @@ class StructuredOutputManager:
         """Grammars that nobody uses, the one used last at the end."""
         self._compiling: ThreadPoolExecutor | None = None
         self._masking = MaskThreads()
+
+    @property
+    def is_preparing(self) -> bool:
+        """See Gate: a tokenizer takes a busy machine longer than a grammar may."""
+        return self._compiler is None or self._compiler.is_preparing
 
     def asks(self, source: EngineCoreRequest) -> bool:
         """See Gate."""

@@ -53,6 +53,10 @@ class CompileProcess:
         self._closed = False
         self._is_ready = False
         """Whether the process has said that it is; the turn's."""
+        self._has_begun = False
+        """Whether the first process was waited for, whatever became of it."""
+        self.is_beginning = False
+        """Whether a text waits for the first process: no later one is waited for as long."""
 
     @property
     def pid(self) -> int | None:
@@ -115,6 +119,7 @@ class CompileProcess:
     def _await_ready(self, channel: Channel) -> None:
         if self._is_ready:
             return
+        self.is_beginning = not self._has_begun
         try:
             channel.receive(seconds=START_SECONDS, most=1)
         except TimeoutError:
@@ -122,6 +127,8 @@ class CompileProcess:
             raise LostError(
                 f"asked again: no compile process began within {START_SECONDS:g} s"
             ) from None
+        finally:
+            self._has_begun, self.is_beginning = True, False
         self._is_ready = True
 
     def _lost(self, seconds: float) -> GrammarError:

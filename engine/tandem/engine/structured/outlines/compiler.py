@@ -57,6 +57,11 @@ class OutlinesCompiler:
         self._lock = Lock()
         """Of ``_kept``; nothing is compiled while it is held."""
 
+    @property
+    def is_preparing(self) -> bool:
+        """See Compiler."""
+        return self._lanes.is_preparing
+
     def compile(self, wanted: StructuredOutputsParams) -> OutlinesGrammar:
         """See Compiler."""
         job = job_of(wanted)

@@ -33,6 +33,11 @@ class Lanes:
         self._seconds = (quick_seconds, slow_seconds)
         self._places = BoundedSemaphore(MAX_SLOW)
 
+    @property
+    def is_preparing(self) -> bool:
+        """Whether a text waits for the first process of either kind to begin."""
+        return self.quick.is_beginning or self.slow.is_beginning
+
     def compile(self, job: Job) -> Tables:
         """The table of a job. Raises GrammarError."""
         quick, slow = self._seconds

@@ -44,8 +44,11 @@ def test_a_ranks_process_is_shown_until_it_is_gone(smollm2: Path) -> None:
 def test_a_process_that_died_leaves_no_series_and_no_error() -> None:
     """Between two scrapes."""
     registry = CollectorRegistry()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "input(print(flush=True))"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     show_rank_processes(registry, lambda: {0: child.pid})
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"\n"  # the kernel says 0 of one that has only begun
     assert read(registry, MEMORY)
     child.communicate(b"\n")
     assert read(registry, MEMORY) is None

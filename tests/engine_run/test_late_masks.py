@@ -17,6 +17,8 @@ from tandem.llm import LLM, SamplingParams, StructuredOutputsParams
 
 CHAT = [{"role": "user", "content": "Which city is the capital of France?"}]
 REGEX = r"([A-Z][a-z]{1,12} ){4,9}[0-9]{3}"
+TOKENS = 20
+"""Of each answer: dozens of masks are late all the same."""
 
 
 def params() -> list[SamplingParams]:
@@ -30,8 +32,8 @@ def params() -> list[SamplingParams]:
     ]
     made = []
     for each in more:
-        made.append(SamplingParams(max_tokens=40, structured_outputs=bound, **each))
-        made.append(SamplingParams(max_tokens=40, ignore_eos=True, **each))
+        made.append(SamplingParams(max_tokens=TOKENS, structured_outputs=bound, **each))
+        made.append(SamplingParams(max_tokens=TOKENS, ignore_eos=True, **each))
     return made
 
 

@@ -13,8 +13,8 @@ import openai
 import pytest
 import torch
 from client import held_after
-from conftest import StackMaker
 from stack import Stack
+from test_tokens import Growth
 from tests import clear_text
 from tests.llm.test_scores import classifier, scores_of
 from transformers import AutoModel, AutoTokenizer
@@ -29,7 +29,7 @@ EXACT = ["--dtype", "float32", "--device", "cpu"]
 
 @pytest.fixture(scope="module")
 def apart(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One prefill and one decode worker in float32."""
+    """One prefill and one decode worker in float32. The last test kills the prefill worker."""
     log = tmp_path_factory.mktemp("apart") / "stack.log"
     with Stack.running(str(smollm2), log, worker_flags=EXACT) as stack:
         yield stack
@@ -141,30 +141,30 @@ def test_a_classifier_in_one_worker(smollm2: Path, tmp_path: Path) -> None:
         assert len(vector) == 48
 
 
-def test_a_death_in_the_middle_is_not_seen(
-    start_stack: StackMaker, wanted: list[torch.Tensor]
-) -> None:
+def test_a_death_in_the_middle_is_not_seen(apart: Stack, wanted: list[torch.Tensor]) -> None:
     """SIGKILL to the prefill worker under load: every call has its vectors, from who is left.
 
     The worker is stopped first, for calls come in waves: between two of them nothing would be lost.
     """
-    with start_stack(worker_flags=EXACT) as stack, ThreadPoolExecutor(6) as threads:
-        answers = [threads.submit(embedded, stack, TEXTS) for _ in range(24)]
-        stack.until(lambda: sum(each.done() for each in answers) >= 3, 60, "no answers")
-        stack.signal("prefill-0", signal.SIGSTOP)
+    attempts = Growth(apart, "router", "tandem:router_attempts_total")
+    failures = Growth(apart, "router", "tandem:router_attempt_failures_total")
+    computed = Growth(apart, "decode-0", "vllm:prompt_tokens_total")
+    with ThreadPoolExecutor(6) as threads:
+        answers = [threads.submit(embedded, apart, TEXTS) for _ in range(14)]
+        apart.until(lambda: sum(each.done() for each in answers) >= 3, 60, "no answers")
+        apart.signal("prefill-0", signal.SIGSTOP)
 
         def asked() -> bool:
             """Whether an input is at a worker: all of an answered call's have left it."""
             answered = sum(each.done() for each in answers) * len(TEXTS)
-            return stack.total("router", "tandem:router_attempts_total") > answered
+            return attempts.now() > answered
 
         time.sleep(0.5)  # Answers on their way are read before it is judged.
-        stack.until(asked, 2, "nothing at the stopped worker")
-        stack.signal("prefill-0", signal.SIGKILL)
+        apart.until(asked, 2, "nothing at the stopped worker")
+        apart.signal("prefill-0", signal.SIGKILL)
         for each in answers:
             check(each.result(timeout=120), wanted)
-        assert stack.total("decode-0", "vllm:prompt_tokens_total") > 0
-        failures = stack.total("router", "tandem:router_attempt_failures_total")
-        assert failures > 0
-        running = "vllm:num_requests_running"
-        stack.until(lambda: not stack.total("decode-0", running), FREE_SECONDS, "still held")
+    assert computed.now() > 0
+    assert failures.now() > 0
+    running = "vllm:num_requests_running"
+    apart.until(lambda: not apart.total("decode-0", running), FREE_SECONDS, "still held")

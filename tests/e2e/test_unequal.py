@@ -13,12 +13,10 @@ from client import gather
 from conftest import StackMaker
 from reference import rows
 from stack import Stack
-from test_tokens import SOME, Growth, check, linked, renew
+from test_tokens import LATER, SOME, Growth, check, linked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-LATER = (28, 36)
-"""Rows that nobody has asked for before, and so lie in no cache."""
 LAYOUTS: dict[str, dict[str, Any]] = {
     "16 and 64": {
         "prefill_flags": ["--block-size", "16"],
@@ -46,11 +44,9 @@ async def test_tokens_equal_transformers(layout: str, start_stack: StackMaker) -
         await asyncio.sleep(0.4)
         stack.signal("prefill-0", signal.SIGKILL)
         await asked
-        await renew_killed(stack)
-
         halves = [rows()[index].prompt for index in LATER]
         await gather(stack.url, [half[: len(half) // 2] for half in halves], max_tokens=2)
-        await renew(stack, "prefill-0")
+        await renew_killed(stack)
         found = Growth(stack, "decode-0", "vllm:prefix_cache_hits_total")
         taken = Growth(stack, "decode-0", "tandem:kv_handoff_bytes_total")
         await check(stack, LATER)
@@ -59,7 +55,7 @@ async def test_tokens_equal_transformers(layout: str, start_stack: StackMaker) -
 
 
 async def renew_killed(stack: Stack) -> None:
-    """P begins anew."""
+    """P begins anew, and has nothing in its cache."""
     stack.restart("prefill-0")
     ready = stack.workers["prefill-0"].check_ready
     await asyncio.to_thread(stack.until, ready, 60, "prefill-0 is not ready")

@@ -20,6 +20,8 @@ HURT = ("faults", "prompt_embeds", "pulls", "structured_faults", "traces")
 """Half of what e2e takes, beside the other: what kills workers of shared stacks, and some more."""
 FIRST = ("stacks", "hurt", "others", "ui")
 """They take the longest, in this order, and begin first: what is short fills up the end."""
+LONG = ("kvtransfer/test_processes.py", "workers/test_link_cuts.py")
+"""Files of over half a minute that share nothing: they follow at once."""
 
 
 def room_of(path: Path) -> str:
@@ -30,10 +32,11 @@ def room_of(path: Path) -> str:
     return ALONE.get(path.parent.name, str(path))
 
 
-def turn_of(path: Path) -> tuple[int, int]:
-    """When a file's tests come: by its room, and within that by its folder."""
+def turn_of(path: Path) -> tuple[int, int, bool]:
+    """When a file's tests come: by its room, within that by its folder, and the longest first."""
     room, folder = room_of(path), path.parent.name
-    return (*FIRST, room).index(room), (*ALONE, folder).index(folder)
+    is_short = "/".join(path.parts[-2:]) not in LONG
+    return (*FIRST, room).index(room), (*ALONE, folder).index(folder), is_short
 
 
 def pytest_configure() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from stack import own_ports
-from tests.conftest import FIRST, HURT, room_of, turn_of
+from tests.conftest import FIRST, HURT, LONG, room_of, turn_of
 
 ROOT = Path(__file__).parents[1]
 FILES = ("tests/chaos/test_proxy.py", "tests/chaos/test_harness.py", "tests/operator/test_queue.py")
@@ -69,9 +69,10 @@ def test_halves_of_e2e_begin_first() -> None:
 def test_no_third_process_raises_stacks_beside_the_halves_at_first() -> None:
     """Chaos comes behind the operator, in one process with it; what is short comes last."""
     chaos, _, operator = (ROOT / name for name in FILES)
-    short = ROOT / "tests/cli/test_up.py"
-    assert sorted([short, chaos, operator], key=turn_of) == [operator, chaos, short]
+    short, long = ROOT / "tests/cli/test_up.py", [ROOT / "tests" / each for each in LONG]
+    assert sorted([short, *long, chaos, operator], key=turn_of) == [operator, chaos, *long, short]
     assert room_of(chaos) == room_of(operator)
+    assert all(each.exists() for each in long)
 
 
 def test_stacks_of_several_processes_take_no_port_of_each_other(

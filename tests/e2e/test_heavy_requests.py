@@ -26,10 +26,9 @@ async def test_streams_go_on_beside_every_nasty_request(pair: Stack) -> None:
     failures = pair.total("router", "tandem:router_attempt_failures_total")
     answered: dict[str, int] = {}
     async with httpx.AsyncClient(base_url=pair.url, timeout=120) as client:
-        alone = [await stream(client, rows()[n].prompt, max_tokens=64) for n in range(4)]
-        beside = [
-            asyncio.create_task(stream(client, rows()[n].prompt, max_tokens=64)) for n in range(4)
-        ]
+        prompts = [rows()[n].prompt for n in range(4)]
+        alone = await asyncio.gather(*(stream(client, each, max_tokens=64) for each in prompts))
+        beside = [asyncio.create_task(stream(client, each, max_tokens=64)) for each in prompts]
         for name, path, body in [*NASTY["named"](), *NASTY["of_any_size"](7, 12)]:
             if not name.startswith(COMPUTED):
                 sent = asyncio.create_task(client.post(path, content=body))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 import urllib.request
 from typing import Any
 
@@ -36,6 +37,8 @@ PULLS = "tandem:kv_prefix_pulls_total"
 FALLBACKS = "tandem:kv_prefix_pull_fallbacks_total"
 RUNNING = "vllm:num_requests_running"
 SECONDS = 60
+BEATS_SECONDS = 1.0
+"""Two beats of a worker."""
 
 
 async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_alone(
@@ -82,8 +85,10 @@ async def seat(
     grown = [now - then for now, then in zip(after, before, strict=True)]
     holder = names[grown.index(max(grown))]
     (other,) = [name for name in names if name != holder]
-    # Until a beat says so, routers take the seat for taken.
-    await asyncio.to_thread(stack.until, lambda: _idle(stack), SECONDS, "somebody runs still")
+    # Until a beat says so, routers take the seat for taken; one that was late says so once more.
+    await asyncio.to_thread(stack.until, lambda: _rests(stack), SECONDS, "somebody runs still")
+    since = time.monotonic() + BEATS_SECONDS
+    await asyncio.to_thread(stack.until, lambda: _idle(stack, since), SECONDS, "nobody beats")
     leave = asyncio.Event()
     seated = asyncio.create_task(_long(client, index, leave))
     await asyncio.to_thread(
@@ -112,9 +117,17 @@ def _linked(stack: Stack) -> bool:
     return len(_fleet(stack)["pull_links"]) == 2
 
 
-def _idle(stack: Stack) -> bool:
-    """Whether the router has heard that nobody computes."""
-    return not any(each["running"] for each in _fleet(stack)["workers"])
+def _rests(stack: Stack) -> bool:
+    """Whether nobody computes."""
+    return not any(stack.total(name, RUNNING) for name in stack.workers)
+
+
+def _idle(stack: Stack, since: float) -> bool:
+    """Whether the router has heard, since then, that nobody has anything to do."""
+    workers, now = _fleet(stack)["workers"], time.monotonic()
+    heard = [now - each["heard_ms_ago"] / 1000 for each in workers]
+    busy = [each for each in workers if each["running"] or each["waiting"] or each["legs"]]
+    return min(heard) > since and not busy
 
 
 def _fleet(stack: Stack) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from functools import partial
 from typing import Any
 
 import httpx
@@ -18,6 +20,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 PROMPT = 41
 """Of the reference, with 482 tokens: a second or so to compute, milliseconds to pull."""
 SECONDS = 60.0
+BEATS_SECONDS = 1.0
+"""Two beats of a worker."""
 
 
 def test_a_decode_pod_pulls_what_another_one_has_cached(short_lived: list[Service]) -> None:
@@ -53,8 +57,10 @@ async def _ask(url: str) -> tuple[dict[str, Any], dict[str, Any], int]:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         first = await stream(client, prompt, model=NAME)
         _hold(first)
-        # Until a beat says so, routers take the seat for taken.
-        await asyncio.to_thread(wait_for, "free seats", lambda: _is_idle(url), seconds=SECONDS)
+        # Until a beat says otherwise, routers take the seat for taken; a late one says so again.
+        since = time.monotonic() + BEATS_SECONDS
+        idle = partial(_is_idle, url, since)
+        await asyncio.to_thread(wait_for, "free seats", idle, seconds=SECONDS)
         kept = Answer()
         seated = events(client, prompt, kept, model=NAME, max_tokens=900)
         await anext(seated)
@@ -78,9 +84,12 @@ def _hold(answer: Answer) -> None:
     assert rows()[PROMPT].verdict(answer.tokens) in ("equal", "excused")
 
 
-def _is_idle(url: str) -> bool:
-    """Whether the router has heard that nobody computes."""
-    return not any(each["running"] for each in _fleet(url)["workers"])
+def _is_idle(url: str, since: float) -> bool:
+    """Whether the router has heard, since then, that nobody has anything to do."""
+    workers, now = _fleet(url)["workers"], time.monotonic()
+    heard = [now - each["heard_ms_ago"] / 1000 for each in workers]
+    busy = [each for each in workers if each["running"] or each["waiting"] or each["legs"]]
+    return min(heard) > since and not busy
 
 
 def _fleet(url: str) -> dict[str, Any]:

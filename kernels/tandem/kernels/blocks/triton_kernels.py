@@ -44,7 +44,7 @@ def chunk_terms(data, low_keys, high_keys, terms, words, WORDS: tl.constexpr):
     tl.store(terms + chunk, mix(s1 + mix(s2 + place(chunk))))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["out", "count", "num_bytes"])
 def fold_terms(terms, out, count, num_bytes, BLOCK: tl.constexpr):
     """The digest of `num_bytes` from the terms of its `count` chunks, in one program: a kernel of
     its own, so that no other has to be counted through. Grid: (1,)."""

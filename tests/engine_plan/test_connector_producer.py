@@ -77,7 +77,7 @@ class KnowsWritten(Future[ModelRunnerOutput]):
         super().__init__()
         self._step, self._fence, self._read = step, fence, read
 
-    def wait_written(self, seconds: float) -> Fence:
+    def wait_nearly(self, seconds: float) -> Fence:
         """See WrittenAhead."""
         return self._fence
 

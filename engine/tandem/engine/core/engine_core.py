@@ -357,7 +357,7 @@ class EngineCore:
         started = max(launched, self._updated_at)
         waits_from = time.monotonic()
         if self.scheduler.announces and isinstance(future, WrittenAhead):
-            self.scheduler.announce(future.wait_written(STEP_DEADLINE_S))
+            self.scheduler.announce(future.wait_nearly(STEP_DEADLINE_S))
         output = future.result(timeout=STEP_DEADLINE_S)
         self._mask_wait.updated(time.monotonic() - waits_from)
         self.scheduler.update_from_output(output)

@@ -18,8 +18,9 @@ class WrittenAhead(Protocol):
     """What the future of a step is, too, where its KV is known to be there before its result is:
     the head and the draws are still to come then."""
 
-    def wait_written(self, seconds: float) -> Fence:
-        """Return when all KV of the step is written; a fence that is done. Raises TimeoutError."""
+    def wait_nearly(self, seconds: float) -> Fence:
+        """Return when all KV of the step is written, or will be within moments: the fence behind
+        it. Raises TimeoutError."""
         ...
 
 

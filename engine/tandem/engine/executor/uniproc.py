@@ -34,9 +34,9 @@ class StepFuture(Future[ModelRunnerOutput]):
             self.set_result(wait() if timeout is None else wait(timeout))
         return super().result()
 
-    def wait_written(self, seconds: float) -> Fence:
+    def wait_nearly(self, seconds: float) -> Fence:
         """See WrittenAhead."""
-        return self._launched.wait_written(seconds)
+        return self._launched.wait_nearly(seconds)
 
 
 class UniProcExecutor:

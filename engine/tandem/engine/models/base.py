@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -48,6 +48,8 @@ class StepContext:
     """int64 [tokens]; None where all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
     """None where every token has an id. Of decoders alone."""
+    nearly: Callable[[], None] | None = None
+    """Called when all but the last layers are queued. Of decoders alone."""
 
     @cached_property
     def rows(self) -> TokenRows:

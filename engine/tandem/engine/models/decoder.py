@@ -124,7 +124,11 @@ class Decoder:
         if step.embedded is not None:
             step.embedded.put(stream)
         *layers, last = self.layers
-        for layer in layers:
+        for layer in layers[:-1]:
+            stream = layer(stream, step)
+        if step.nearly is not None:
+            step.nearly()
+        for layer in layers[-1:]:
             stream = layer(stream, step)
         stream = last(stream, step) if rows is None else last.of_rows(stream, step, rows)
         return self.norm(stream)

@@ -108,8 +108,8 @@ class KVConnector(Protocol):
         self, request: Request, block_ids: Sequence[int], tokens: range, done: Fence
     ) -> None:
         """For each step that computed prompt ``tokens`` here (a cached prefix comes first, with the
-        first chunk), as soon as their KV is known to be written: maybe before the step's result.
-        ``done`` fences all of them; nothing may be announced before it."""
+        first chunk), as soon as their KV is written or will be within moments: maybe before the
+        step's result. ``done`` fences all of them; nothing may be announced before it."""
         ...
 
     def first_tokens(

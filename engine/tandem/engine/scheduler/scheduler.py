@@ -272,8 +272,8 @@ class Scheduler:
         return self._hands_over and bool(self._in_flight) and bool(self._in_flight[0][1])
 
     def announce(self, fence: Fence) -> None:
-        """KV of the oldest step in flight is written, as ``fence`` knows; its result is not there
-        yet."""
+        """KV of the oldest step in flight is written when ``fence`` is done, soon; its result is
+        not there yet."""
         self._updater.announce(self._in_flight[0][1], fence)
 
     def update_from_output(self, output: ModelRunnerOutput) -> None:

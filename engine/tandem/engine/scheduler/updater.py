@@ -98,7 +98,7 @@ class Updater:
             self._update_drafted(each, now)
 
     def announce(self, chunks: Sequence[Chunk], fence: Fence) -> None:
-        """KV of a step's ``chunks`` is written; what it drew is not known yet."""
+        """KV of a step's ``chunks`` is written soon; what it drew is not known yet."""
         for request, _, end, preemptions in chunks:
             self._announce(request, end, preemptions, fence)
 

@@ -36,6 +36,8 @@ class LaunchedStep:
     """Behind all of its writes and copies, once they are queued."""
     written: Moment | None = None
     """Behind the KV of a step with prompts, before the head; None: as ``moment``."""
+    nearly: Moment | None = None
+    """Before the last layers of such a step; None: as ``written``."""
     drawn: Sequence[StepRow] = ()
     """The rows that draw."""
     tokens: Tensor | None = None
@@ -59,10 +61,10 @@ class LaunchedStep:
     """Sequences whose draws count for nothing: their masks were not there."""
     _known: list[int] | None = None
 
-    def wait_written(self, seconds: float = WAIT_SECONDS) -> Moment:
-        """The moment behind all KV of the step, waited for. Raises TimeoutError."""
+    def wait_nearly(self, seconds: float = WAIT_SECONDS) -> Moment:
+        """The moment behind all KV of the step, once it is near. Raises TimeoutError."""
         written = self.written or self.moment
-        written.wait(seconds)
+        (self.nearly or written).wait(seconds)
         return written
 
     @torch.inference_mode()

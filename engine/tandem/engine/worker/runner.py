@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -132,9 +133,11 @@ class ModelRunner:
         inputs: StepInputs,
         token_types: Tensor | None = None,
         embedded: EmbeddedTokens | None = None,
+        nearly: Callable[[], None] | None = None,
     ) -> Tensor:
         """Write the step's KV; hidden states [num_logits, hidden] after the last norm.
-        ``token_types``: int64 [tokens], None where all are 0; ``embedded``: tokens without ids."""
+        ``token_types``: int64 [tokens], None where all are 0; ``embedded``: tokens without ids;
+        ``nearly``: see StepContext."""
         step = StepContext(
             rotary=self.model.rotary,
             positions=inputs.positions,
@@ -144,6 +147,7 @@ class ModelRunner:
             kv=self.slab.layers,
             token_types=token_types,
             embedded=embedded,
+            nearly=nearly,
         )
         return self.model.forward(self.stager.token_ids(inputs), step, inputs.logits_indices)
 
@@ -165,10 +169,14 @@ class ModelRunner:
             launched.drafts = {each.seq: each for each in plan.drafts}
             put_proposed(launched.drafts, plan.rows, self.batch)
             drafted = DraftDraws.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
-        hidden, inputs = self._forward(rows, drawing, more, drafted)
+        nearly = partial(self._note_nearly, launched) if rows.shape.chunks else None
+        hidden, inputs = self._forward(rows, drawing, more, drafted, nearly)
         if rows.shape.chunks:
             launched.written = moment(self.stager.device)
         return _Computed(launched, rows, drawing, inputs, hidden, scored, pooled, drafted)
+
+    def _note_nearly(self, launched: LaunchedStep) -> None:
+        launched.nearly = moment(self.stager.device)
 
     def _finish(self, launched: LaunchedStep, computed: _Computed | None) -> None:
         """Queue the rest of the step, to the copies of its tokens."""
@@ -201,6 +209,7 @@ class ModelRunner:
         drawing: NDArray[np.int64] | slice,
         more: Sequence[NDArray[np.int64]],
         drafted: DraftDraws | None,
+        nearly: Callable[[], None] | None,
     ) -> tuple[Tensor, StepInputs]:
         """Hidden states of the tokens that rows draw behind, usually their last ones, then of
         ``more`` of the step's tokens."""
@@ -224,7 +233,7 @@ class ModelRunner:
             hidden = self.graphs.replay(inputs.shape)
         else:
             on_step = None if types is None else index_on(types, device)
-            hidden = self.hidden(inputs, on_step, embedded)
+            hidden = self.hidden(inputs, on_step, embedded, nearly)
         return (hidden if inputs.kept is None else hidden[inputs.kept]), inputs
 
     def choose(

@@ -15,6 +15,7 @@ from tandem.kvtransfer.handoff.actions import Action, Free, Millis, Quarantine
 from tandem.kvtransfer.handoff.age import Age
 from tandem.kvtransfer.handoff.consumer import step
 from tandem.kvtransfer.handoff.endings import Result
+from tandem.kvtransfer.handoff.messages import Ready
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy, Granted, Pull
 from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
 from tandem.kvtransfer.handoff.tables import DState
@@ -82,6 +83,11 @@ class ImportTable:
         actions: list[Action] = []
         self._feed(actions, now)
         return actions
+
+    def is_news(self, message: Ready) -> bool:
+        """Whether READY announces more than is known under its key."""
+        pull = self.pulls.get(message.key)
+        return pull is None or pull.num_tokens is None or message.upto > pull.upto
 
     def link_up(self, peer: Incarnation) -> None:
         """A producer's link stands and its probe passed."""

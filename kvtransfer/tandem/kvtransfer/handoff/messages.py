@@ -112,7 +112,8 @@ class Open(msgspec.Struct, frozen=True, tag="open"):
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """P → D, cumulative: KV of tokens [0, upto) of num_tokens is written, and leased (of none yet,
     when P begins); items is the manifest of all that comes; blocks says where it
-    lies in P's slab, on a link that copies it."""
+    lies in P's slab, on a link that copies it. There it is said again, with nothing new, when the
+    last of the prompt is about to be written, so that D is awake."""
 
     key: RequestKey
     upto: Count

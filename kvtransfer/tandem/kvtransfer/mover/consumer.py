@@ -11,6 +11,7 @@ from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.control.peers import PeerBook
 from tandem.kvtransfer.events import ConsumerEvent, Ready
+from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import (
     Action,
@@ -180,6 +181,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         if isinstance(message, ProbeReady):
             self.prober.ready(peer, message, now)
             return []
+        if isinstance(message, messages.Ready) and not self.table.is_news(message):
+            self.stay_awake()  # said again since its KV is about to be written
         if isinstance(message, Final):
             self.phases.final(message.key)
             self.pace.final(message.key)

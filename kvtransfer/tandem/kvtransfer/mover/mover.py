@@ -45,6 +45,8 @@ Event = TypeVar("Event")
 Item = TypeVar("Item")
 
 NAP_SECONDS = 0.0002
+AWAKE_SECONDS = 0.003
+"""For which a thread only naps that was told of something that will come within moments."""
 MOVE_NAP_SECONDS = 5e-5
 """While a device packs or unpacks, which takes it a few tenths of a millisecond."""
 YIELD_SECONDS = 5e-5
@@ -143,6 +145,7 @@ class Mover(Generic[Item, Event]):
         """Whether something is to be sent."""
         self._links: dict[Incarnation, LinkNumber] = {}
         self._active_at = self._observed_at = time.monotonic()
+        self._awake_until = 0.0
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
@@ -227,6 +230,10 @@ class Mover(Generic[Item, Event]):
         """Bytes moved: short naps for a while."""
         self._active_at = time.monotonic()
 
+    def stay_awake(self) -> None:
+        """Something will come within moments: a thread that slept would be slow to take it."""
+        self._awake_until = time.monotonic() + AWAKE_SECONDS
+
     def nap(self) -> float:
         """How long to sleep while bytes are on their way."""
         quiet = time.monotonic() - self._active_at
@@ -277,6 +284,8 @@ class Mover(Generic[Item, Event]):
             self._observed_at = time.monotonic()
             self.observe()
         seconds = self.rest(now_ms())
+        if self._awake_until > time.monotonic():
+            seconds = MOVE_NAP_SECONDS if seconds is None else min(seconds, MOVE_NAP_SECONDS)
         if seconds is None or seconds > 0:
             self.pause(seconds)
         elif self.control is not None:

@@ -23,9 +23,10 @@ from tandem.kvtransfer.handoff.actions import (
     Tell,
     Untag,
 )
-from tandem.kvtransfer.handoff.export import ProducerPolicy
+from tandem.kvtransfer.handoff.export import Export, ProducerPolicy
 from tandem.kvtransfer.handoff.exports import ExportTable
 from tandem.kvtransfer.handoff.form import WireDtype
+from tandem.kvtransfer.handoff.lease import say_ready
 from tandem.kvtransfer.handoff.manifest import why_not_carried
 from tandem.kvtransfer.handoff.messages import (
     Committed,
@@ -36,6 +37,7 @@ from tandem.kvtransfer.handoff.messages import (
     Taken,
 )
 from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.tables import PState
 from tandem.kvtransfer.memory.blocks import tags_from
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.mover.make_slots import make_all_slots
@@ -172,12 +174,21 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
             export = self.table.exports.get(item.key)
             if export is not None and export.direct:
                 self._hashes[item.key] = item.hashes
+                if item.upto == export.num_tokens and not item.fence.done():
+                    self._wake_for(export)
             return self.table.apply(p_events.Launched(item.key, (item.block_ids,), item.upto), now)
         if isinstance(item, p_events.Admit):
             up = item.consumer in self.table.links
             direct = item.consumer in self._direct_links
             item = msgspec.structs.replace(item, link_up=up, direct=direct)
         return self.table.apply(item, now)
+
+    def _wake_for(self, export: Export) -> None:
+        """The last of a prompt's KV is written within moments: D hears what it knows once more, so
+        that its threads, and those between, are awake when the news comes."""
+        self.stay_awake()
+        if export.opened and export.begun and export.state is PState.COMPUTING:
+            self.say(export.consumer, say_ready(export, self.table.policy))
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer

@@ -12,8 +12,8 @@ from test_tokens import check
 
 ELASTIC = ["--placement", "elastic", "--target-ttft-ms", "5000", "--target-itl-ms", "500"]
 """With bounds of a CPU: beyond those of a GPU each way is as bad as another."""
-MANY = tuple(range(0, 48, 4))
-"""Prompts of many lengths, up to 619 tokens."""
+MANY = tuple(range(0, 48, 3))
+"""Prompts of many lengths, up to 673 tokens."""
 
 
 def ways(stack: Stack) -> list[dict[str, Any]]:

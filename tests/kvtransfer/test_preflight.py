@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.mover import prober
 from tandem.kvtransfer.mover.prober import RATE_READS
+from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import InvalidParameter
 
 NEVER = 10**9
@@ -78,16 +81,88 @@ def test_a_slow_link_gets_several_reads(workers, monkeypatch):
     reads = []
     config = make_config(kv_min_megabytes_per_second=NEVER)
     producer, consumer = workers(Producer), workers(Consumer, config)
-    prober = consumer.service._mover.prober
-    really = prober.read_ended
+    own = consumer.service._mover.prober
+    really = own.read_ended
 
     def counted(read, done, now):
         reads.append(read)
         return really(read, done, now)
 
-    monkeypatch.setattr(prober, "read_ended", counted)
+    monkeypatch.setattr(own, "read_ended", counted)
     consumer.meet(producer)
     assert len(reads) == RATE_READS
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """A link that nothing uses is probed again within moments, twice."""
+    monkeypatch.setattr(prober, "AGAIN_MS", (100, 100))
+
+
+def probes(consumer: Consumer) -> float:
+    """Patterns that have come and were right."""
+    return consumer.metric("tandem:kv_link_probe_bytes_per_second_count")
+
+
+@CONNECTORS
+def test_a_link_that_nothing_uses_is_probed_again(workers, soon, connector):
+    """The machine of workers that start is busy, and nothing else tells placement of such a link:
+    its best rate counts. It stays up meanwhile, and is left alone after a while."""
+    config = make_config(kv_connector=connector)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    mover = consumer.service._mover
+    (unused,) = mover.prober._unused.values()
+    unused.best = 1.0
+    mover.book.faster(producer.incarnation, 1.0)
+    consumer.until(lambda: consumer.service.peer_health()[0].probed_bytes_per_s > 1.0)
+    assert consumer.service.peer_up(producer.incarnation)
+    consumer.until(lambda: probes(consumer) == 3)
+    unused.best = 1e15
+    end = time.monotonic() + 0.4
+    consumer.until(lambda: time.monotonic() > end)
+    assert probes(consumer) == 3
+    assert consumer.service.peer_health()[0].probed_bytes_per_s < 1e15
+
+
+def test_a_link_that_is_used_is_not_probed_again(workers, soon):
+    """Its rate is measured by what it is used for."""
+    producer, consumer = workers(Producer), workers(Consumer)
+    consumer.meet(producer)
+    key = make_key("over")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
+    consumer.load(key, [5, 6, 7])
+    consumer.wait_for(events.Loaded, key)
+    seen, end = probes(consumer), time.monotonic() + 0.4
+    consumer.until(lambda: time.monotonic() > end)
+    assert probes(consumer) == seen
+
+
+def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):
+    """Its slot is nobody's until the read has ended."""
+    config = make_config(kv_connector="memory", kv_connect_seconds=0.2)
+    producer = workers(Producer, config)
+    transport = MemoryTransport()
+    consumer = workers(Consumer, config, transports={"memory": transport})
+    consumer.meet(producer)
+    ring = consumer.service._mover.table.ring
+    transport.hold.set()
+    consumer.until(lambda: ring.quarantined)
+    assert consumer.service.peer_up(producer.incarnation)
+    transport.hold.clear()
+    consumer.until(lambda: ring.free == len(ring))
+    assert consumer.service.peer_up(producer.incarnation)
+
+
+def test_a_link_whose_later_probe_is_wrong_is_given_up(workers, soon):
+    """As it is when the first one is."""
+    config = make_config(kv_connector="memory")
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    memory = producer.service._mover.memory
+    memory.rows[memory.count - 1, 100] ^= 1
+    consumer.until(lambda: not consumer.service.peer_up(producer.incarnation))
 
 
 def test_what_is_required_must_be_said():

@@ -121,6 +121,20 @@ def load(step: int) -> LoadReport:
     )
 
 
+def test_links_of_pulls_say_how_fast_they_are(serve: Serve, decode: Make) -> None:
+    """By what came over them, or by their probes while nothing did."""
+    one, two = decode(pull_peers=1), decode(pull_peers=1)
+    one.probed_bytes_per_s = 5e7
+    two.probed_bytes_per_s, two.bytes_per_s = 4e7, 2e9
+    served = serve(one, two, placement="elastic")
+    wait_for(lambda: len(served.get("/debug/fleet")["pull_links"]) == 2)
+    links = served.get("/debug/fleet")["pull_links"]
+    assert {each["puller"]: each["bytes_per_s"] for each in links} == {
+        one.incarnation.hex(): 50_000_000,
+        two.incarnation.hex(): 2_000_000_000,
+    }
+
+
 def test_workers_and_links_are_told_whole(serve: Serve, prefill: Make, decode: Make) -> None:
     """Health, load and rates of each worker; transport, pace and hand-offs of each link."""
     p, d = prefill(), decode()

@@ -60,6 +60,13 @@ class PeerBook:
                 del self._peers[old]
                 self._quarantined_until.pop(old, None)
 
+    def faster(self, peer: Incarnation, probed: float) -> None:
+        """The pattern of a peer that is up came at this rate, bytes a second."""
+        with self._lock:
+            known = self._peers.get(peer)
+            if known is not None and known.up:
+                self._peers[peer] = msgspec.structs.replace(known, probed_bytes_per_s=probed)
+
     def pace(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
         """How fast KV comes from a known peer (0 while unknown), and how much of it waits."""
         with self._lock:

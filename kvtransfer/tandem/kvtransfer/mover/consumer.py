@@ -302,6 +302,7 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             seconds = time.perf_counter() - started
             self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
+            self.prober.used(read.peer)
             self.metrics.moved("consumer", read.nbytes)
             return self._over(read, now)
         if read.slot is None:

@@ -1,4 +1,8 @@
-"""Whether a new link delivers: D reads P's known pattern before any request may use it."""
+"""Whether a new link delivers: D reads P's known pattern before any request may use it.
+
+The pattern's rate is all that placement knows of a link that nothing has used, and workers that
+start keep their machine busy: such a link is probed again a few times, and its best rate counts.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,9 @@ SLOW_REST_MS = 10_000
 """Until a link that gave less than is required, with no other way, is tried again."""
 AGENT_REST_MS = 1000
 """Until a link that has no other way than an agent that is not there is tried again."""
+AGAIN_MS = (4_000, 16_000, 64_000)
+"""After which a link that nothing has used is probed again."""
+_NEVER = Millis(1 << 62)
 NO_SLOT = "its receive slots wait for reads that hang"
 """Why a link may stay down: a peer's slots are the quota that its earlier links hold, too."""
 
@@ -48,6 +55,20 @@ class _Probing:
     reads: int = 0
     best: float = 0.0
     """Bytes a second of the fastest of them."""
+    again: bool = False
+    """The link is in use by its first probe."""
+
+
+@dataclass(slots=True)
+class _Unused:
+    """A link that only its pattern has come by."""
+
+    best: float
+    """Bytes a second of the fastest probe."""
+    at: Millis
+    """When it is probed again."""
+    turns: int = 0
+    """How often it was."""
 
 
 class Links(Protocol):
@@ -107,6 +128,7 @@ class Prober:
         self._mover = mover
         self._numbers = itertools.count(1)
         self._probing: dict[Incarnation, _Probing] = {}
+        self._unused: dict[Incarnation, _Unused] = {}
 
     def begin(self, peer: Incarnation, host: str, welcome: ProducerCard, now: Millis) -> None:
         """A link stands: connect the transport and ask P to keep it moving."""
@@ -123,10 +145,17 @@ class Prober:
             waits = isinstance(error, NoAgentYet)
             mover.fall(peer, str(error), now, AGENT_REST_MS if waits else 0, may_come=waits)
             return
+        self._ask(peer, now, again=False)
+
+    def _ask(self, peer: Incarnation, now: Millis, *, again: bool) -> None:
         number = next(self._numbers)
-        until = Millis(now + millis(mover.config.kv_connect_seconds))
-        self._probing[peer] = _Probing(number, until)
-        mover.say(peer, Probe(number))
+        until = Millis(now + millis(self._mover.config.kv_connect_seconds))
+        self._probing[peer] = _Probing(number, until, again=again)
+        self._mover.say(peer, Probe(number))
+
+    def used(self, peer: Incarnation) -> None:
+        """KV came by the link: its rate is measured by that from now on."""
+        self._unused.pop(peer, None)
 
     def ready(self, peer: Incarnation, message: ProbeReady, now: Millis) -> None:
         """P moves its end."""
@@ -139,9 +168,15 @@ class Prober:
         self._read(peer, probing, now)
 
     def work(self, now: Millis) -> list[Action]:
-        """Probes that wait for a slot, and those whose time is over."""
+        """Probes that wait for a slot, those whose time is over, and those that are due again."""
+        for peer, unused in list(self._unused.items()):
+            if now >= unused.at and peer not in self._probing:
+                unused.at = _again(unused, now)
+                self._ask(peer, now, again=True)
         for peer, probing in list(self._probing.items()):
-            if now > probing.until:
+            if now > probing.until and probing.again:  # a link that is up may be busy
+                self._give_up(peer)
+            elif now > probing.until:
                 waits = probing.nbytes is not None and probing.slot is None
                 self.end(peer)
                 if waits:
@@ -154,9 +189,10 @@ class Prober:
 
     def rest(self, now: Millis) -> float | None:
         """Seconds until a probe is to be looked at."""
-        if not self._probing:
-            return None
-        return 0.1
+        if self._probing:
+            return 0.1
+        due = min((each.at for each in self._unused.values()), default=None)
+        return None if due is None else max(0.0, (due - now) / 1000)
 
     def read_ended(self, read: Read, done: bool, now: Millis) -> list[Action]:
         """The pattern's read is terminal."""
@@ -192,6 +228,14 @@ class Prober:
         """A link delivers: what its rate says of it."""
         mover = self._mover
         mover.metrics.probe_rate.observe(bytes_per_s)
+        known = self._unused.get(peer)
+        if known is not None:
+            if bytes_per_s > known.best:
+                known.best = bytes_per_s
+                mover.book.faster(peer, bytes_per_s)
+            return
+        self._unused[peer] = unused = _Unused(bytes_per_s, now)
+        unused.at = _again(unused, now)
         if not self._is_slow(bytes_per_s):
             mover.usable(peer, bytes_per_s)
             return
@@ -206,6 +250,10 @@ class Prober:
 
     def end(self, peer: Incarnation) -> None:
         """The link is lost: a read under way is nobody's any more."""
+        self._unused.pop(peer, None)
+        self._give_up(peer)
+
+    def _give_up(self, peer: Incarnation) -> None:
         probing = self._probing.pop(peer, None)
         if probing is not None and probing.slot is not None:
             self._mover.table.ring.quarantine(probing.slot)
@@ -228,3 +276,10 @@ class Prober:
         assert read.slot is not None
         came = self._mover.slots_to(read.peer).read(read.slot, read.nbytes)
         return came == pattern(read.peer, read.nbytes)
+
+
+def _again(unused: _Unused, now: Millis) -> Millis:
+    """When it is probed next; never, in words of a clock that counts milliseconds, behind the last
+    turn."""
+    turn, unused.turns = unused.turns, unused.turns + 1
+    return Millis(now + AGAIN_MS[turn]) if turn < len(AGAIN_MS) else _NEVER

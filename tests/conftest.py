@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from tandem.engine.threads import spin_briefly
 from tandem.hub import DEFAULT_MODEL, prepare
 
+# A busy machine may hold any example up; all else as without, in CI, too.
+settings.register_profile("tandem", settings(deadline=None))
+settings.load_profile("tandem")
 spin_briefly()  # said here, as tests import torch before an executor could say it
 
 ALONE = {"e2e": "stacks", "operator": "others", "chaos": "others", "screens": "ui"}

@@ -184,7 +184,7 @@ def test_a_link_that_breaks_falls_to_the_next_and_comes_back(workers, folder):
 def test_a_link_comes_back_though_another_thread_counts_the_pause_from_later(workers, folder):
     """A busy machine, where an ended pause lasted still for who makes links: the link was made anew
     without shm once more, and nobody tried it again."""
-    pair = Pair(workers, folder, folder, kv_quarantine_seconds=0.5)
+    pair = Pair(workers, folder, folder, kv_quarantine_seconds=2.0)
     mover = pair.consumer.service._mover
     mover.parts.transports["shm"]._peers[pair.producer.incarnation].closed = True
     key = make_key("broken")

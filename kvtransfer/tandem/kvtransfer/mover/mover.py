@@ -53,6 +53,7 @@ YIELD_SECONDS = 5e-5
 STOP_SECONDS = 10.0
 _NAPS = ((0.05, NAP_SECONDS), (1.0, 0.001), (10.0, 0.01))
 _LONGEST_NAP = 0.05
+_LONGEST_DOZE = 0.2
 _DOZE_AFTER = 1.0
 
 
@@ -241,7 +242,7 @@ class Mover(Generic[Item, Event]):
 
     def doze(self) -> float:
         """How long to sleep while only bytes that nobody waits for may be on their way."""
-        return self.nap() if time.monotonic() - self._active_at < _DOZE_AFTER else _LONGEST_NAP
+        return self.nap() if time.monotonic() - self._active_at < _DOZE_AFTER else _LONGEST_DOZE
 
     def until(self, deadline: Millis | None, now: Millis) -> float | None:
         """Seconds to a deadline."""

@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
@@ -109,7 +110,8 @@ def test_no_byte_lands_once_a_read_has_failed(ends: Ends, how: str):
         if how == "the link is closed":
             ends.consumer.close(ends.peer)
         elif (sock := link.streams[1].sock) is not None:
-            sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # one that does not stand yet: nothing breaks this time
+                sock.shutdown(socket.SHUT_RDWR)
         outcomes = {ends.outcome(each) for each in tickets}
         assert outcomes <= {Progress.FAILED, Progress.DONE}
         if outcomes == {Progress.FAILED}:

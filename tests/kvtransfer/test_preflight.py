@@ -10,10 +10,12 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control.channel import now_ms
 from tandem.kvtransfer.mover import prober
 from tandem.kvtransfer.mover.prober import RATE_READS
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.ids import new_incarnation
 
 NEVER = 10**9
 """MB/s that no link gives."""
@@ -123,6 +125,7 @@ def test_a_link_that_nothing_uses_is_probed_again(workers, soon, connector):
     consumer.until(lambda: time.monotonic() > end)
     assert probes(consumer) == 3
     assert consumer.service.peer_health()[0].probed_bytes_per_s < 1e15
+    assert mover.prober.rest(now_ms()) is None, "it is not slept for"
 
 
 def test_a_link_that_is_used_is_not_probed_again(workers, soon):
@@ -153,6 +156,22 @@ def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):
     transport.hold.clear()
     consumer.until(lambda: ring.free == len(ring))
     assert consumer.service.peer_up(producer.incarnation)
+
+
+def test_a_link_that_is_up_stays_so_though_others_hold_all_slots(workers, soon):
+    """A later probe has none to land in: it waits a while, and is let be."""
+    config = make_config(kv_connect_seconds=0.2)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    mover = consumer.service._mover
+    ring, other = mover.table.ring, new_incarnation()
+    ring.per_peer = len(ring)
+    held = [ring.take(other, make_key("other"), at) for at in range(len(ring))]
+    consumer.until(lambda: any(each.nbytes for each in mover.prober._probing.values()))
+    consumer.until(lambda: not mover.prober._probing)
+    assert consumer.service.peer_up(producer.incarnation)
+    for slot in held:
+        ring.give(slot)
 
 
 def test_a_link_whose_later_probe_is_wrong_is_given_up(workers, soon):

@@ -36,7 +36,6 @@ AGENT_REST_MS = 1000
 """Until a link that has no other way than an agent that is not there is tried again."""
 AGAIN_MS = (4_000, 16_000, 64_000)
 """After which a link that nothing has used is probed again."""
-_NEVER = Millis(1 << 62)
 NO_SLOT = "its receive slots wait for reads that hang"
 """Why a link may stay down: a peer's slots are the quota that its earlier links hold, too."""
 
@@ -65,10 +64,16 @@ class _Unused:
 
     best: float
     """Bytes a second of the fastest probe."""
-    at: Millis
-    """When it is probed again."""
     turns: int = 0
-    """How often it was."""
+    """How often it was probed since the first time, or is about to be."""
+    at: Millis | None = None
+    """When it is probed again; None: no more."""
+
+    def next(self, now: Millis) -> None:
+        """One probe is through, or begins."""
+        left = self.turns < len(AGAIN_MS)
+        self.at = Millis(now + AGAIN_MS[self.turns]) if left else None
+        self.turns += 1
 
 
 class Links(Protocol):
@@ -170,8 +175,8 @@ class Prober:
     def work(self, now: Millis) -> list[Action]:
         """Probes that wait for a slot, those whose time is over, and those that are due again."""
         for peer, unused in list(self._unused.items()):
-            if now >= unused.at and peer not in self._probing:
-                unused.at = _again(unused, now)
+            if unused.at is not None and now >= unused.at and peer not in self._probing:
+                unused.next(now)
                 self._ask(peer, now, again=True)
         for peer, probing in list(self._probing.items()):
             if now > probing.until and probing.again:  # a link that is up may be busy
@@ -191,7 +196,7 @@ class Prober:
         """Seconds until a probe is to be looked at."""
         if self._probing:
             return 0.1
-        due = min((each.at for each in self._unused.values()), default=None)
+        due = min((each.at for each in self._unused.values() if each.at is not None), default=None)
         return None if due is None else max(0.0, (due - now) / 1000)
 
     def read_ended(self, read: Read, done: bool, now: Millis) -> list[Action]:
@@ -234,8 +239,8 @@ class Prober:
                 known.best = bytes_per_s
                 mover.book.faster(peer, bytes_per_s)
             return
-        self._unused[peer] = unused = _Unused(bytes_per_s, now)
-        unused.at = _again(unused, now)
+        self._unused[peer] = unused = _Unused(bytes_per_s)
+        unused.next(now)
         if not self._is_slow(bytes_per_s):
             mover.usable(peer, bytes_per_s)
             return
@@ -264,6 +269,8 @@ class Prober:
         if welcome is None or probing.nbytes is None:
             return
         if not ring.has_room(peer):
+            if probing.again:
+                return  # the link is up whatever others hold
             mover.book.mark(peer, up=False, reason=NO_SLOT)
             return
         probing.slot = ring.take(peer, PROBE_KEY, probing.number)
@@ -276,10 +283,3 @@ class Prober:
         assert read.slot is not None
         came = self._mover.slots_to(read.peer).read(read.slot, read.nbytes)
         return came == pattern(read.peer, read.nbytes)
-
-
-def _again(unused: _Unused, now: Millis) -> Millis:
-    """When it is probed next; never, in words of a clock that counts milliseconds, behind the last
-    turn."""
-    turn, unused.turns = unused.turns, unused.turns + 1
-    return Millis(now + AGAIN_MS[turn]) if turn < len(AGAIN_MS) else _NEVER

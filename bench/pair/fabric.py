@@ -297,11 +297,14 @@ def agent_for(connector: str, folder: str) -> Iterator[None]:
 
 @contextmanager
 def pair(
-    asked: argparse.Namespace, connector: str, program: Sequence[str] = (__file__,)
+    asked: argparse.Namespace,
+    connector: str,
+    program: Sequence[str] = (__file__,),
+    gpus: Sequence[int] = (0, 1),
 ) -> Iterator[tuple[Child, Child]]:
     """A producer and a consumer, linked; of ``program``."""
-    producer = Child("producer", 0, asked, connector, program)
-    consumer = Child("consumer", 1, asked, connector, program)
+    producer = Child("producer", gpus[0], asked, connector, program)
+    consumer = Child("consumer", gpus[1], asked, connector, program)
     try:
         consumer.tell(f"meet {producer.control} {producer.incarnation}")
         yield producer, consumer
@@ -313,7 +316,7 @@ def pair(
 def measured(asked: argparse.Namespace, connector: str) -> dict[str, dict[str, float]]:
     """Medians of each length."""
     found: dict[str, dict[str, float]] = {}
-    with pair(asked, connector) as (producer, consumer):
+    with pair(asked, connector, gpus=asked.gpus) as (producer, consumer):
         for length in LENGTHS:
             tokens, times = length // asked.scale // BLOCK * BLOCK, []
             for turn in range(asked.rounds + 2):
@@ -344,6 +347,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--scale", type=int, default=1, help="divide the lengths")
     parser.add_argument("--blocks", type=int, default=1024, help="of each end")
+    parser.add_argument("--gpus", type=int, nargs=2, default=(0, 1), help="0 0: one for both")
     parser.add_argument("--isolated", action="store_true")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--role", help=argparse.SUPPRESS)

@@ -48,7 +48,9 @@ def test_blocks_pass_through_a_slot(traits):
     before = slab.clone()
     slots = make_slots(3, slot_bytes_for(0, 4 * BLOCK), slab, [traits])
     assert torch.equal(slab, before)
-    slots.pack(slab, [3, 11, 5], 1, NOBODYS._replace(part=7))
+    packed = slots.pack(slab, [3, 11, 5], 1, NOBODYS._replace(part=7))
+    slots.settle()
+    assert packed.done()  # which is when a slot on the host gets the fields of its header
     inspected = slots.inspect(1, HEADER_BYTES + 3 * BLOCK)
     slots.unpack(1, [0, 7, 15], slab)
     slots.settle()

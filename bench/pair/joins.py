@@ -39,6 +39,7 @@ EARLIER = 0.01
 """Seconds before the first token in which its prompt's KV is announced and fetched."""
 EARLY = (
     "prefill chunk to hand over",
+    "prefill sees KV written",
     "prefill says READY",
     "decode READY in",
     "decode takes READY",
@@ -46,6 +47,8 @@ EARLY = (
     "decode end of read seen",
     "decode tags compared",
 )
+SAID_AGAIN = ("prefill says READY", "decode READY in", "decode takes READY")
+"""Once before KV is written, so that threads wake, and once behind."""
 Stamps = list[tuple[float, str]]
 
 
@@ -102,6 +105,8 @@ def one(seen: Stamps, times: list[float]) -> dict[str, float]:
         if name.startswith("router") and said:
             name = f"{name} of D"
         found.setdefault(name, at - begun)
+        if name in SAID_AGAIN and at < usable:
+            found[f"{name}, the last"] = at - begun
     return {name: 1e6 * seconds for name, seconds in found.items()}
 
 

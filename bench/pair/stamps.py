@@ -89,6 +89,7 @@ def _of_worker(role: str) -> None:
         service = the("kvtransfer.service.producer").HandoffProducer
         stamp(service, "computed", "prefill chunk to hand over")
         stamp(service, "final", "prefill FINAL asked for")
+        stamp(producer, "_see_fences", "", "prefill sees KV written", gives=True)
         stamp(producer, "say", "prefill says READY", args_of="Ready")
         stamp(producer, "say", "prefill says FINAL", args_of="Final")
         control = the("kvtransfer.control.server").ControlServer

@@ -14,7 +14,7 @@ LOOSE = {
     f"{AT}.attention.prefill.plan_kernels:plan_tiles": "cu_seqlens_q lengths num_seqs max_tiles",
     f"{AT}.attention.prefill.gluon_kernels:prefill_tiles": "tables table_row",
     f"{AT}.attention.prefill.triton_kernels:prefill_tiles": "tables table_row",
-    f"{AT}.blocks.triton_kernels:fold_terms": "out count num_bytes",
+    f"{AT}.blocks.triton_kernels:add_terms": "total num_bytes",
     f"{AT}.rotary_kv.triton_kernels:rotate_heads": "blocks offsets",
     f"{AT}.gemm.gluon_kernels:multiply_stream": "rows length pieces",
     f"{AT}.gemm.triton_kernels:multiply_few": "rows",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,14 @@ class EmbeddedTokens:
         stream.index_copy_(0, self.index, rows)
 
 
+class Nearly(NamedTuple):
+    """Who is told when all but the last layers of a step are queued."""
+
+    layers_left: int
+    """One or more."""
+    note: Callable[[], None]
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What the layers of one step share. Angles and metadata are made when the first layer asks:
@@ -48,8 +56,8 @@ class StepContext:
     """int64 [tokens]; None where all are 0, or the model has no types."""
     embedded: EmbeddedTokens | None = None
     """None where every token has an id. Of decoders alone."""
-    nearly: Callable[[], None] | None = None
-    """Called when all but the last layers are queued. Of decoders alone."""
+    nearly: Nearly | None = None
+    """Of decoders alone."""
 
     @cached_property
     def rows(self) -> TokenRows:

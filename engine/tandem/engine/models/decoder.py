@@ -124,11 +124,13 @@ class Decoder:
         if step.embedded is not None:
             step.embedded.put(stream)
         *layers, last = self.layers
-        for layer in layers[:-1]:
+        near = step.nearly
+        at = len(layers) if near is None else max(0, len(self.layers) - near.layers_left)
+        for layer in layers[:at]:
             stream = layer(stream, step)
-        if step.nearly is not None:
-            step.nearly()
-        for layer in layers[-1:]:
+        if near is not None:
+            near.note()
+        for layer in layers[at:]:
             stream = layer(stream, step)
         stream = last(stream, step) if rows is None else last.of_rows(stream, step, rows)
         return self.norm(stream)

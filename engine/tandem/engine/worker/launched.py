@@ -37,7 +37,7 @@ class LaunchedStep:
     written: Moment | None = None
     """Behind the KV of a step with prompts, before the head; None: as ``moment``."""
     nearly: Moment | None = None
-    """Before the last layers of such a step; None: as ``written``."""
+    """Some ms before, between two layers of such a step; None: as ``written``."""
     drawn: Sequence[StepRow] = ()
     """The rows that draw."""
     tokens: Tensor | None = None

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tandem.engine.attention import AttentionBackend
-from tandem.engine.models import CausalModel, EmbeddedTokens, StepContext
+from tandem.engine.models import CausalModel, EmbeddedTokens, Nearly, StepContext
 from tandem.engine.sample import LogprobTensors, Sampler, SamplingKind, score_prompt
 from tandem.engine.sample.bounds import Bounds
 from tandem.engine.sample.edits import bounded_rows
@@ -133,7 +133,7 @@ class ModelRunner:
         inputs: StepInputs,
         token_types: Tensor | None = None,
         embedded: EmbeddedTokens | None = None,
-        nearly: Callable[[], None] | None = None,
+        nearly: Nearly | None = None,
     ) -> Tensor:
         """Write the step's KV; hidden states [num_logits, hidden] after the last norm.
         ``token_types``: int64 [tokens], None where all are 0; ``embedded``: tokens without ids;
@@ -169,7 +169,9 @@ class ModelRunner:
             launched.drafts = {each.seq: each for each in plan.drafts}
             put_proposed(launched.drafts, plan.rows, self.batch)
             drafted = DraftDraws.of(launched.drafts, launched.drawn, drawing, rows, self.batch)
-        nearly = partial(self._note_nearly, launched) if rows.shape.chunks else None
+        nearly = None
+        if rows.shape.chunks:
+            nearly = Nearly(rows.layers_left, partial(self._note_nearly, launched))
         hidden, inputs = self._forward(rows, drawing, more, drafted, nearly)
         if rows.shape.chunks:
             launched.written = moment(self.stager.device)
@@ -209,7 +211,7 @@ class ModelRunner:
         drawing: NDArray[np.int64] | slice,
         more: Sequence[NDArray[np.int64]],
         drafted: DraftDraws | None,
-        nearly: Callable[[], None] | None,
+        nearly: Nearly | None,
     ) -> tuple[Tensor, StepInputs]:
         """Hidden states of the tokens that rows draw behind, usually their last ones, then of
         ``more`` of the step's tokens."""

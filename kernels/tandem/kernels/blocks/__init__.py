@@ -30,10 +30,10 @@ PartMove = Callable[[Tensor, Tensor, Tensor, int], None]
 PACK_PARTS: Op[PartMove] = Op("blocks.pack_parts", {Backend.TORCH: f"{_TORCH}:pack_parts"})
 UNPACK_PARTS: Op[PartMove] = Op("blocks.unpack_parts", {Backend.TORCH: f"{_TORCH}:unpack_parts"})
 DIGEST: Op[Callable[[Tensor, Tensor], None]] = Op(
-    "blocks.digest",
+    "blocks.add_digest",
     {
-        Backend.TORCH: "tandem.kernels.blocks.multilinear:digest",
-        Backend.TRITON: f"{_TRITON}:digest",
+        Backend.TORCH: "tandem.kernels.blocks.multilinear:add_digest",
+        Backend.TRITON: f"{_TRITON}:add_digest",
     },
 )
 
@@ -103,20 +103,20 @@ def digest(data: Tensor, *, backend: Backend | None = None) -> int:
     accidents, such as torn, stale or misplaced extents, with a miss of about 2^-32; it is no
     defence against a forger.
     """
-    out = torch.empty(1, dtype=torch.int64, device=data.device)
-    digest_to(data, out, backend=backend)
-    return int(out) & ((1 << 64) - 1)
+    total = torch.zeros(1, dtype=torch.int64, device=data.device)
+    add_digest(data, total, backend=backend)
+    return int(total) & ((1 << 64) - 1)
 
 
-def digest_to(data: Tensor, out: Tensor, *, backend: Backend | None = None) -> None:
-    """`digest`, written as int64 to `out` ([1], on the device of `data`) by the device itself: of a
+def add_digest(data: Tensor, total: Tensor, *, backend: Backend | None = None) -> None:
+    """`digest`, added to int64 `total` ([1], on the device of `data`) by the device itself: of a
     GPU nothing is waited for."""
     checks.kind("data", data, torch.uint8)
-    checks.shape("out", out, 1)
-    checks.kind("out", out, torch.int64)
+    checks.shape("total", total, 1)
+    checks.kind("total", total, torch.int64)
     if not data.is_contiguous():
         raise BadTensor(f"data has strides {data.stride()}, expected dense bytes")
-    DIGEST.on(data.device, backend)(data.view(-1), out)
+    DIGEST.on(data.device, backend)(data.view(-1), total)
 
 
 def _check_parts(slab: Tensor, ids: Tensor, rows: Tensor, runs: int) -> None:

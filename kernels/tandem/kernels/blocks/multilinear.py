@@ -10,9 +10,10 @@ s1 sees a difference of low halves alone, so either way two chunks collide with 
 
 Level 2:
 
-    digest = mix(bytes + sum_j mix(s1_j + mix(s2_j + (j + 1) * GAMMA)))       mod 2^64
+    digest = bytes + sum_j mix(s1_j + mix(s2_j + (j + 1) * GAMMA))            mod 2^64
 
-The sum commutes; the position of a chunk is in its term. Keys are the SplitMix64 sequence from a
+The sum commutes, so that programs of a device add to one word as they end; the position of a chunk
+is in its term. Keys are the SplitMix64 sequence from a
 fixed seed, all multiplications wrap around.
 """
 
@@ -33,8 +34,8 @@ _AT_ONCE = 64
 """Chunks per pass; their temporary stays in a CPU's second cache."""
 
 
-def digest(data: Tensor, out: Tensor) -> None:
-    """Digest of flat uint8 `data`, into int64 [1]."""
+def add_digest(data: Tensor, total: Tensor) -> None:
+    """Add the digest of flat uint8 `data` to int64 [1]."""
     chunk = WORDS * 8
     whole = data.numel() // chunk * chunk
     sums = [_chunk_sums(_words(data[:whole]))]
@@ -44,7 +45,7 @@ def digest(data: Tensor, out: Tensor) -> None:
         sums.append(_chunk_sums(_words(last)))
     s1 = torch.cat([low for low, _ in sums])
     s2 = torch.cat([high for _, high in sums])
-    out.copy_(_combine(s1, s2, data.numel()))
+    total += _combine(s1, s2, data.numel())
 
 
 def _chunk_sums(words: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +63,7 @@ def _chunk_sums(words: Tensor) -> tuple[Tensor, Tensor]:
 def _combine(s1: Tensor, s2: Tensor, num_bytes: int) -> Tensor:
     place = torch.arange(1, s1.shape[0] + 1, device=s1.device) * signed(GAMMA)
     terms = mix(s1 + mix(s2 + place))
-    return mix(terms.sum() + num_bytes)
+    return terms.sum() + num_bytes
 
 
 def _words(data: Tensor) -> Tensor:

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from . import reference
 from .multilinear import WORDS, chunk_keys
-from .triton_kernels import chunk_terms, fold_terms, move_rows
+from .triton_kernels import add_terms, move_rows
 
 _BLOCK = 4096
-_FOLD = 2048
-"""Terms that are added at once: a part of 64 MiB has 8,192."""
 _MOST = 16
 """Programs that share a row."""
 
@@ -44,19 +42,19 @@ def copy(slab: Tensor, source: Tensor, to: Tensor) -> None:
     _move(slab, slab, source, to)
 
 
-def digest(data: Tensor, out: Tensor) -> None:
-    """See the wrapper; bytes that fill no whole word are copied to one that zeros fill up."""
+def add_digest(data: Tensor, total: Tensor) -> None:
+    """See the wrapper, in one launch; bytes that fill no whole word are copied to one that zeros
+    fill up."""
     num_bytes = data.numel()
     if num_bytes % 8 or data.storage_offset() % 8:
         data = torch.nn.functional.pad(data, (0, -num_bytes % 8))
     words = data.view(torch.int64)
-    terms = torch.empty(triton.cdiv(words.numel(), WORDS), dtype=torch.int64, device=data.device)
-    if terms.numel():
+    count = words.numel()
+    if count:
         low, high = chunk_keys(str(data.device))
-        chunk_terms[(terms.numel(),)](
-            words, low, high, terms, words.numel(), WORDS=WORDS, num_warps=4
+        add_terms[(triton.cdiv(count, WORDS),)](
+            words, low, high, total, count, num_bytes, WORDS=WORDS, num_warps=4
         )
-    fold_terms[(1,)](terms, out, terms.numel(), num_bytes, BLOCK=_FOLD, num_warps=8)
 
 
 def _move(source: Tensor, target: Tensor, gather: Tensor | None, scatter: Tensor | None) -> None:

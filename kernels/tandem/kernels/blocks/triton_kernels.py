@@ -1,4 +1,4 @@
-"""Jit code of block moves and of the digest's first level."""
+"""Jit code of block moves and of the digest."""
 
 from __future__ import annotations
 
@@ -32,24 +32,15 @@ def move_rows(
         tl.store(target + t * words + at, value, mask=keep)
 
 
-@triton.jit
-def chunk_terms(data, low_keys, high_keys, terms, words, WORDS: tl.constexpr):
-    """Term of one chunk of WORDS int64 in the digest's sum (multilinear.py). Grid: (chunks,)."""
+@triton.jit(do_not_specialize=["total", "num_bytes"])
+def add_terms(data, low_keys, high_keys, total, words, num_bytes, WORDS: tl.constexpr):
+    """Add the term of one chunk of WORDS int64 to the digest (multilinear.py) of `num_bytes`, the
+    first one's program the length, too: a sum that comes out alike in any order. Grid: (chunks,)."""
     chunk = tl.program_id(0).to(tl.int64)
     in_chunk = tl.arange(0, WORDS)
     at = chunk * WORDS + in_chunk
     word = tl.load(data + at, mask=at < words, other=0)
     s1 = tl.sum(word * tl.load(low_keys + in_chunk), 0)
     s2 = tl.sum((word >> 32) * tl.load(high_keys + in_chunk), 0)
-    tl.store(terms + chunk, mix(s1 + mix(s2 + place(chunk))))
-
-
-@triton.jit(do_not_specialize=["out", "count", "num_bytes"])
-def fold_terms(terms, out, count, num_bytes, BLOCK: tl.constexpr):
-    """The digest of `num_bytes` from the terms of its `count` chunks, in one program: a kernel of
-    its own, so that no other has to be counted through. Grid: (1,)."""
-    total = tl.zeros([BLOCK], tl.int64)
-    for start in tl.range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        total += tl.load(terms + at, mask=at < count, other=0)
-    tl.store(out, mix(tl.sum(total, 0) + num_bytes))
+    term = mix(s1 + mix(s2 + place(chunk)))
+    tl.atomic_add(total, term + tl.where(chunk == 0, num_bytes, 0), sem="relaxed")

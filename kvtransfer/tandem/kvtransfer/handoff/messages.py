@@ -19,7 +19,7 @@ from tandem.protocol.ids import BlockHash, RequestKey
 from tandem.protocol.kv import FirstToken
 from tandem.protocol.messages import Beat, Count, Hello, Reset, Welcome
 
-HANDOFF_VERSION = 7
+HANDOFF_VERSION = 8
 """Raised whenever a message or a slot's header changes meaning."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Anything longer is dropped unread (ZMQ closes the connection)."""

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tandem.kernels.blocks import digest_to
+from tandem.kernels.blocks import add_digest
 from tandem.kernels.memory.device import MappedAllocator
 from tandem.kvtransfer.memory.device_stream import DeviceStream
 from tandem.kvtransfer.memory.header import (
@@ -112,7 +112,7 @@ class HostSlotsOfDevice(_OnStream):
             staged = self._stage(slot, payload.numel()).view_as(payload)
             packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), staged)
             payload.copy_(staged, non_blocking=True)
-            digest_to(staged, self._sum)
+            add_digest(staged, self._sum.zero_())
             self._digest_of(slot, DIGEST_AT).copy_(self._sum, non_blocking=True)
         return _Signed(self._stream.mark(), self.view(slot, DIGEST_AT), header)
 
@@ -122,7 +122,7 @@ class HostSlotsOfDevice(_OnStream):
             payload = self.rows[slot, HEADER_BYTES:nbytes]
             staged = self._stage(slot, len(payload))
             staged.copy_(payload, non_blocking=True)
-            digest_to(staged, self._sum)
+            add_digest(staged, self._sum.zero_())
             self._digest_of(slot, SEEN_AT).copy_(self._sum, non_blocking=True)
         return _Read(self._stream.mark(), self.view(slot, HEADER_BYTES))
 
@@ -158,6 +158,10 @@ class DeviceSlots(_OnStream):
         pinned = slab.device.type == "cuda"
         self._heads = torch.zeros((count, HEADER_BYTES), dtype=torch.uint8, pin_memory=pinned)
         """On the host, a slot's each: as it is to be written, or as it was read."""
+        most = max(1, (slot_bytes - HEADER_BYTES) // slab.shape[1])
+        self._ids = torch.empty((count, most), dtype=torch.int64, pin_memory=pinned)
+        """On the host, a slot's each: of the blocks that are packed or unpacked."""
+        self._ids_there = torch.empty((count, most), dtype=torch.int64, device=slab.device)
         super().__init__(count, slot_bytes, slab, stream)
 
     def _allocate(self, count: int, slot_bytes: int) -> Tensor:
@@ -198,20 +202,21 @@ class DeviceSlots(_OnStream):
         staged = self._heads[slot]
         staged.numpy().data[:] = header_bytes(header)
         with self._stream.queue():
-            head = self.rows[slot, :HEADER_BYTES]
+            head = self._head(slot)
             head.zero_()
             payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
-            packing.pack(slab, torch.tensor(block_ids, dtype=torch.int64), payload)
+            packing.pack(slab, self._numbers(slot, block_ids), payload)
             head.copy_(staged, non_blocking=True)
-            digest_to(payload, self._digest_of(slot, DIGEST_AT))
+            add_digest(payload, self._digest_of(slot, DIGEST_AT))
         return self._stream.mark()
 
     def inspect(self, slot: int, nbytes: int) -> Inspection:
         """See SlotMemory."""
         staged = self._heads[slot]
         with self._stream.queue():
-            digest_to(self.rows[slot, HEADER_BYTES:nbytes], self._digest_of(slot, SEEN_AT))
-            staged.copy_(self.rows[slot, :HEADER_BYTES], non_blocking=True)
+            # To the zero that P wrote there; anything else is no better than a wrong digest.
+            add_digest(self.rows[slot, HEADER_BYTES:nbytes], self._digest_of(slot, SEEN_AT))
+            staged.copy_(self._head(slot), non_blocking=True)
         return _Read(self._stream.mark(), staged.numpy().data)
 
     def unpack(
@@ -219,8 +224,23 @@ class DeviceSlots(_OnStream):
     ) -> Move:
         """See SlotMemory."""
         with self._stream.queue():
-            super().unpack(slot, block_ids, slab, packing)
+            payload = self._payload(slot, len(block_ids), packing.block_bytes(slab))
+            packing.unpack(payload, self._numbers(slot, block_ids), slab)
         return self._stream.mark()
+
+    def _head(self, slot: int) -> Tensor:
+        """uint8 [HEADER_BYTES]."""
+        return self.rows[slot, :HEADER_BYTES]
+
+    def _numbers(self, slot: int, block_ids: Sequence[int]) -> Tensor:
+        """int64 [len(block_ids)] on the device. Its place on the host is the slot's own: what was
+        copied from there before has long arrived."""
+        count = len(block_ids)
+        if count > self._ids.shape[1]:  # parts of blocks
+            return torch.tensor(block_ids, dtype=torch.int64)
+        here, there = self._ids[slot, :count], self._ids_there[slot, :count]
+        here.numpy()[:] = block_ids
+        return there.copy_(here, non_blocking=True)
 
 
 class MappedSlots(DeviceSlots):

@@ -19,8 +19,13 @@ class DeviceStream:
     @contextmanager
     def queue(self) -> Iterator[None]:
         """What is called within is queued here."""
-        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            yield
+        with torch.cuda.device(self._device):  # torch's own block of a stream asks for it thrice
+            before = torch.cuda.current_stream(self._device)
+            torch.cuda.set_stream(self._stream)
+            try:
+                yield
+            finally:
+                torch.cuda.set_stream(before)
 
     def mark(self) -> _Mark:
         """Done when all that has been queued is."""

@@ -19,7 +19,7 @@ PAGE = mmap.PAGESIZE
 HOST_SLOT_BYTES = 4 << 20
 HOST_CREDITS = 4
 STAGED_SLOT_BYTES = 32 << 20
-GPU_SLOT_BYTES = 64 << 20
+GPU_SLOT_BYTES = 128 << 20
 GPU_CREDITS = 6
 GPU_SHARE = 64
 """A worker's slots take one part in so many of its GPU's memory, at most."""

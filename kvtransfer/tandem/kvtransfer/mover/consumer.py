@@ -386,8 +386,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         return self.reads.wakers()
 
     def pause(self, seconds: float | None) -> None:
-        """See Mover; awake while a copy is likely to end."""
-        if not self.reads.watch(lambda: not self.inbox.empty):
+        """See Mover; awake while a copy is likely to end, and for what peers say meanwhile."""
+        if not self.reads.watch(self.hears):
             super().pause(seconds)
 
     def observe(self) -> None:

@@ -45,7 +45,7 @@ Event = TypeVar("Event")
 Item = TypeVar("Item")
 
 NAP_SECONDS = 0.0002
-AWAKE_SECONDS = 0.003
+AWAKE_SECONDS = 0.006
 """For which a thread only naps that was told of something that will come within moments."""
 MOVE_NAP_SECONDS = 5e-5
 """While a device packs or unpacks, which takes it a few tenths of a millisecond."""
@@ -207,6 +207,12 @@ class Mover(Generic[Item, Event]):
             open_still = self.control.attend(self.inbox, seconds, wakers)
         if not open_still:
             self.inbox.wait(seconds, wakers)
+
+    def hears(self) -> bool:
+        """Look after the sockets for once; whether something has come."""
+        if self.control is not None:
+            self.control.look()
+        return not self.inbox.empty
 
     def observe(self) -> None:
         """Set the gauges."""

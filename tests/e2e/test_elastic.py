@@ -6,9 +6,12 @@ import json
 import urllib.request
 from typing import Any
 
+import pytest
 from conftest import StackMaker
 from stack import Stack
 from test_tokens import check
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ELASTIC = ["--placement", "elastic", "--target-ttft-ms", "5000", "--target-itl-ms", "500"]
 """With bounds of a CPU: beyond those of a GPU each way is as bad as another."""

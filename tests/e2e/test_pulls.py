@@ -7,6 +7,7 @@ import json
 import signal
 import time
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -20,6 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 FIRST, SECOND = 41, 42
 """Prompts of 482 and 524 tokens: a second or so to compute, milliseconds to pull."""
+WARMING = 3, 6
+"""Short ones, with whole answers."""
 FLAGS = {
     "prefill": 0,
     "decode": 2,
@@ -36,7 +39,12 @@ FLAGS = {
 PULLS = "tandem:kv_prefix_pulls_total"
 FALLBACKS = "tandem:kv_prefix_pull_fallbacks_total"
 RUNNING = "vllm:num_requests_running"
-SECONDS = 60
+SECONDS = 100
+"""Of each wait at most: links are probed again that were probed first while all started."""
+LEAST = 30e6
+"""Bytes a second by which a prompt's 22 MB come sooner than a busy core computes them."""
+BLOCK = 16
+"""Tokens."""
 BEATS_SECONDS = 1.0
 """Two beats of a worker."""
 
@@ -44,12 +52,13 @@ BEATS_SECONDS = 1.0
 async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_alone(
     start_stack: StackMaker,
 ) -> None:
-    """Twice: a worker with a prompt cached has its seat taken, so the next of that prompt goes to
-    the other one, which pulls it; then the same with the holder stopped, asked, and killed. Every
-    answer is the reference's."""
+    """Twice: a worker that computed a prompt answers still, in its only seat, so the next of that
+    prompt goes to the other one, which pulls it; then the same with the holder stopped, asked, and
+    killed. Every answer is the reference's."""
     with start_stack(**FLAGS) as stack:
-        await asyncio.to_thread(stack.until, lambda: _linked(stack), SECONDS, "no links of pulls")
+        await _until(stack, lambda: _linked(stack), "no links that are worth a pull")
         async with httpx.AsyncClient(base_url=stack.url, timeout=180) as client:
+            await _warm(stack, client)
             _, other, seated, leave = await seat(stack, client, FIRST)
             usage = await _usage(client, FIRST)
             assert usage["prompt_tokens_details"]["cached_tokens"] >= 480
@@ -63,9 +72,7 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
             before = stack.total(other, PULLS), stack.total(other, FALLBACKS)
             stack.signal(holder, signal.SIGSTOP)
             pulling = asyncio.create_task(stream(client, rows()[SECOND].prompt))
-            await asyncio.to_thread(
-                stack.until, lambda: _is_there(stack, other), SECONDS, "it went nowhere"
-            )
+            await _until(stack, lambda: _is_there(stack, other), "it went nowhere")
             stack.signal(holder, signal.SIGKILL)
             leave.set()
             _hold(SECOND, [await pulling, await seated])
@@ -76,25 +83,39 @@ async def test_a_prefix_is_pulled_from_a_full_peer_and_a_killed_peer_costs_time_
 async def seat(
     stack: Stack, client: httpx.AsyncClient, index: int
 ) -> tuple[str, str, asyncio.Task[Answer], asyncio.Event]:
-    """A prompt computed once, and an answer of it under way where that was, in the only seat:
-    holder, the other worker, the answer, and when it may end."""
-    names = list(stack.workers)
-    before = [stack.total(name, "vllm:prompt_tokens_total") for name in names]
-    _hold(index, [await stream(client, rows()[index].prompt)])
-    after = [stack.total(name, "vllm:prompt_tokens_total") for name in names]
-    grown = [now - then for now, then in zip(after, before, strict=True)]
-    holder = names[grown.index(max(grown))]
-    (other,) = [name for name in names if name != holder]
-    # Until a beat says so, routers take the seat for taken; one that was late says so once more.
-    await asyncio.to_thread(stack.until, lambda: _rests(stack), SECONDS, "somebody runs still")
+    """An answer under way to a prompt that no cache has, in the only seat of the worker that
+    computed it: that one, the other worker, the answer, and when it may end. Nothing is asked of
+    where a prompt is placed that is cached already: who has computed is taken for busy a while,
+    so that one that is idle may be sent it though that pulls."""
+    # Until a beat says so, routers take a seat for taken; one that was late says so once more.
+    await _until(stack, lambda: _rests(stack), "somebody runs still")
     since = time.monotonic() + BEATS_SECONDS
-    await asyncio.to_thread(stack.until, lambda: _idle(stack, since), SECONDS, "nobody beats")
+    await _until(stack, lambda: _idle(stack, since), "nobody beats")
+    known = _fleet(stack)["indexed_blocks"]
     leave = asyncio.Event()
     seated = asyncio.create_task(_long(client, index, leave))
-    await asyncio.to_thread(
-        stack.until, lambda: stack.total(holder, RUNNING) == 1, SECONDS, "the seat is free"
-    )
+    await _until(stack, lambda: bool(_running(stack)), "the seat is free")
+    (holder,) = _running(stack)
+    (other,) = [name for name in stack.workers if name != holder]
+    least = known + len(rows()[index].prompt) // BLOCK
+    await _until(stack, lambda: _fleet(stack)["indexed_blocks"] >= least, "nothing is cached")
     return holder, other, seated, leave
+
+
+async def _warm(stack: Stack, client: httpx.AsyncClient) -> None:
+    """An answer of each worker: from then on routers know what steps take and how long a seat is
+    kept, which is longer than a pull takes."""
+    await asyncio.gather(*(stream(client, rows()[index].prompt) for index in WARMING))
+    served = [stack.total(name, "vllm:generation_tokens_total") for name in stack.workers]
+    assert min(served) > 0, _seen(stack)
+
+
+async def _until(stack: Stack, check: Callable[[], bool], problem: str) -> None:
+    """Fails with what the router weighed."""
+    try:
+        await asyncio.to_thread(stack.until, check, SECONDS, problem)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{_seen(stack)}") from error
 
 
 async def _long(client: httpx.AsyncClient, index: int, leave: asyncio.Event) -> Answer:
@@ -114,12 +135,19 @@ def _hold(index: int, answers: list[Answer]) -> None:
 
 
 def _linked(stack: Stack) -> bool:
-    return len(_fleet(stack)["pull_links"]) == 2
+    """Whether each can pull from the other one, and soon."""
+    links = _fleet(stack)["pull_links"]
+    return len(links) == 2 and min(each["bytes_per_s"] for each in links) >= LEAST
+
+
+def _running(stack: Stack) -> list[str]:
+    """Who computes."""
+    return [name for name in stack.workers if stack.total(name, RUNNING)]
 
 
 def _rests(stack: Stack) -> bool:
     """Whether nobody computes."""
-    return not any(stack.total(name, RUNNING) for name in stack.workers)
+    return not _running(stack)
 
 
 def _idle(stack: Stack, since: float) -> bool:

@@ -19,6 +19,10 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROMPT = 41
 """Of the reference, with 482 tokens: a second or so to compute, milliseconds to pull."""
+WARMING = 3, 6
+"""Short ones, with whole answers."""
+BLOCK = 16
+"""Tokens."""
 SECONDS = 60.0
 LINK_SECONDS = 100.0
 """Until links were probed again that were probed first while all pods of the service started."""
@@ -29,8 +33,8 @@ BEATS_SECONDS = 1.0
 
 
 def test_a_decode_pod_pulls_what_another_one_has_cached(short_lived: list[Service]) -> None:
-    """The pod that computed a prompt has its only seat taken: the next of that prompt goes to the
-    other one, which pulls the prompt. Every answer is the reference's."""
+    """The pod that computed a prompt answers still, in its only seat: the next of that prompt goes
+    to the other one, which pulls the prompt. Every answer is the reference's."""
     served = short_lived[0]
     served.wait_ready()
     workers = served.pods("decode")
@@ -55,19 +59,22 @@ def test_a_decode_pod_pulls_what_another_one_has_cached(short_lived: list[Servic
 
 
 async def _ask(url: str) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """The prompt three times: computed, again in the same seat and kept there, and meanwhile once
-    more. How the second and the third were placed, and how many tokens the third had cached."""
+    """The prompt twice: computed, with an answer that keeps its seat, and meanwhile once more. How
+    both were placed, and how many tokens the second had cached."""
     prompt = rows()[PROMPT].prompt
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
-        first = await stream(client, prompt, model=NAME)
-        _hold(first)
-        # Until a beat says otherwise, routers take the seat for taken; a late one says so again.
+        # From then on routers know how long a seat is kept, which is longer than a pull takes.
+        await asyncio.gather(*(stream(client, rows()[each].prompt, model=NAME) for each in WARMING))
+        # Until a beat says otherwise, routers take a seat for taken; a late one says so again.
         since = time.monotonic() + BEATS_SECONDS
         idle = partial(_is_idle, url, since)
         await asyncio.to_thread(wait_for, "free seats", idle, seconds=SECONDS)
+        least = _fleet(url)["indexed_blocks"] + len(prompt) // BLOCK
         kept = Answer()
         seated = events(client, prompt, kept, model=NAME, max_tokens=900)
         await anext(seated)
+        cached = partial(_has_indexed, url, least)
+        await asyncio.to_thread(wait_for, "cached blocks", cached, seconds=SECONDS)
         computed = await _latest(client)
         response = await client.post("/v1/completions", json=body_of(prompt, model=NAME))
         pulled = await _latest(client)
@@ -100,6 +107,11 @@ def _is_idle(url: str, since: float) -> bool:
     heard = [now - each["heard_ms_ago"] / 1000 for each in workers]
     busy = [each for each in workers if each["running"] or each["waiting"] or each["legs"]]
     return min(heard) > since and not busy
+
+
+def _has_indexed(url: str, least: int) -> bool:
+    """Whether the router knows of so many cached blocks."""
+    return bool(_fleet(url)["indexed_blocks"] >= least)
 
 
 def _fleet(url: str) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import contextvars
 from collections.abc import Callable
 
 import httpx
+import msgspec
+import pytest
 from tests import clear_text
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
@@ -60,6 +62,22 @@ def test_parts_add_up_and_name_who_held_the_request() -> None:
     assert abs(by_name["client", "writing to it"] - 1.0) < 1e-6
     assert abs(by_name["router", "text and events"] - 1.5) < 1e-6
     assert all(each.seconds > 0 for each in parts)
+
+
+@pytest.mark.parametrize(("begin", "end", "own"), [(1.8, 2.1, 0.1), (3.7, 4.2, 0.3)])
+def test_who_held_the_request_stood_still_where_both_did(
+    begin: float, end: float, own: float
+) -> None:
+    """The starved decode worker, which had nothing to do yet, hides nothing of P's stop."""
+    recording = recorded()
+    prefill, decode = recording.attempts[0].legs
+    assert prefill.times is not None
+    assert decode.times is not None
+    notes = *decode.times.notes, Note("stopped", begin, end, 1)
+    decode.times = msgspec.structs.replace(decode.times, notes=notes)
+    by_name = {(each.owner, each.name): each.seconds for each in parts_of(recording, 0.0)}
+    assert abs(by_name["prefill", "stood still"] - 2.0) < 1e-6
+    assert abs(by_name["decode", "stood still"] - own) < 0.01
 
 
 def test_a_failed_attempt_is_its_holders_time() -> None:

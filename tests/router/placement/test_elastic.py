@@ -155,6 +155,29 @@ def test_room_comes_back_as_requests_end():
     assert wait_for_room(prompt_of(16), view(2, D, **MEASURED)) == 0.0
 
 
+def test_a_queue_for_seats_is_waited_out_as_often_as_seats_change_hands():
+    """Those that run free a seat each; whoever waits behind further ones waits for these, too."""
+    seats = {**MEASURED, "max_num_seqs": 2, "num_running": 2}
+    assert wait_for_room(prompt_of(16), view(2, D, **{**seats, "num_running": 1})) == 0.0
+    assert wait_for_room(prompt_of(16), view(2, D, **seats)) == pytest.approx(1.0)
+    assert wait_for_room(prompt_of(16), view(2, D, **seats, num_waiting=9)) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("waiting", "way"), [(0, "pair"), (12, "prefill")])
+def test_a_queue_of_short_answers_is_long_as_well(waiting, way):
+    """Half a second each: a prefill worker with nothing to do sends few prompts to wait for two
+    seats, and goes on itself before it sends one more behind a dozen. By the times of a core."""
+    steps = {"prompt_steps": ((16, 0.03), (512, 1.0)), "decode_steps": ((1, 0.02), (2, 0.026))}
+    times = {**steps, "max_num_seqs": 2, **CHUNKS}
+    producer = {**times, "residence_s": 0.05, "prompt_share": 0.1, "prompts_per_s": 1.0}
+    consumer = {**times, "residence_s": 0.5, "num_running": 2, "num_waiting": waiting}
+    elastic = ElasticPolicy(0, 0.05, Targets(5.0, 0.5))
+    placement = elastic.place(prompt_of(64), fleet_of(producer, consumer), 0.0, NONE)
+    assert placement is not None
+    assert placement.forecast is not None
+    assert placement.forecast.way == way
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     tokens=st.integers(1, 30_000),

@@ -34,8 +34,10 @@ class Stillness(threading.Thread):
 
     def watch(self) -> None:
         """A request is watched; to be said again while one is, twice a second or so."""
-        self._until = time.monotonic() + LINGER_SECONDS
+        now = time.monotonic()
+        self._until = now + LINGER_SECONDS
         if not self._watching.is_set():
+            self._asleep_since = now  # whoever is stopped before the thread wakes stood still, too
             self._watching.set()
 
     def stop(self) -> None:
@@ -55,14 +57,15 @@ class Stillness(threading.Thread):
         """Tick while somebody is watched."""
         while not self._over:
             self._watching.wait()
-            self._asleep_since = slept_at = time.monotonic()
+            since = self._asleep_since or time.monotonic()
             time.sleep(TICK_SECONDS)
             now = time.monotonic()
-            if now - slept_at - TICK_SECONDS >= STILL_SECONDS:
-                self._stops.append(Note("stopped", slept_at, now, 1))
-            self._asleep_since = now
+            if now - since - TICK_SECONDS >= STILL_SECONDS:
+                self._stops.append(Note("stopped", since, now, 1))
+            self._asleep_since = now  # the next tick begins where this one ends
             if now > self._until:
                 self._watching.clear()
                 self._asleep_since = 0.0
                 if self._until > now:  # asked for again meanwhile
+                    self._asleep_since = now
                     self._watching.set()

@@ -163,13 +163,14 @@ def stay_of(*workers: WorkerView) -> float:
 
 
 def wait_for_room(prompt: PromptFacts, worker: WorkerView) -> float:
-    """Seconds until blocks and a seat are free: they come back as requests end."""
+    """Seconds until blocks and a seat are free: they come back as requests end, of which no more
+    run than there are seats; the others of a queue end in their turns."""
     if not worker.total_blocks:
         return 0.0
     blocks = -(-(uncached(prompt, worker) + worker.pending_tokens) // worker.block_size) + 1
     used = max(1, worker.total_blocks - worker.free_blocks)
     lacking = max(0, blocks - worker.free_blocks) / used
-    seats = max(0, worker.num_requests + 1 - worker.max_num_seqs) / max(1, worker.num_requests)
+    seats = max(0, worker.num_requests + 1 - worker.max_num_seqs) / max(1, worker.max_num_seqs)
     residence = worker.residence_s or UNKNOWN_RESIDENCE
     return max(lacking, seats) * residence
 

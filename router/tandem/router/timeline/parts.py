@@ -86,13 +86,24 @@ def parts_of(recording: Recording, now: float) -> list[Part]:
     edges = sorted(cuts)
     for left, right in pairwise(edges):
         found = [each for each in covers if each.begin <= left and each.end >= right]
-        best = max(found, key=lambda each: (each.rank, each.begin), default=_REST)
+        best = _best(found)
         part = Part(best.owner, best.name, left, right - left, best.worker, best.amount)
         _join(parts, part, apart=left == streamed)
     return _with_stream(recording, parts, streamed)
 
 
 _REST = _Cover(DEFAULT, 0.0, 0.0, "router", "other")
+
+
+def _best(found: list[_Cover]) -> _Cover:
+    """The most specific. Where both workers stood still, it is who held the request: the other one
+    had nothing to do for it."""
+    holders = {each.worker for each in found if each.rank == HELD}
+
+    def order(each: _Cover) -> tuple[int, bool, float]:
+        return each.rank, each.rank == STOPPED and each.worker in holders, each.begin
+
+    return max(found, key=order, default=_REST)
 
 
 def _join(parts: list[Part], part: Part, *, apart: bool) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from tests.forked import forked
 from tests.waiting import wait_for
 
 from tandem.cli.children import Child
@@ -47,14 +48,14 @@ class Stack:
         for role, count in (("prefill", prefill), ("decode", decode)):
             for index in range(count):
                 each = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-                child = worker_child(role, index, model, each, [*shared, *own[role]])
+                child = forked(worker_child(role, index, model, each, [*shared, *own[role]]))
                 ports.append(each.worker)
                 self.workers[child.name] = child
                 self.probes[child.name] = each.probe
         self.port = next(numbers)
         flags = ["--served-model-name", "smol", *(router_flags or [])]
         flags += ["--ready-prefill", str(prefill), "--ready-decode", str(decode)]
-        self.router = router_child(model, LOOPBACK, self.port, ports, flags)
+        self.router = forked(router_child(model, LOOPBACK, self.port, ports, flags))
 
     @property
     def url(self) -> str:

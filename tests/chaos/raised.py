@@ -81,6 +81,7 @@ def raised(
             worker_flags=flags,
             router_flags=router_flags,
             prepare=prepare,
+            fork=False,
         )
         stack = undone.enter_context(running)
         line = Line(stack, proxies, pulls=pulls, agent=agent, aims=aims)

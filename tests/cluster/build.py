@@ -8,6 +8,7 @@ containernetworking-plugins, iptables, nftables, openssl and iproute2.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -27,8 +28,15 @@ METRICS_SERVER = layout.ROOT / "extra" / "metrics-server.tar"
 
 
 def build() -> bool:
-    """Compile and pack what is not there yet; whether anything was to do."""
+    """Compile and pack what is not there yet, or wait for who does; whether anything was to do."""
     check_machine()
+    layout.ROOT.mkdir(parents=True, exist_ok=True)
+    with (layout.ROOT / "building").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build()
+
+
+def _build() -> bool:
     stamp, digest = layout.ROOT / "built", _digest()
     if stamp.exists() and stamp.read_text() == digest:
         return False

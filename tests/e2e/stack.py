@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
+from tests.forked import forked
 from tests.waiting import wait_for
 
 from tandem.cli.children import Child
@@ -36,7 +37,11 @@ class Stack:
         router_flags: list[str] | None = None,
         prefill_flags: list[str] | None = None,
         decode_flags: list[str] | None = None,
+        fork: bool = True,
     ) -> None:
+        """``fork`` off where a test looks into a process's memory or gives it a clock: these a
+        forked one has from where it comes."""
+        made = forked if fork else _started
         numbers = iter(own_ports(4 * (prefill + decode) + 1))
         shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]
         self.log = log
@@ -47,14 +52,14 @@ class Stack:
         for role, count in (("prefill", prefill), ("decode", decode)):
             for index in range(count):
                 each = Ports(next(numbers), next(numbers), next(numbers), next(numbers))
-                child = worker_child(role, index, model, each, [*shared, *own[role]])
+                child = made(worker_child(role, index, model, each, [*shared, *own[role]]))
                 ports.append(each.worker)
                 self.workers[child.name] = child
                 self.probes[child.name] = each.probe
         self.port = next(numbers)
         flags = ["--served-model-name", "smol", *(router_flags or [])]
         flags += ["--ready-prefill", str(prefill), "--ready-decode", str(decode)]
-        self.router = router_child(model, LOOPBACK, self.port, ports, flags)
+        self.router = made(router_child(model, LOOPBACK, self.port, ports, flags))
 
     @property
     def url(self) -> str:
@@ -150,6 +155,10 @@ class Stack:
             for sample, value in self.metrics(name).items()
             if sample.partition("{")[0] == metric
         )
+
+
+def _started(child: Child) -> Child:
+    return child
 
 
 def own_ports(count: int) -> list[int]:

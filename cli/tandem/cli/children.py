@@ -16,6 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -61,7 +62,17 @@ class Child:
         environment = {**os.environ, ENV_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         environment |= self.environment | {ENV_CHILD_TOKEN: self.token}
         environment.pop(ENV_PREFIX + "CONFIG", None)  # the file of `up`, with keys of its own
-        self.process = subprocess.Popen(
+        self.process = self.run(environment)
+        self.started = time.monotonic()
+        self.ready = False
+        self._copier = threading.Thread(
+            target=self._copy_output, args=(self.process, log), daemon=True
+        )
+        self._copier.start()
+
+    def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """A new process that runs the command."""
+        return subprocess.Popen(
             [sys.executable, "-m", "tandem.cli", *self.arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -71,12 +82,6 @@ class Child:
             env=environment,
             start_new_session=True,
         )
-        self.started = time.monotonic()
-        self.ready = False
-        self._copier = threading.Thread(
-            target=self._copy_output, args=(self.process, log), daemon=True
-        )
-        self._copier.start()
 
     def _copy_output(self, process: subprocess.Popen[str], log: TextIO) -> None:
         assert process.stdout is not None

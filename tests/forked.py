@@ -1,0 +1,151 @@
+"""Workers and routers that are forked instead of started: most of what a start costs is imports,
+which all have in common, and stacks of the tests start some two hundred processes.
+
+A forked process is a child of this process and the leader of a session, as a started one is. What
+starts them as everybody does are the tests of `tandem up`, of the clusters and of single commands.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import IO, cast
+
+from tandem.cli.children import Child
+from tandem.protocol.names import ENV_PREFIX
+
+_PR_SET_CHILD_SUBREAPER = 36
+_REPOSITORY = Path(__file__).parent.parent
+_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST")
+"""How variables begin that a worker reads when it runs, and no library at its import."""
+
+
+class Forked:
+    """What ``subprocess.Popen`` is of a started process."""
+
+    def __init__(self, pid: int, stdout: IO[str]) -> None:
+        self.pid = pid
+        self.stdout = stdout
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """Its exit status, the negated number of a signal; None while it runs."""
+        with self._lock:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same at its end. Raises TimeoutExpired."""
+        with self._lock:  # its number is its own as long as nobody has waited for it
+            handle = os.pidfd_open(self.pid) if self.returncode is None else None
+        if handle is not None:
+            try:
+                ended = select.poll()
+                ended.register(handle, select.POLLIN)
+                ended.poll(None if timeout is None else timeout * 1000)
+            finally:
+                os.close(handle)
+        status = self.poll()
+        if status is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkServer:
+    """The process that forks, and this end of its socket."""
+
+    def __init__(self, what: str, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        self._lock = threading.Lock()
+        self._prctl = ctypes.CDLL(None).prctl
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), what],
+                stdin=subprocess.DEVNULL,
+                cwd=_REPOSITORY,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def fork(self, arguments: list[str], environment: Mapping[str, str]) -> Forked:
+        """A process. While it is made, this one is the parent of its descendants' orphans."""
+        order = json.dumps({"arguments": arguments, "environment": dict(environment)}).encode()
+        reads, writes = os.pipe()
+        with self._lock:
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(self._socket, [order], [writes])
+                pid = self._socket.recv(32)
+            finally:
+                self._prctl(_PR_SET_CHILD_SUBREAPER, 0)
+                os.close(writes)
+        assert pid, f"the process that forks has ended: {self._process.poll()}"
+        return Forked(int(pid), os.fdopen(reads, errors="replace"))
+
+
+class ForkedChild(Child):
+    """A process of a stack, forked where nothing that libraries read at their import differs."""
+
+    __slots__ = ()
+
+    def run(self, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Fork it, or start it."""
+        server = fork_server(what(self)) if sys.platform == "linux" else None
+        if server is None or _of_libraries(environment) != _of_libraries(server.environment):
+            return super().run(environment)
+        return cast("subprocess.Popen[str]", server.fork(self.arguments, environment))
+
+
+@cache
+def fork_server(what: str) -> ForkServer:
+    """This process's own, for workers or routers."""
+    return ForkServer(what, os.environ)
+
+
+def what(child: Child) -> str:
+    """Its kind in tests/fork_server.py."""
+    return "router" if child.arguments[0] == "router" else "worker"
+
+
+def forked(child: Child) -> Child:
+    """The same child, but forked."""
+    return ForkedChild(child.name, child.arguments, child.ready_url, child.environment)
+
+
+def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are not the process's own."""
+    own = {"PYTHONUNBUFFERED"}
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in own and not name.startswith(_OWN)
+    }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.engine_run.cpu_engine import CPUEngine
 
 from tandem.engine.worker import runner
 from tandem.engine.worker.launched import LaunchedStep
+from tandem.engine.worker.rows import StepRows
 
 
 class Counted:
@@ -67,3 +69,15 @@ def test_what_is_near_is_waited_for_and_what_is_behind_it_is_the_fence() -> None
     assert LaunchedStep(1, moment=end, written=written).wait_nearly() is written
     assert LaunchedStep(1, moment=end).wait_nearly() is end
     assert counted.waited == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "layers"),
+    [(0, 1, 5), (1536, 512, 5), (7680, 512, 3), (29488, 512, 1), (0, 2048, 1), (500_000, 2048, 1)],
+)
+def test_how_many_layers_are_its_last_few_milliseconds(
+    before: int, tokens: int, layers: int
+) -> None:
+    """Fewer, the more tokens a layer has to compute and the more of them they look back at."""
+    index, first, counts = (np.array([each], dtype=np.int64) for each in (0, before, tokens))
+    assert StepRows(index, first, counts, 0, tokens).layers_left == layers

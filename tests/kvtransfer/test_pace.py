@@ -176,7 +176,7 @@ GIB, MIB = 1 << 30, 1 << 20
     [
         ({}, 9 * MIB, None, 9 * MIB + 4096, 4),
         ({}, 64 << 10, None, 4 * MIB, 4),
-        ({}, 9 * MIB, 140 * GIB, 64 * MIB, 6),
+        ({}, 9 * MIB, 140 * GIB, 128 * MIB, 6),
         ({}, 9 * MIB, 24 * GIB, 24 * MIB, 6),
         ({"kv_slot_bytes": 16 * MIB, "kv_credits": 2}, 9 * MIB, 140 * GIB, 16 * MIB, 2),
         ({"kv_slot_bytes": 16 * MIB}, 32 * MIB, 140 * GIB, 32 * MIB + 4096, 6),

@@ -48,7 +48,7 @@ class KVTransferConfig:
     kv_slot_bytes: int | None = setting(
         None,
         "Size of a send or receive slot; raised to one KV block and its header if below. None is "
-        "64 MiB where slots lie in GPU memory (less on a GPU of under 64 GiB), 4 MiB in the "
+        "128 MiB where slots lie in GPU memory (less on a GPU of under 128 GiB), 4 MiB in the "
         "host's, and 32 MiB there for a GPU's blocks.",
         unit="bytes",
     )

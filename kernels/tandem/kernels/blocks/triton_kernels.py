@@ -34,8 +34,8 @@ def move_rows(
 
 @triton.jit(do_not_specialize=["total", "num_bytes"])
 def add_terms(data, low_keys, high_keys, total, words, num_bytes, WORDS: tl.constexpr):
-    """Add the term of one chunk of WORDS int64 to the digest (multilinear.py) of `num_bytes`, the
-    first one's program the length, too: a sum that comes out alike in any order. Grid: (chunks,)."""
+    """Add the term of one chunk of WORDS int64 to the digest (multilinear.py) of `num_bytes`; the
+    first one adds the length, too. The sum is the same in any order. Grid: (chunks,)."""
     chunk = tl.program_id(0).to(tl.int64)
     in_chunk = tl.arange(0, WORDS)
     at = chunk * WORDS + in_chunk

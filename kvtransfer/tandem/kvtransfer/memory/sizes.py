@@ -2,7 +2,8 @@
 
 A part costs both ends some milliseconds of their interpreters whatever its size, so that small ones
 fill them: with parts of one 9 MiB block KV of 8B weights moved at 4 GB/s under load, with parts of
-64 MiB at 13 (bench/results/pair_h200.md). Slots of a GPU's blocks in host memory are copied by the
+64 MiB at 13 (bench/results/pair_h200.md), and that of 30,000 tokens alone with 79 MiB at 110, with
+128 at 211 (pair_h100.md). Slots of a GPU's blocks in host memory are copied by the
 GPU and by sockets' threads, and three blocks a part beat one by far (handoffs_tcp_h200.md, there).
 Between CPUs copies take longer than what is around them, and small slots stay in caches.
 """

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from tandem.kvtransfer.config import KVTransferConfig
-from tandem.kvtransfer.memory.sizes import slot_sizes
+from tandem.kvtransfer.memory.sizes import slot_bytes_for, slot_sizes
 from tandem.kvtransfer.transports.agent.wire import MAX_RING_BYTES, MAX_SLOTS
 
 GPU_FACTOR = 2
-"""A GPU's landing slots are so many times larger than its receive slots, and fewer: a piece costs
+"""A GPU has so many times fewer landing slots than receive slots, and larger ones: a piece costs
 agent and worker some 0.2 ms each, in which a link copies 64 MiB."""
+GPU_LANDING_BYTES = 128 << 20
+"""Of these, at most, where the settings leave it open: several are under way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,5 +42,7 @@ class LandingSizes:
             total = torch.cuda.get_device_properties(slab.device).total_memory
         sizes = slot_sizes(self.config, block_bytes, count=wanted, gpu_bytes=total)
         slot_bytes = sizes.slot_bytes * self._factor
+        if self._factor > 1:
+            slot_bytes = min(slot_bytes, max(GPU_LANDING_BYTES, slot_bytes_for(0, block_bytes)))
         count = -(-wanted // self._factor)
         return slot_bytes, max(1, min(count, MAX_SLOTS, MAX_RING_BYTES // slot_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from bench.sim.clock import Clock
@@ -56,15 +57,38 @@ class Unserved(RuntimeError):
     """Nobody took a request, or all attempts at it failed: the run says nothing then."""
 
 
+class _Timer:
+    """A call that may be taken back."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """It will not come."""
+        self.cancelled = True
+
+
 class _Loop:
     """What an attempt asks of an event loop."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, wake: Callable[[], None]) -> None:
+        self._clock, self._wake = clock, wake
 
     def time(self) -> float:
         """Seconds."""
         return self._clock.now
+
+    def call_later(self, seconds: float, then: Callable[[], None]) -> _Timer:
+        """Call it, and wake who reads, unless it is taken back."""
+        timer = _Timer()
+
+        def due() -> None:
+            if not timer.cancelled:
+                then()
+                self._wake()
+
+        self._clock.at(self._clock.now + seconds, due)
+        return timer
 
 
 class SimRouter:
@@ -74,7 +98,6 @@ class SimRouter:
         self, clock: Clock, way: Way, workers: list[SimWorker], policy: PlacementPolicy
     ) -> None:
         self._clock, self._way, self._policy = clock, way, policy
-        self._loop: Any = _Loop(clock)
         self._pool = WorkerPool(ME, times=LinkTimes(), counter=RouterMetrics())
         self._workers = workers
         for worker in workers:
@@ -145,7 +168,8 @@ class SimRouter:
         seen.way = "pair" if len(workers) == 2 else str(workers[0].role)
         seen.forecast = None if placement.forecast is None else placement.forecast.ttft
         self.ways[seen.way] += 1
-        attempt = Attempt(job.num_dispatched, placement, self._loop)
+        loop: Any = _Loop(self._clock, partial(self._drain, job.name))
+        attempt = Attempt(job.num_dispatched, placement, loop)
         job.placement, job.attempt = placement, attempt
         self._explanations.sent(job.name, job.num_prompt, attempt)
         failure = attempt.start(job.legs(ME, workers, BUDGET_MS), job.hits)

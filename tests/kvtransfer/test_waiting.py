@@ -11,7 +11,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
 from tandem.kvtransfer import events
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
-from tandem.kvtransfer.waiting import WATCH_SECONDS, is_foretold, nap_before, watch
+from tandem.kvtransfer.waiting import AHEAD_SECONDS, WATCH_SECONDS, is_foretold, nap_before, watch
 
 
 def test_one_sleeps_until_the_first_moment_is_near() -> None:
@@ -94,6 +94,41 @@ def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) 
     consumer.load(key, [7, 8, 9, 10, 11])
     consumer.wait_for(events.Loaded, key)
     assert 0 < sum(mark.early for mark in copier.marks) < 30
+
+
+class Looked:
+    """The control channel of a transfer thread that waits for copies."""
+
+    def __init__(self, inner: Any, marks: list[Late]) -> None:
+        self._inner, self._marks = inner, marks
+        self.near = 0
+        """How often its sockets were looked after just before a copy was through."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def look(self) -> None:
+        """See Channel."""
+        now = time.perf_counter()
+        self.near += any(0 < mark.due - now < AHEAD_SECONDS for mark in self._marks)
+        self._inner.look()
+
+
+def test_who_stays_awake_for_a_copy_hears_what_peers_say(workers, folder) -> None:
+    """FINAL, say: nobody else looks after the sockets then."""
+    config = make_config(kv_connector="shm", kv_node_folder=str(folder))
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    mover = consumer.service._mover
+    transport = mover.parts.transports["shm"]
+    transport._copier = copier = Foretelling(transport._copier)
+    mover.control = looked = Looked(mover.control, copier.marks)
+    key = make_key("late")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 20, [1, 2, 3, 4, 5], consumer.incarnation)
+    consumer.load(key, [7, 8, 9, 10, 11])
+    consumer.wait_for(events.Loaded, key)
+    assert looked.near
 
 
 def test_the_engine_hears_when_a_copy_is_likely_to_be_through(workers, folder) -> None:

@@ -51,6 +51,7 @@ class Leg:
 
     __slots__ = (
         "attempt",
+        "came_at",
         "counts",
         "is_prefill",
         "loads",
@@ -73,7 +74,9 @@ class Leg:
         self.counts = False
         """Among the legs under way on its worker."""
         self.spoke = False
-        """An output came."""
+        """An output was read."""
+        self.came_at: float | None = None
+        """When the first one came, read or not, by the loop's clock."""
         self.streams = False
         """Among those that decode on its worker."""
         self.num_tokens = 0
@@ -163,6 +166,8 @@ class Attempt:
         self.given_up: AttemptFailure | None = None
         """Set from outside when a deadline of the attempt passed."""
         self._waiter: asyncio.Future[None] | None = None
+        self._held: asyncio.TimerHandle | None = None
+        """The first token is here, and is read no sooner than this ends, or the second is here."""
         self.record: AttemptRecord | None = None
         """Where its times are kept, if they are."""
 
@@ -193,11 +198,30 @@ class Attempt:
         self.heard_at = self._loop.time()
         self._inbox.put(leg, event)
         if type(event) is EngineCoreOutput or type(event) is PooledOutput:
-            if leg.num_tokens:
+            if leg.came_at is None:
+                leg.came_at = self.heard_at
                 leg.begins()
+                if leg.is_prefill and all(each.came_at is None for each in self.legs[1:]):
+                    self._hold()
             if event.finish is not None:
                 self._choice_ended(event)
+            if event.finish is not None or not leg.is_prefill:
+                self._let_go()
+        elif type(event) is not Accepted:
+            self._let_go()
         self.wake()
+
+    def _hold(self) -> None:
+        forecast = self.placement.forecast
+        if forecast is not None and forecast.hold:
+            self._held = self._loop.call_later(forecast.hold, self._let_go)
+
+    def _let_go(self) -> None:
+        """Whatever came may be read."""
+        if self._held is not None:
+            self._held.cancel()
+            self._held = None
+            self.wake()
 
     def _choice_ended(self, event: EngineOutput) -> None:
         """When all have, the workers are free, however long the client takes to read."""
@@ -221,12 +245,12 @@ class Attempt:
             waiter.set_result(None)
 
     def pop(self) -> tuple[Leg, LegEvent] | None:
-        """The next event, or None when all were read."""
-        return self._inbox.pop()
+        """The next event, or None when all were read that may be."""
+        return self._inbox.pop() if self._held is None else None
 
     async def wait(self, recording: Recording | None = None) -> None:
         """Return when there may be events, or ``wake`` was called."""
-        if not self._inbox:
+        if not self._inbox or self._held is not None:
             since = 0.0 if recording is None else time.monotonic()
             self._waiter = self._loop.create_future()
             try:
@@ -286,6 +310,9 @@ class Attempt:
         """The router stood still for so long: that time is not the workers' silence."""
         self.started_at += seconds
         self.heard_at += seconds
+        for leg in self.legs:
+            if leg.came_at is not None:
+                leg.came_at += seconds
 
     def overdue(self, now: float, *, accept: float, progress: float) -> AttemptFailure | None:
         """The failure when a worker did not accept or say a token in time."""
@@ -324,4 +351,5 @@ class Attempt:
             leg.let_go()
             leg.worker.connection.release(request, self.number, cancel=not let_go)
         self.legs = []
+        self._let_go()
         self._inbox.clear()

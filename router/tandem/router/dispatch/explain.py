@@ -65,7 +65,8 @@ class Explanations:
         explained, pair = attempt.explained, attempt.placement.pair
         if explained is None:
             return
-        seconds = attempt.heard_at - attempt.started_at
+        came = attempt.heard_at if leg.came_at is None else leg.came_at
+        seconds = came - attempt.started_at
         if explained.ttft is None:
             explained.ttft = seconds
             forecast = explained.placement.forecast
@@ -87,6 +88,7 @@ def _way(forecast: Forecast, *, chosen: bool) -> dict[str, Any]:
         "prefill": None if forecast.prefill is None else forecast.prefill.hex(),
         "ttft_s": forecast.ttft,
         "second_s": forecast.second,
+        "hold_s": forecast.hold,
         "answers_s": forecast.answers,
         "missing": forecast.damage,
         "cost_s": forecast.cost,

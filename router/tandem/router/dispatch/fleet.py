@@ -48,7 +48,8 @@ class Fleet:
         self.links = LinkHealth()
         self.health = WorkerHealth()
         self.handoffs: dict[Pair, LinkCount] = {}
-        self._tails: dict[Pair, float] = {}
+        self._tails: dict[Pair, tuple[float, float]] = {}
+        """Mean, and mean difference from it."""
 
     def worker_up(self, worker: Worker) -> None:
         """Nothing is known of its cache yet."""
@@ -115,8 +116,9 @@ class Fleet:
 
     def _pace(self, pair: Pair) -> LinkPace:
         health = self.pool.workers[pair[1]].peers[pair[0]]
-        tail, probed = self._tails.get(pair), health.probed_bytes_per_s
-        return LinkPace(health.bytes_per_s, health.waiting_bytes, tail, probed)
+        tail, spread = self._tails.get(pair, (None, 0.0))
+        probed = health.probed_bytes_per_s
+        return LinkPace(health.bytes_per_s, health.waiting_bytes, tail, probed, spread)
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:
         """A decode worker goes on with what a prefill worker computed."""
@@ -129,7 +131,7 @@ class Fleet:
 
     def tail(self, pair: Pair) -> float | None:
         """Mean seconds from token 1 to the decode worker's first word; None while unknown."""
-        return self._tails.get(pair)
+        return self._tails.get(pair, (None, 0.0))[0]
 
     def _count(self, pair: Pair) -> LinkCount:
         """Of a link whose ends are both known; for others one that nobody keeps."""
@@ -139,8 +141,10 @@ class Fleet:
 
     def note_tail(self, pair: Pair, seconds: float) -> None:
         """A hand-off's decode worker spoke so long after token 1."""
-        known = self._tails.get(pair, seconds)
-        self._tails[pair] = known + TAIL_SHARE * (seconds - known)
+        mean, spread = self._tails.get(pair, (seconds, 0.0))
+        apart = abs(seconds - mean)
+        spread += TAIL_SHARE * (apart - spread)
+        self._tails[pair] = mean + TAIL_SHARE * (seconds - mean), spread
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
         """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""

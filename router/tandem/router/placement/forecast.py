@@ -39,6 +39,10 @@ ANSWER = 0.1
 """Seconds of waiting for a first token that a second of a longer answer is worth."""
 SUSPECT = 1e6
 """Seconds that a worker which fails by its own fault costs."""
+SPREADS = 2.0
+"""Mean differences above its mean for which a second token is still waited for."""
+HELD_SHARE = 0.8
+"""Of the bound of first tokens, how late one may be that is held back."""
 PREEMPTING = 1e3
 """Seconds for computing a prompt on a decode worker that is about to preempt others for it."""
 
@@ -62,12 +66,15 @@ class Forecast:
     """That the answer takes, and by which those beside it take longer."""
     pull: PullPlan | None = None
     """What who computes the prompt pulls from a peer first."""
+    hold: float = 0.0
+    """By which the first token is held back at the router, unless the second is there before."""
 
     def __str__(self) -> str:
         names = [each.hex()[:8] for each in (self.prefill, self.worker) if each is not None]
         pulls = "" if self.pull is None else f" {self.pull}:"
+        held = f" and held back for up to {self.hold * 1e3:.0f}" if self.hold else ""
         return (
-            f"{self.way} {'>'.join(names)}:{pulls} first token {self.ttft * 1e3:.0f} ms, "
+            f"{self.way} {'>'.join(names)}:{pulls} first token {self.ttft * 1e3:.0f} ms{held}, "
             f"second {self.second * 1e3:.0f} ms later, answers {self.answers:.2f} s, "
             f"{self.damage:.2f} requests miss, "
             f"cost {self.cost * 1e3:.0f} ms"
@@ -111,7 +118,8 @@ def forecast_pair(
     cost = ttft + second + MISS * damage + ANSWER * answers
     cost += _fault(producer) + _fault(consumer)
     both = consumer.incarnation, producer.incarnation
-    return Forecast("pair", *both, ttft, second, damage, cost, answers, pull)
+    hold = held_back(pace, ttft, targets)
+    return Forecast("pair", *both, ttft, second, damage, cost, answers, pull, hold)
 
 
 def forecast_whole(
@@ -154,6 +162,16 @@ def forecast_whole(
     cost = ttft + second + MISS * damage + ANSWER * answers + _fault(worker)
     cost += PREEMPTING if way == "decode" and is_full(worker) else 0.0
     return Forecast(way, worker.incarnation, None, ttft, second, damage, cost, answers, pull)
+
+
+def held_back(pace: LinkPace, ttft: float, targets: Targets) -> float:
+    """Seconds for which a first token is kept for the second to follow within the bound of gaps:
+    by how much it mostly comes later than that, as the tails of the link's last hand-offs say; no
+    more than the bound itself, and never so much that the first would be late."""
+    if pace.tail_s is None:
+        return 0.0
+    late = pace.tail_s + SPREADS * pace.tail_spread_s - targets.itl
+    return max(0.0, min(late, targets.itl, HELD_SHARE * targets.ttft - ttft))
 
 
 def stay_of(*workers: WorkerView) -> float:

@@ -75,9 +75,11 @@ def _compile() -> None:
     # Packages are named: `./...` would walk into folders of state as well.
     run(
         *("go", "build", "-trimpath", "-buildvcs=false", "-ldflags", link),
+        "-gcflags=all=-dwarf=false",  # the linker leaves it out; a fifth of what compiling takes
         *("-o", f"{layout.BIN}/", "./pause", "./coredns", "tool"),
         cwd=layout.HERE,
-        env={**os.environ, "CGO_ENABLED": "0"},
+        # The compiler's collector takes a sixth of its time at Go's own 100.
+        env={"GOGC": "400", **os.environ, "CGO_ENABLED": "0"},
         seconds=BUILD_SECONDS,
     )
     (layout.BIN / "server").replace(layout.BIN / "etcd")  # Go names it after its folder

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 
-from tandem.kvtransfer import events
+from tandem.kvtransfer import events, waiting
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
-from tandem.kvtransfer.waiting import AHEAD_SECONDS, WATCH_SECONDS, is_foretold, nap_before, watch
+from tandem.kvtransfer.waiting import WATCH_SECONDS, is_foretold, nap_before, watch
 
 
 def test_one_sleeps_until_the_first_moment_is_near() -> None:
@@ -96,6 +96,10 @@ def test_a_copy_whose_end_is_foretold_is_left_alone_until_then(workers, folder) 
     assert 0 < sum(mark.early for mark in copier.marks) < 30
 
 
+AHEAD = 0.2
+"""Seconds before a copy's end for which a test has a transfer thread stay awake."""
+
+
 class Looked:
     """The control channel of a transfer thread that waits for copies."""
 
@@ -110,12 +114,13 @@ class Looked:
     def look(self) -> None:
         """See Channel."""
         now = time.perf_counter()
-        self.near += any(0 < mark.due - now < AHEAD_SECONDS for mark in self._marks)
+        self.near += any(0 < mark.due - now < AHEAD for mark in self._marks)
         self._inner.look()
 
 
-def test_who_stays_awake_for_a_copy_hears_what_peers_say(workers, folder) -> None:
+def test_who_stays_awake_for_a_copy_hears_what_peers_say(workers, folder, monkeypatch) -> None:
     """FINAL, say: nobody else looks after the sockets then."""
+    monkeypatch.setattr(waiting, "AHEAD_SECONDS", AHEAD)
     config = make_config(kv_connector="shm", kv_node_folder=str(folder))
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)

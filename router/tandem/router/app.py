@@ -48,6 +48,7 @@ from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
 from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
+from tandem.router.middleware.turns import Turns
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.answers.sse import ClientGone
@@ -255,6 +256,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
     )
     _handle_errors(app, router.metrics.request_cancelled)
+    app.add_middleware(Turns)
     app.add_middleware(Unexpected)
     app.add_middleware(
         BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes

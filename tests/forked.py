@@ -26,7 +26,7 @@ from tandem.protocol.names import ENV_PREFIX
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REPOSITORY = Path(__file__).parent.parent
-_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST")
+_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST", "UCX_")
 """How variables begin that a worker reads when it runs, and no library at its import."""
 
 

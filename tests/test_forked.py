@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
-from tests.forked import Forked, forked
+from tests.forked import Forked, fork_server, forked
 
 from tandem.cli.children import Child
 from tandem.cli.ports import LOOPBACK, free_ports
@@ -20,6 +20,16 @@ def log(tmp_path: Path) -> Iterator[TextIO]:
     """Where output goes."""
     with (tmp_path / "log").open("w+") as log:
         yield log
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was when the server began: libraries of other tests set variables of their own."""
+    began = fork_server("router").environment
+    for name in set(os.environ) - set(began):
+        monkeypatch.delenv(name)
+    for name, value in began.items():
+        monkeypatch.setenv(name, value)
 
 
 def router(model: Path) -> Child:

@@ -19,6 +19,8 @@ import json
 import multiprocessing
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -135,6 +137,28 @@ def route(port: int, worker_port: int, model: str, grpc_port: int) -> None:
     serve(config, log_level="warning")
 
 
+@contextmanager
+def replayed(interval_ms: float) -> Iterator[tuple[int, int, psutil.Process]]:
+    """A router that is ready before a worker that replays: its ports of HTTP and gRPC, its process."""
+    model = str(prepare(DEFAULT_MODEL, progress=False).path)
+    from tandem.text.tokenizer import Tokenizer
+
+    token_ids = Tokenizer.load(model).encode(TEXT)
+    spawn = multiprocessing.get_context("spawn")
+    worker_port, port, grpc_port = free_ports(3)
+    worker = spawn.Process(target=replay, args=(worker_port, token_ids, interval_ms / 1000))
+    router = spawn.Process(target=route, args=(port, worker_port, model, grpc_port))
+    worker.start()
+    router.start()
+    try:
+        asyncio.run(wait_ready(port))
+        yield port, grpc_port, psutil.Process(router.pid)
+    finally:
+        for process in (router, worker):
+            process.terminate()
+            process.join(10)
+
+
 async def read_stream(port: int, path: str, body: dict[str, object]) -> int:
     """Chunks of one stream."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -219,19 +243,7 @@ def main() -> None:
     parser.add_argument("--out", help="a file for the figures, as JSON")
     args = parser.parse_args()
     endpoints = args.endpoint or ["chat"]
-    model = str(prepare(DEFAULT_MODEL, progress=False).path)
-    from tandem.text.tokenizer import Tokenizer
-
-    token_ids = Tokenizer.load(model).encode(TEXT)
-    spawn = multiprocessing.get_context("spawn")
-    worker_port, port, grpc_port = free_ports(3)
-    worker = spawn.Process(target=replay, args=(worker_port, token_ids, args.interval_ms / 1000))
-    router = spawn.Process(target=route, args=(port, worker_port, model, grpc_port))
-    worker.start()
-    router.start()
-    try:
-        asyncio.run(wait_ready(port))
-        measured = psutil.Process(router.pid)
+    with replayed(args.interval_ms) as (port, grpc_port, measured):
         costs: dict[str, list[float]] = {each: [] for each in endpoints}
         for turn in range(args.rounds + 1):
             for endpoint in endpoints:
@@ -253,11 +265,6 @@ def main() -> None:
             told = {name: [round(cost, 1) for cost in each] for name, each in costs.items()}
             content = {**kept, "idle": round(idle, 4), "cpu_us_per_token": told}
             Path(args.out).write_text(json.dumps(content, indent=1) + "\n")
-    finally:
-        router.terminate()
-        worker.terminate()
-        router.join(10)
-        worker.join(10)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Workers and routers that are forked instead of started: most of what a start costs is imports,
-which all have in common, and stacks of the tests start some two hundred processes.
+which all have in common.
 
 A forked process is a child of this process and the leader of a session, as a started one is. What
-starts them as everybody does are the tests of `tandem up`, of the clusters and of single commands.
+starts them as everybody does are the tests of `tandem up`, of the clusters and of single commands,
+and stacks that are told not to fork.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import multiprocessing
 import random
 import statistics
 import sys
@@ -25,10 +24,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from router_overhead import TEXT, cpu_seconds, replay, route, wait_ready
-
-from tandem.cli.ports import free_ports
-from tandem.hub import DEFAULT_MODEL, prepare
+from router_overhead import cpu_seconds, replayed
 
 AROUND = 0.4
 """Seconds from a burst on in which its gaps are looked for, and before it for the others."""
@@ -108,23 +104,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--out", type=Path, help="a file for the figures, as JSON")
     args = parser.parse_args()
-    model = str(prepare(DEFAULT_MODEL, progress=False).path)
-    from tandem.text.tokenizer import Tokenizer
-
-    token_ids = Tokenizer.load(model).encode(TEXT)
-    spawn = multiprocessing.get_context("spawn")
-    worker_port, port, grpc_port = free_ports(3)
-    worker = spawn.Process(target=replay, args=(worker_port, token_ids, args.interval_ms / 1000))
-    router = spawn.Process(target=route, args=(port, worker_port, model, grpc_port))
-    worker.start()
-    router.start()
-    try:
-        asyncio.run(wait_ready(port))
-        found = asyncio.run(measured(port, psutil.Process(router.pid), args))
-    finally:
-        for process in (router, worker):
-            process.terminate()
-            process.join(10)
+    with replayed(args.interval_ms) as (port, _, router):
+        found = asyncio.run(measured(port, router, args))
     for name, values in found.items():
         print(f"{name}: median {statistics.median(values):g} ({', '.join(map(str, values))})")
     if args.out:

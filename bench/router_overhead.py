@@ -139,7 +139,7 @@ def route(port: int, worker_port: int, model: str, grpc_port: int) -> None:
 
 @contextmanager
 def replayed(interval_ms: float) -> Iterator[tuple[int, int, psutil.Process]]:
-    """A router that is ready before a worker that replays: its ports of HTTP and gRPC, its process."""
+    """A router before a worker that replays, ready: its ports of HTTP and gRPC, its process."""
     model = str(prepare(DEFAULT_MODEL, progress=False).path)
     from tandem.text.tokenizer import Tokenizer
 

@@ -48,7 +48,7 @@ from tandem.router.middleware.cors import cors_options
 from tandem.router.middleware.limits import BodyLimit
 from tandem.router.middleware.stopping import Ending, Stopping
 from tandem.router.middleware.trace import Trace
-from tandem.router.middleware.turns import Turns
+from tandem.router.middleware.turns import InTurn, Turns
 from tandem.router.middleware.unexpected import Unexpected
 from tandem.router.openai import chat, completions, embeddings, models, scores, tokenize
 from tandem.router.openai.answers.sse import ClientGone
@@ -202,13 +202,14 @@ def create_app(config: RouterConfig) -> FastAPI:
     has_keys = bool(config.api_key or config.api_keys_dir)
     keys = KnownKeys(config.api_key, config.api_keys_dir) if has_keys else None
     admin = KnownKeys(config.admin_api_key) if config.admin_api_key else None
+    turns = Turns()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with router.running():
             gc.freeze()  # what is loaded by now stays; do not look at it again
             try:
-                async with _rpc(app.state.service, config, keys) as app.state.rpc:
+                async with _rpc(app.state.service, config, keys, turns) as app.state.rpc:
                     yield
             finally:
                 await asyncio.to_thread(app.state.recorder.end)
@@ -256,7 +257,7 @@ def create_app(config: RouterConfig) -> FastAPI:
         unknown_fields=UnknownFields(ignored=config.ignore_unknown_fields),
     )
     _handle_errors(app, router.metrics.request_cancelled)
-    app.add_middleware(Turns)
+    app.add_middleware(InTurn, turns=turns)
     app.add_middleware(Unexpected)
     app.add_middleware(
         BodyLimit, max_body_bytes=config.max_body_bytes, max_bodies_bytes=config.max_bodies_bytes
@@ -288,7 +289,7 @@ def _recorder(config: RouterConfig, router: Router) -> Recorder:
 
 @asynccontextmanager
 async def _rpc(
-    service: Service, config: RouterConfig, keys: KnownKeys | None
+    service: Service, config: RouterConfig, keys: KnownKeys | None, turns: Turns
 ) -> AsyncIterator[RpcServer | None]:
     """gRPC, where it is asked for."""
     if not config.grpc_port:
@@ -296,7 +297,7 @@ async def _rpc(
         return
     from tandem.router.rpc.server import make_server as make_rpc_server
 
-    server = make_rpc_server(service, config, keys)
+    server = make_rpc_server(service, config, keys, turns)
     await server.start()
     try:
         yield server

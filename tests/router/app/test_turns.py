@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.middleware.turns import Turns
+from tandem.router.middleware.turns import InTurn, Turns
 
 
 class Rounds:
@@ -28,7 +28,7 @@ class Rounds:
         self.begun.append((scope["path"], self.now))
 
 
-def ask(turns: Turns, path: str, method: str = "POST", kind: str = "http") -> asyncio.Task[None]:
+def ask(turns: InTurn, path: str, method: str = "POST", kind: str = "http") -> asyncio.Task[None]:
     """A request."""
     scope = {"type": kind, "method": method, "path": path}
     receive: Any = None
@@ -43,7 +43,7 @@ async def rounds() -> Rounds:
 
 async def test_each_has_a_round_of_its_own(rounds: Rounds) -> None:
     """In the order in which they came; sockets are looked at between."""
-    turns = Turns(rounds.app)
+    turns = InTurn(rounds.app, Turns())
     await asyncio.gather(*(ask(turns, str(number)) for number in range(6)))
     assert [path for path, _ in rounds.begun] == [str(number) for number in range(6)]
     assert len({at for _, at in rounds.begun}) == 6
@@ -51,7 +51,7 @@ async def test_each_has_a_round_of_its_own(rounds: Rounds) -> None:
 
 async def test_one_that_is_alone_waits_for_nobody(rounds: Rounds) -> None:
     """Nor does the first of several."""
-    turns = Turns(rounds.app)
+    turns = InTurn(rounds.app, Turns())
     for path in ("a", "b"):
         before = rounds.now
         await ask(turns, path)
@@ -61,7 +61,7 @@ async def test_one_that_is_alone_waits_for_nobody(rounds: Rounds) -> None:
 
 async def test_what_is_quick_waits_for_no_turn(rounds: Rounds) -> None:
     """Health, metrics, and what begins and ends the application."""
-    turns = Turns(rounds.app)
+    turns = InTurn(rounds.app, Turns())
     tasks = [ask(turns, "slow"), ask(turns, "slow")]
     tasks += [ask(turns, "/health", "GET"), ask(turns, "/", kind="lifespan")]
     await asyncio.gather(*tasks)
@@ -70,7 +70,7 @@ async def test_what_is_quick_waits_for_no_turn(rounds: Rounds) -> None:
 
 async def test_who_has_gone_takes_no_turn(rounds: Rounds) -> None:
     """The next one has it."""
-    turns = Turns(rounds.app)
+    turns = InTurn(rounds.app, Turns())
     tasks = [ask(turns, str(number)) for number in range(4)]
     await asyncio.sleep(0)
     tasks[1].cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -26,8 +27,10 @@ from tests.router.http_server import ANSWER, Served
 from tests.router.rpc.test_rpc import free_port, hold
 from tests.waiting import wait_for
 
+from tandem.router.rpc import inference
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.frames import Frames
+from tandem.router.rpc.reading import generation_body
 
 Serve = Callable[..., Served]
 Make = Callable[..., FakeWorker]
@@ -322,3 +325,33 @@ def test_frames_are_whole_wherever_they_are_cut() -> None:
     (_, long) = Frames(10).split(data[:24] + b"\0\0\x0b\0\0\0\0\0\1ab")
     assert long.whole.endswith(b"ab")
     assert not long.is_plain
+
+
+def test_calls_that_come_at_once_begin_in_rounds_of_their_own(
+    raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A running stream is written between two of them: a loop does all that is ready before it
+    looks at its sockets."""
+    rounds: list[int] = []
+    begun: list[int] = []
+
+    def count(loop: asyncio.AbstractEventLoop) -> None:
+        rounds.append(len(rounds))
+        if len(rounds) < 10_000:
+            loop.call_soon(count, loop)
+
+    async def read(service: Any, request: Any) -> Any:
+        if not rounds:
+            count(asyncio.get_running_loop())
+        begun.append(rounds[-1])
+        return await generation_body(service, request)
+
+    monkeypatch.setattr(inference, "generation_body", read)
+    _, client = raw()
+    client.greet()
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "flush", lambda: None)
+        streams = [client.ask(asked()) for _ in range(6)]
+    client.flush()
+    assert {client.status(stream)[0] for stream in streams} == {"0"}
+    assert len(set(begun)) == 6

@@ -14,21 +14,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Turns:
-    """One POST begins in each round of the event loop; one that is alone waits for nobody."""
+    """One request begins in each round of the event loop, by HTTP or by gRPC; one that is alone
+    waits for nobody."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._taken = False
         """This round is somebody's."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Wait for a turn, if it is a request that may take long to begin."""
-        if scope["type"] == "http" and scope["method"] == "POST":
-            await self._turn()
-        await self._app(scope, receive, send)
-
-    async def _turn(self) -> None:
+    async def take(self) -> None:
+        """Wait for a round of one's own."""
         loop = asyncio.get_running_loop()
         if self._taken:
             waits = loop.create_future()
@@ -47,3 +42,17 @@ class Turns:
                 asyncio.get_running_loop().call_soon(self._next)
                 return
         self._taken = False
+
+
+class InTurn:
+    """A POST takes a turn before the application reads it; nothing else may take long to begin."""
+
+    def __init__(self, app: ASGIApp, turns: Turns) -> None:
+        self._app = app
+        self._turns = turns
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for a turn, if it is a request that may take long to begin."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            await self._turns.take()
+        await self._app(scope, receive, send)

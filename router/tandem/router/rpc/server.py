@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from tandem.protocol.errors import TandemError
 from tandem.router.config import RouterConfig
 from tandem.router.middleware.auth import KnownKeys
+from tandem.router.middleware.turns import Turns
 from tandem.router.openai.errors import answer_of, not_authorized
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
@@ -55,7 +56,9 @@ _AnyMessage = TypeVar("_AnyMessage", bound=_Message)
 class Server:
     """Listens from ``start`` to ``stop``; connections and calls are counted."""
 
-    def __init__(self, service: Service, config: RouterConfig, keys: KnownKeys | None) -> None:
+    def __init__(
+        self, service: Service, config: RouterConfig, keys: KnownKeys | None, turns: Turns
+    ) -> None:
         self.max_message_bytes = config.max_body_bytes
         self.max_header_bytes = config.max_header_bytes
         self.max_calls = config.max_connections_per_client or config.max_connections
@@ -64,7 +67,7 @@ class Server:
         self.write_seconds = config.write_timeout
         self._config = config
         self._keys = keys
-        self._methods = _methods(service, config)
+        self._methods = _methods(service, config, turns)
         self._connections: set[Connection] = set()
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._stopped: set[Call] = set()
@@ -145,24 +148,26 @@ class Server:
         return method
 
 
-def make_server(service: Service, config: RouterConfig, keys: KnownKeys | None) -> Server:
-    """A server that is not started."""
-    return Server(service, config, keys)
+def make_server(
+    service: Service, config: RouterConfig, keys: KnownKeys | None, turns: Turns
+) -> Server:
+    """A server that is not started; its calls take ``turns`` with the requests of HTTP."""
+    return Server(service, config, keys, turns)
 
 
-def _methods(service: Service, config: RouterConfig) -> dict[str, _Answer]:
+def _methods(service: Service, config: RouterConfig, turns: Turns) -> dict[str, _Answer]:
     """By path."""
     inference, seconds = Inference(service), config.body_timeout
-    generate = _streaming(inference.generate, seconds, service.stream_seconds)
+    generate = _streaming(inference.generate, seconds, service.stream_seconds, turns)
     found = {f"/{NAME}/Generate": generate}
-    for name, method, request in (
-        ("Embed", inference.embed, pb.EmbedRequest),
-        ("Score", inference.score, pb.ScoreRequest),
-        ("Tokenize", inference.tokenize, pb.TokenizeRequest),
-        ("Abort", inference.abort, pb.AbortRequest),
-        ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest),
+    for name, method, request, turn in (
+        ("Embed", inference.embed, pb.EmbedRequest, turns),
+        ("Score", inference.score, pb.ScoreRequest, turns),
+        ("Tokenize", inference.tokenize, pb.TokenizeRequest, turns),
+        ("Abort", inference.abort, pb.AbortRequest, None),
+        ("GetModelInfo", inference.get_model_info, pb.GetModelInfoRequest, None),
     ):
-        found[f"/{NAME}/{name}"] = _unary(method, request, seconds)
+        found[f"/{NAME}/{name}"] = _unary(method, request, seconds, turn)
     found[f"{_OPEN}Check"] = _unary(_health(service), health_pb2.HealthCheckRequest, seconds)
     described = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
     found[described] = _reflecting(service.stream_seconds)
@@ -201,8 +206,10 @@ def _reflecting(seconds: float) -> _Answer:
     return reflect
 
 
-async def _asked(request: type[_Request], call: Call, seconds: float) -> Any:
-    """The one message of a request. Raises RpcError."""
+async def _asked(
+    request: type[_Request], call: Call, seconds: float, turns: Turns | None = None
+) -> Any:
+    """The one message of a request, read when it has its turn. Raises RpcError."""
     try:
         async with asyncio.timeout(seconds):
             data = await call.receive()
@@ -212,6 +219,8 @@ async def _asked(request: type[_Request], call: Call, seconds: float) -> Any:
         raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words) from None
     if data is None or more is not None:
         raise RpcError(grpc.StatusCode.INVALID_ARGUMENT, "the method takes one message")
+    if turns is not None:
+        await turns.take()
     return _parsed(request, data)
 
 
@@ -227,11 +236,12 @@ def _unary(
     method: Callable[[Any, Call], Awaitable[_AnyMessage]],
     request: type[_Request],
     seconds: float,
+    turns: Turns | None = None,
 ) -> _Answer:
     """One message for one."""
 
     async def answer(call: Call) -> None:
-        told = await method(await _asked(request, call, seconds), call)
+        told = await method(await _asked(request, call, seconds, turns), call)
         call.write(told.SerializeToString())
         await call.drained()
 
@@ -242,11 +252,12 @@ def _streaming(
     method: Callable[[Any, Call], AsyncGenerator[bytes, None]],
     body_seconds: float,
     seconds: float,
+    turns: Turns,
 ) -> _Answer:
     """A stream, which is written within ``seconds``, its client's slowness included."""
 
     async def stream(call: Call) -> None:
-        asked = await _asked(pb.GenerateRequest, call, body_seconds)
+        asked = await _asked(pb.GenerateRequest, call, body_seconds, turns)
         async with asyncio.timeout(seconds), aclosing(method(asked, call)) as messages:
             async for message in messages:
                 if not call.write(message):

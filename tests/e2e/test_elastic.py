@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 ELASTIC = ["--placement", "elastic", "--target-ttft-ms", "5000", "--target-itl-ms", "500"]
 """With bounds of a CPU: beyond those of a GPU each way is as bad as another."""
-MANY = tuple(range(0, 48, 3))
-"""Prompts of many lengths, up to 673 tokens."""
+MANY = tuple(range(0, 34, 3))
+"""Prompts of many lengths, up to 248 tokens."""
 
 
 def ways(stack: Stack) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PROMPT = "Once upon a time " * 10
 MIB = 1 << 20
-SLAB = 80 * MIB
+SLAB = 48 * MIB
 FLAGS = ["--kv-cache-memory-bytes", str(SLAB), "--max-model-len", "1024", "--kv-connector", "tcp"]
 ADMIN = {"Authorization": "Bearer boss"}
 
@@ -44,9 +44,9 @@ def admin(stack: Stack, path: str) -> httpx.Response:
 
 
 def fill(stack: Stack) -> None:
-    """Touch most of a slab of 1,770 tokens: distinct prompts, whose KV stays cached."""
+    """Touch most of a slab of 1,065 tokens: distinct prompts, whose KV stays cached."""
     for start in range(3):
-        prompt = [(start * 31 + n) % 400 + 40 for n in range(400)]
+        prompt = [(start * 31 + n) % 400 + 40 for n in range(250)]
         asked = answer(stack, prompt=prompt, max_tokens=2)
         assert asked.status_code == 200, asked.text
 
@@ -76,7 +76,8 @@ def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
         asleep = memory(stack)
         fell = {name: (awake[name] - asleep[name]) // MIB for name in awake}
         print(f"level {level}: MiB {fell}, says {slept.json()['freed_bytes'] // MIB}")
-        wanted = 40 if level == 1 else 400
+        # 33 MiB of the slab are touched; without it no more than 2 MiB fall by level 1.
+        wanted = 25 if level == 1 else 400
         # D computes nothing here where P does, so that its slab alone may be untouched.
         assert max(fell.values()) > wanted, fell
         if level == 2:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from stack import Stack
 
-DEADLINE = 90.0
+DEADLINE = 150.0
 """Of a request to a stack whose workers are killed."""
 StackMaker = Callable[..., AbstractContextManager[Stack]]
 
@@ -52,7 +52,7 @@ def hurt_stack(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture
 def hurt(hurt_stack: Stack) -> Stack:
     """A stack of which a test may kill workers: it is whole again when the next one begins. Prompts
-    of a thousand tokens take it seconds, so each test has one of its own, which is in no cache."""
+    of 600 tokens take it seconds, so each test has one of its own, which is in no cache."""
     for name in hurt_stack.killed:
         hurt_stack.restart(name)
 

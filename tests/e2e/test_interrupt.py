@@ -93,7 +93,7 @@ async def test_a_stream_under_way_is_finished_after_ctrl_c(up: Up) -> None:
     """The answer is whole, however long that takes within the drain, and nothing is left then."""
     await up.until_it_says("serving smol")
     events = []
-    async for event in stream(up, 128):
+    async for event in stream(up, 32):
         events.append(event)
         if len(events) == 1:
             up.interrupt()

@@ -21,7 +21,7 @@ def test_a_processor_draws_the_first_token_and_those_behind_it(
     folder = tmp_path / "plugin"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(write_plugin(folder)))
-    prompt = {"prompt": "The sea " * 60, "max_tokens": 6, "temperature": 0}
+    prompt = {"prompt": "The sea " * 20, "max_tokens": 6, "temperature": 0}
     with start_stack() as stack, httpx.Client(base_url=stack.url, timeout=60) as client:
 
         def ask(**extra: object) -> httpx.Response:
@@ -38,5 +38,8 @@ def test_a_processor_draws_the_first_token_and_those_behind_it(
             assert answer.status_code == 400
             assert param in answer.json()["error"]["param"]
         flags = ["--logits-processors", f"{NAME}:Nothing"]
-        with pytest.raises(AssertionError, match="ended: 2"), start_stack(worker_flags=flags):
+        with (
+            pytest.raises(AssertionError, match="ended: 2"),
+            start_stack(prefill=0, worker_flags=flags),
+        ):
             pass

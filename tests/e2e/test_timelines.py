@@ -24,8 +24,8 @@ from tandem.cli.asking_router import NoAnswer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
-LONG = 52
-"""A prompt of about 1,200 tokens: seconds of prefill in chunks of 64."""
+LONG = 44
+"""A prompt of about 600 tokens: seconds of prefill in chunks of 64."""
 STOP_SECONDS = 2.0
 ASK = {"x-tandem-timeline": "1"}
 
@@ -132,7 +132,8 @@ def test_who_was_stopped_is_named_with_the_time_it_took(
 
     async def run() -> tuple[float, float, float]:
         async with httpx.AsyncClient(base_url=chunked.url, timeout=120) as client:
-            body = body_of([new[moment], *rows()[LONG].prompt], stream=True, max_tokens=60)
+            count = 32 if moment == "decode" else 8
+            body = body_of([new[moment], *rows()[LONG].prompt], stream=True, max_tokens=count)
             headers = {"x-request-id": request_id}
             if moment == "before":
                 chunked.signal(name, signal.SIGSTOP)

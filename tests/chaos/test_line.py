@@ -33,7 +33,7 @@ def assert_endured(
     every: int,
     kinds: tuple[Kind, ...] = PROCESS_KINDS,
     longest: float = 6.0,
-    questions: int = 120,
+    questions: int = 50,
 ) -> None:
     """Learn, hurt, judge."""
     schedule = make_schedule(
@@ -78,7 +78,7 @@ def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
         workers = line.stack.workers.values()
         less = {name: count - 1 for name, count in line.before.items()}
         assert [each for each in leaks(line.stack, workers, less) if "shared mappings" in each]
-        schedule = make_schedule(1, 200, kinds=())
+        schedule = make_schedule(1, 30, kinds=())
 
         async def while_busy() -> list[str]:
             target = Target(line.stack.url, "smol")

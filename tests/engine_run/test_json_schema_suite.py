@@ -27,7 +27,8 @@ FOLLOWED = {"guidance": 257, "outlines": 154}
 LET_THROUGH = {"guidance": 0.8, "outlines": 0.5}
 """Of the valid instances of schemas that are followed, at least. Outlines takes a schema without a
 type for one of the type that its first keyword is about."""
-DRAWS = 12
+DRAWS = [4, pytest.param(12, marks=pytest.mark.full)]
+"""Texts of each schema."""
 WIDER = {"ECMA 262 \\S matches everything but whitespace"}
 """The backend's expressions and Python's do not take U+FEFF for white space."""
 UNJUDGED = {
@@ -133,7 +134,8 @@ def accepts(grammar: Grammar, token_ids: list[int]) -> bool:
     return grammar.is_accepting
 
 
-def test_what_is_drawn_is_valid(grammars: Grammars, tokenizer: Tokenizer):
+@pytest.mark.parametrize("draws", DRAWS)
+def test_what_is_drawn_is_valid(grammars: Grammars, tokenizer: Tokenizer, draws: int):
     """Random texts under every schema that is followed, by jsonschema with its formats."""
     drawer, ended, drawn = Drawer(tokenizer), 0, 0
     for case, grammar in followed(grammars):
@@ -144,7 +146,7 @@ def test_what_is_drawn_is_valid(grammars: Grammars, tokenizer: Tokenizer):
             format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER,
             registry=referencing.Registry(),
         )
-        for seed in range(DRAWS):
+        for seed in range(draws):
             drawn += 1
             text = drawer.drawn(grammar.copy(), seed)
             if text is not None:

@@ -17,6 +17,9 @@ import pytest
 FOLDER = Path(__file__).parent / "gpu"
 FILES = sorted(set(FOLDER.glob("test_*.py")) - {FOLDER / "test_cublaslt.py"})  # a library's kernels
 SECONDS = 900.0
+LONGEST = ("--timeout", "600")
+"""Of one case, which is to end what hangs: on a busy machine the first one to compare tensors takes
+minutes to import what torch compares them with."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 Cases = list[ElementTree.Element]
@@ -27,7 +30,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cases]:
     """What pytest wrote of each case, by the name of its file."""
     pytest.importorskip("triton")
     report = tmp_path_factory.mktemp("interpreted") / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *LONGEST]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [*command, f"--junitxml={report}", *map(str, FILES)],

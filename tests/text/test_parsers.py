@@ -106,16 +106,27 @@ def read(
     return said
 
 
-def check_cuts(text: str, tools: str | None, reasoning: str | None = None) -> Said:
-    """The same, cut at every place, and into single characters."""
+def check_cuts(
+    text: str, tools: str | None, reasoning: str | None = None, cut: slice = slice(1, None)
+) -> Said:
+    """The same, cut at every place (or those of ``cut``), and into single characters."""
     whole = read([text], tools, reasoning)
-    for at in range(1, len(text)):
+    for at in range(len(text))[cut]:
         assert read([text[:at], text[at:]], tools, reasoning) == whole, (at, text)
     assert read(list(text), tools, reasoning) == whole
     return whole
 
 
 STREAMS = [50, pytest.param(200, marks=pytest.mark.full)]
+SEEN_THROUGH = 10
+"""Streams that are cut at every place; of the others, each is cut at one place in seven."""
+
+
+def places(number: int, streams: int) -> slice:
+    """Where a stream of so many is cut."""
+    return (
+        slice(1, None) if number < SEEN_THROUGH or streams > 50 else slice(1 + number % 7, None, 7)
+    )
 
 
 @pytest.mark.parametrize("streams", STREAMS)
@@ -123,8 +134,8 @@ STREAMS = [50, pytest.param(200, marks=pytest.mark.full)]
 def test_what_was_meant_is_read_however_it_is_cut(name: str, streams: int) -> None:
     """Streams of each format: text and calls with arguments of all types."""
     tail_names = ("get_weather", "f") if name == "pythonic" else ("get_weather", "f", "a.b-c")
-    for text, calls in meanings(7, streams, tail_names=tail_names):
-        said = check_cuts(WRITERS[name](text, calls), name)
+    for number, (text, calls) in enumerate(meanings(7, streams, tail_names=tail_names)):
+        said = check_cuts(WRITERS[name](text, calls), name, cut=places(number, streams))
 
         assert said.meant == calls
         wanted = "" if calls and name in ("llama3_json", "pythonic") else text
@@ -136,9 +147,10 @@ def test_what_was_meant_is_read_however_it_is_cut(name: str, streams: int) -> No
 def test_thoughts_and_calls_are_told_apart_in_one_pass(name: str, streams: int) -> None:
     """Streams of each pair: a thought goes before, with text in it that looks like marks."""
     thought, reasoning = "Is <thin or [THIN or <|chan a mark? No", PAIRS[name]
-    for text, calls in meanings(11, streams, tail_names=("get_weather", "f")):
+    tail_names = ("get_weather", "f")
+    for number, (text, calls) in enumerate(meanings(11, streams, tail_names=tail_names)):
         written = THOUGHTS[reasoning] % thought + WRITERS[name](text, calls)
-        said = check_cuts(written, name, reasoning)
+        said = check_cuts(written, name, reasoning, places(number, streams))
 
         assert said.reasoning == thought
         assert said.meant == calls

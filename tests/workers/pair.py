@@ -87,6 +87,9 @@ class Half:
 class Pair:
     """P and D, linked."""
 
+    seconds = SECONDS
+    """That anything may take."""
+
     def __init__(
         self,
         connector: str = "tcp",
@@ -146,7 +149,7 @@ class Pair:
         def failed() -> object:
             return self.prefill.failed, self.decode.failed
 
-        wait_for(stepped, SECONDS, every=0.001, seen=failed)
+        wait_for(stepped, self.seconds, every=0.001, seen=failed)
 
     def ask(
         self,

@@ -61,6 +61,7 @@ class AgentSide(NamedTuple):
 
 def ask(world: World, read: InFlight) -> None:
     """D wants a copy: it is asked for when there is a slot."""
+    world.own_agent()
     world.agent = world.agent._replace(pending=(*world.agent.pending, read))
     world.agent.landing.add([Piece(read.peer, _ticket(read), 0)])
     _grant(world)
@@ -77,7 +78,7 @@ def land(world: World, n: int) -> None:
     if not read.ghost or not world.setup.new_slots:
         ring = world.agent.ring
         after = (*ring[: read.landing], world.p_blocks[theirs], *ring[read.landing + 1 :])
-        world.agent = world.agent._replace(ring=after)
+        world.agent, world.agent_sign = world.agent._replace(ring=after), None
     if read.ghost:
         _drop(world, n)
     else:
@@ -91,7 +92,7 @@ def _answer(world: World, n: int) -> None:
     assert read.landing is not None
     _drop(world, n)
     seen = tags_behind(world, read)
-    world.own_d()
+    world.own_agent()
     piece = world.agent.landing.answered(read.landing)
     if piece is not None:
         if piece.ticket != _ticket(read):  # D takes it for the answer to what it asked there last
@@ -111,7 +112,7 @@ def take(world: World, n: int) -> None:
     use = world.use[KEYS.index(read.key)]
     if use.ended and use.blocks_free:
         raise Broken(f"{read} writes blocks that are free")
-    world.own_d()
+    world.own_agent()
     agent = world.agent
     world.agent = agent._replace(takes=agent.takes[:n] + agent.takes[n + 1 :])
     here = each.generation == agent.landing.generation
@@ -124,7 +125,7 @@ def take(world: World, n: int) -> None:
         _fail(world, read)
         return
     before = len(world.unpacks)
-    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
+    world.d_does(world.at_d("copy_ended", read.key, read.part, NOW))
     if len(world.unpacks) > before:
         world.seen = (*world.seen, (read.key, read.part, each.tags))
 
@@ -134,7 +135,7 @@ def refuse(world: World, n: int) -> None:
     read = world.reads[n]
     assert read.landing is not None
     _drop(world, n)
-    world.own_d()
+    world.own_agent()
     piece = world.agent.landing.answered(read.landing)
     if piece is not None:
         world.agent.landing.over(read.landing, world.agent.landing.generation)
@@ -144,7 +145,7 @@ def refuse(world: World, n: int) -> None:
 
 def give_up(world: World, peer: Incarnation) -> None:
     """D's link to the peer is lost: its reads have failed, as far as D does not write blocks."""
-    world.own_d()
+    world.own_agent()
     agent = world.agent
     asked = set(agent.landing._asked.values())
     gone = [each for each in agent.pending if each.peer == peer]
@@ -167,7 +168,7 @@ def give_up(world: World, peer: Incarnation) -> None:
 
 def ends(world: World) -> None:
     """The agent is gone, and another is there at once, with slots that nothing old reaches."""
-    world.own_d()
+    world.own_agent()
     agent = world.agent
     lost = agent.landing.agent_lost()
     gone = [each for each in agent.pending if _ticket(each) in lost]
@@ -196,7 +197,7 @@ def _grant(world: World) -> None:
 
 
 def _fail(world: World, read: InFlight) -> None:
-    ended = world.imports.copy_ended(read.key, read.part, NOW, FailCause.PEER, "failed")
+    ended = world.at_d("copy_ended", read.key, read.part, NOW, FailCause.PEER, "failed")
     world.d_does(ended)
 
 

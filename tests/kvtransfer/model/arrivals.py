@@ -18,8 +18,7 @@ from tandem.protocol.errors import FailCause
 
 def d_takes(world: World, event: d_events.Event) -> None:
     """Something happens to D."""
-    world.own_d()
-    world.d_does(world.imports.apply(event, NOW))
+    world.d_does(world.at_d("apply", event, NOW))
 
 
 def land(world: World, n: int) -> None:
@@ -39,8 +38,7 @@ def land(world: World, n: int) -> None:
     if not world.setup.strict_slots and world.imports.ring[read.slot].key != read.key:
         return  # its handle was let go of: the bytes land, and nobody is told
     _owned_or_quarantined(world, read.slot, read.key)
-    world.own_d()
-    world.d_does(world.imports.read_ended(read.slot, NOW))
+    world.d_does(world.at_d("read_ended", read.slot, NOW))
 
 
 def _copy_lands(world: World, n: int) -> None:
@@ -63,8 +61,7 @@ def _copy_ends(world: World, n: int) -> None:
     world.reads = world.reads[:n] + world.reads[n + 1 :]
     seen = tags_behind(world, read)
     before = len(world.unpacks)
-    world.own_d()
-    world.d_does(world.imports.copy_ended(read.key, read.part, NOW))
+    world.d_does(world.at_d("copy_ended", read.key, read.part, NOW))
     if len(world.unpacks) > before:
         world.seen = (*world.seen, (read.key, read.part, seen))
 
@@ -105,13 +102,11 @@ def read_fails(world: World, n: int) -> None:
         return
     world.reads = world.reads[:n] + world.reads[n + 1 :]
     if read.slot is None:
-        world.own_d()
-        ended = world.imports.copy_ended(read.key, read.part, NOW, FailCause.PEER, "failed")
+        ended = world.at_d("copy_ended", read.key, read.part, NOW, FailCause.PEER, "failed")
         world.d_does(ended)
         return
     _owned_or_quarantined(world, read.slot, read.key)
-    world.own_d()
-    world.d_does(world.imports.read_ended(read.slot, NOW, FailCause.PEER, "failed"))
+    world.d_does(world.at_d("read_ended", read.slot, NOW, FailCause.PEER, "failed"))
 
 
 def _owned_or_quarantined(world: World, slot: int, key: object) -> None:

@@ -52,13 +52,15 @@ def explore(setup: Setup, *, faults: int, max_states: int, liveness: bool = True
 def _walk(setup: Setup, faults: int, max_states: int, liveness: bool) -> Found:
     start = World(setup)
     start.faults_left = faults
-    signs = {hash(start.sign())}  # 64 bits each: two of a million states collide with 3e-8
+    bare = hash(start.sign())
+    signs = {hash((bare, faults))}  # 64 bits each: two of a million states collide with 3e-8
     parents: list[tuple[int, str]] = [(0, "start")]
     calm: set[int] = set()
-    queue = deque([(0, start)])
+    queue = deque([(0, start, bare)])
     transitions = 0
     while queue:
-        number, world = queue.popleft()
+        number, world, bare = queue.popleft()
+        goes_on: int | None = None
         for name, act in moves(world):
             after = world.copy()
             transitions += 1
@@ -66,15 +68,20 @@ def _walk(setup: Setup, faults: int, max_states: int, liveness: bool) -> Found:
                 act(after)
             except AssertionError as error:
                 raise Counterexample(str(error), [*_path(parents, number), name]) from error
-            sign = hash(after.sign())
+            then = hash(after.sign())
+            if goes_on is None and after.faults_left == world.faults_left and _is_calm(name):
+                goes_on = then
+            sign = hash((then, after.faults_left))
             if sign in signs:
                 continue
             if len(signs) >= max_states:
                 return Found(len(signs), transitions, complete=False)
             signs.add(sign)
             parents.append((number, name))
-            queue.append((len(parents) - 1, after))
-        if liveness:
+            queue.append((len(parents) - 1, after, then))
+        if liveness and goes_on in calm:
+            calm.add(bare)
+        elif liveness:
             _must_come_to_rest(world, calm, partial(_path, parents, number))
     return Found(len(signs), transitions, complete=True)
 
@@ -90,7 +97,6 @@ def _path(parents: list[tuple[int, str]], number: int) -> list[str]:
 def _must_come_to_rest(world: World, calm: set[int], path: Callable[[], list[str]]) -> None:
     """Go on without faults until everything is free, or a state is met that is known to do so."""
     world = world.copy()
-    world.faults_left = 0
     seen = []
     names: list[str] = []
     for _ in range(MAX_CALM_STEPS):
@@ -114,7 +120,7 @@ def _must_come_to_rest(world: World, calm: set[int], path: Callable[[], list[str
 def _calm_step(world: World) -> str | None:
     """One step of a calm world: what goes on by itself first, then links, then deadlines."""
     for name, act in fair_moves(world):
-        if not name.startswith(("open", "admit")):
+        if _is_calm(name):
             act(world)
             return name
     if _link_is_sick(world):
@@ -133,6 +139,10 @@ def _calm_step(world: World) -> str | None:
             p_deadline(world, index)
             return f"p's deadline {index}"
     return None
+
+
+def _is_calm(name: str) -> bool:
+    return not name.startswith(("open", "admit"))
 
 
 def _rings(world: World) -> tuple[tuple[str, SlotRing], ...]:

@@ -106,5 +106,4 @@ def _become(world: World, index: int, **changes: int) -> None:
 
 
 def _tell(world: World, event: p_events.Event) -> None:
-    world.own_p()
-    world.p_does(world.exports.apply(event, NOW))
+    world.p_does(world.at_p("apply", event, NOW))

@@ -180,8 +180,7 @@ def _key_faults(world: World, index: int) -> Iterator[Fault]:
 
 
 def _p(world: World, event: p_events.Event) -> None:
-    world.own_p()
-    world.p_does(world.exports.apply(event, NOW))
+    world.p_does(world.at_p("apply", event, NOW))
 
 
 def _work(world: World, index: int, **changes: Any) -> None:

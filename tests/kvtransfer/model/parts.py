@@ -227,11 +227,14 @@ class Frame(NamedTuple):
 
     header: Header
     message: Message
+    sign: int
+    """Of 64 bits, equal for frames that are."""
 
-    @property
-    def sign(self) -> tuple[object, ...]:
-        """Comparable value."""
-        return (self.header.source, self.header.destination, self.header.sequence, self.message)
+    @classmethod
+    def of(cls, header: Header, message: Message) -> Frame:
+        """One that is sent."""
+        numbers = (header.source, header.destination, header.sequence)
+        return cls(header, message, hash((*numbers, message)))
 
 
 class InFlight(NamedTuple):

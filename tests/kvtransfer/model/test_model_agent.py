@@ -22,7 +22,14 @@ _TWO = {"num_keys": 2, "receive_slots": 1, "home": Home.REUSED, "brisk": True}
 @pytest.mark.parametrize(
     ("setup", "faults", "at_least"),
     [
-        pytest.param(by_agent(faults=ALL_FAULTS), 2, 100_000, id="a copy, two faults"),
+        pytest.param(
+            by_agent(faults=ALL_FAULTS),
+            2,
+            100_000,
+            marks=pytest.mark.full,
+            id="a copy, two faults",
+        ),
+        pytest.param(by_agent(faults=ALL_FAULTS), 1, 5_000, id="a copy, one fault"),
         pytest.param(
             by_agent(num_blocks=2, receive_slots=1, faults=ALL_FAULTS),
             1,

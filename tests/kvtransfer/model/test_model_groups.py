@@ -36,12 +36,19 @@ def _holds(setup, faults, at_least, *, whole=True):
         pytest.param(
             Setup(num_blocks=2, kinds=_THREE, direct=True, brisk=True, faults=_COPIES),
             50_000,
+            marks=pytest.mark.full,
             id="three groups copied",
         ),
         pytest.param(
-            Setup(num_blocks=1, kinds=_THREE, direct=True, brisk=True, faults=_LINKS[:1]),
-            10_000,
-            id="three groups of a block copied, P restarts",
+            Setup(
+                num_blocks=1,
+                kinds=_THREE,
+                direct=True,
+                brisk=True,
+                faults=(*_COPIES, "p restarts"),
+            ),
+            20_000,
+            id="three groups of a block copied",
         ),
         pytest.param(
             Setup(num_blocks=2, kinds=_THREE[:2], direct=True, brisk=True, faults=_LINKS[:1]),

@@ -7,11 +7,14 @@ are left out on purpose: the protocol alone must keep junk away from the engine.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tests.kvtransfer.model.agent import AgentSide, ask, give_up
 from tests.kvtransfer.model.blocks import content, copied, home, needed, sign, tag, total
+from tests.kvtransfer.model.ends import Ends
 from tests.kvtransfer.model.lending import asked, evict
 from tests.kvtransfer.model.limits import ends_at_d, finish_at_p
-from tests.kvtransfer.model.links import copied_session, d_end, p_end
+from tests.kvtransfer.model.links import numbers, sign_of
 from tests.kvtransfer.model.parts import (
     D_ADDRESS,
     HELLO,
@@ -45,37 +48,26 @@ from tandem.kvtransfer.handoff.actions import (
     Untag,
 )
 from tandem.kvtransfer.handoff.export import Asked
-from tandem.kvtransfer.handoff.exports import ExportTable
-from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import Message
 from tandem.kvtransfer.handoff.pull import Told
 from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.memory.blocks import CLEARED, BlockTags
-from tandem.link.session import LinkState, Session, Verdict
+from tandem.link.session import LinkState, Verdict
 from tandem.protocol.ids import Incarnation, RequestKey
 from tandem.protocol.kv import LoadFailed, Released
 from tandem.protocol.link import Header, read_header
 from tandem.protocol.messages import Hello, Reset
 
 
-class World:
+class World(Ends):
     """One state. Transitions copy it first."""
 
-    exports: ExportTable
-    imports: ImportTable
-    p_session: Session | None
-    d_session: Session | None
-    agent: AgentSide
     reads: tuple[InFlight, ...] = ()
 
     def __init__(self, setup: Setup) -> None:
+        super().__init__()
         self.setup = setup
         self.p_born = self.d_born = 0
-        self.p_shared = self.d_shared = False
-        self.p_sign: int | None = None
-        """Of P's table and session, as long as nobody touches them; most transitions leave one end
-        as it was."""
-        self.d_sign: int | None = None
         self.faults_left = 0
         self.new_producer()
         self.new_consumer()
@@ -86,42 +78,22 @@ class World:
         while self.to_p or self.to_d:
             self.deliver_to_p() if self.to_p else self.deliver_to_d()
 
-    # -- copying and comparing ----------------------------------------------------------------
-
-    def copy(self) -> World:
-        """An independent world in the same state."""
-        other = object.__new__(World)
-        other.__dict__.update(self.__dict__)
-        other.p_shared = other.d_shared = True
-        return other
-
-    def own_p(self) -> None:
-        """Before P's table or session is touched: no other world may share it."""
-        self.p_sign = None
-        if self.p_shared:
-            self.p_shared = False
-            self.exports = self.exports.copy()
-            self.p_session = copied_session(self.p_session)
-
-    def own_d(self) -> None:
-        """Before D's table or session is touched: no other world may share it."""
-        self.d_sign = None
-        if self.d_shared:
-            self.d_shared = False
-            self.imports = self.imports.copy()
-            self.d_session = copied_session(self.d_session)
-            self.agent = self.agent.copied()
+    # -- comparing ----------------------------------------------------------------------------
 
     def sign(self) -> tuple[object, ...]:
-        """A hashable value, equal for worlds that behave alike but for collisions of 64 bits."""
+        """A hashable value, equal for worlds that behave alike with as many faults left, but for
+        collisions of 64 bits."""
         if self.p_sign is None:
-            self.p_sign = hash(p_end(self.exports, self.p_session))
+            self.p_sign = hash(numbers(self.p_session))
         if self.d_sign is None:
-            self.d_sign = hash(d_end(self.imports, self.d_session))
+            self.d_sign = hash(numbers(self.d_session))
+        if self.agent_sign is None and self.setup.agent:
+            self.agent_sign = hash(self.agent.sign())
         return (
             self.p_born,
             self.d_born,
-            self.faults_left,
+            self.exports_sign,
+            self.imports_sign,
             self.p_sign,
             self.d_sign,
             self.work,
@@ -132,12 +104,12 @@ class World:
             self.p_blocks,
             self.p_tags_sign,
             self.seen,
-            self.agent.sign() if self.setup.agent else None,
+            self.agent_sign,
             self.p_slots,
             self.d_slots,
             self.d_blocks,
-            tuple(frame.sign for frame in self.to_p),
-            tuple(frame.sign for frame in self.to_d),
+            tuple([frame.sign for frame in self.to_p]),
+            tuple([frame.sign for frame in self.to_d]),
             self.p_stale,
         )
 
@@ -160,6 +132,7 @@ class World:
         self.exports = setup.exports(
             p_policy(setup.kinds, setup.p_block), setup.ring(setup.send_slots, setup.send_slots)
         )
+        self.exports_sign = sign_of(self.exports)
         self.p_session = None
         self.packs: tuple[Pack, ...] = ()
         self.work: tuple[Work, ...] = (Work(),) * setup.num_keys
@@ -175,6 +148,7 @@ class World:
             d_policy(setup.kinds, setup.d_block),
             setup.ring(setup.receive_slots, setup.receive_slots),
         )
+        self.imports_sign = sign_of(self.imports)
         self.d_session = None
         self.reads = ()
         self.unpacks: tuple[Unpack, ...] = ()
@@ -183,6 +157,7 @@ class World:
         self.d_blocks: tuple[object, ...] = (JUNK,) * total(setup)
         self.seen: tuple[tuple[RequestKey, int, tuple[bytes, ...]], ...] = ()
         """Tags of copies that are to be checked, by key and part."""
+        self.agent_shared, self.agent_sign = False, None
         self.agent = AgentSide.new(setup)
 
     # -- network ------------------------------------------------------------------------------
@@ -193,16 +168,18 @@ class World:
         self.p_stale = True
         self.d_session = self.setup.session(TERMS[self.d])
         head = read_header(self.d_session.greet(0.0))
-        self.to_p = (*self.to_p, Frame(head, HELLO))
+        self.to_p = (*self.to_p, Frame.of(head, HELLO))
 
     def _d_says(self, message: Message) -> None:
         if self.d_session is not None:
-            frame = Frame(read_header(self.d_session.seal()), message)
+            self.own_d()
+            frame = Frame.of(read_header(self.d_session.seal()), message)
             self.to_p = (*self.to_p, frame)
 
     def _p_says(self, message: Message) -> None:
         if self.p_session is not None and not self.p_stale:
-            frame = Frame(read_header(self.p_session.seal()), message)
+            self.own_p()
+            frame = Frame.of(read_header(self.p_session.seal()), message)
             self.to_d = (*self.to_d, frame)
 
     def deliver_to_p(self) -> None:
@@ -216,26 +193,25 @@ class World:
             self.p_stale = False
             if session.answer(frame.header, message) is None:
                 self.p_session = session
-                self.exports.link_up(frame.header.source)
+                self.at_p("link_up", frame.header.source)
                 self._p_says(WELCOME)
             return
         if self.p_session is None and not self.setup.closed_ears:
             self.p_session = self.setup.session(TERMS[self.p])
             self.p_session.peer = frame.header.source
             self.p_session.state = LinkState.UP
-            self.exports.link_up(frame.header.source)
+            self.at_p("link_up", frame.header.source)
         verdict = Verdict.BROKEN
         if self.p_session is not None:
             verdict = self.p_session.take(frame.header, message, 0.0)
         if verdict is not Verdict.DELIVER:
             self.p_loses_link()
             if verdict is Verdict.BROKEN and not self.p_stale:
-                lost = Frame(Header(self.p, frame.header.source, 0), Reset("sequence"))
+                lost = Frame.of(Header(self.p, frame.header.source, 0), Reset("sequence"))
                 self.to_d = (*self.to_d, lost)
             return
-        self.p_does(
-            self.exports.apply(Asked(message.key, frame.header.source, message), NOW)  # type: ignore[arg-type, union-attr]
-        )
+        asked_for = Asked(message.key, frame.header.source, message)  # type: ignore[arg-type, union-attr]
+        self.p_does(self.at_p("apply", asked_for, NOW))
 
     def deliver_to_d(self) -> None:
         """D's control thread reads the next frame."""
@@ -246,13 +222,13 @@ class World:
             return
         verdict = self.d_session.take(frame.header, message, 0.0)
         if verdict is Verdict.UP:
-            self.imports.link_up(self.d_session.peer)
+            self.at_d("link_up", self.d_session.peer)
             return
         if verdict is not Verdict.DELIVER:
             self.d_loses_link()
             return
         told = Told(message.key, self.d_session.peer, message)  # type: ignore[arg-type, union-attr]
-        self.d_does(self.imports.apply(told, NOW))
+        self.d_does(self.at_d("apply", told, NOW))
 
     def p_loses_link(self) -> None:
         """P counts the consumer of its session as lost."""
@@ -260,7 +236,7 @@ class World:
         if self.p_session is not None:
             peer = self.p_session.peer
             self.p_session = None
-            self.p_does(self.exports.link_lost(peer, NOW))
+            self.p_does(self.at_p("link_lost", peer, NOW))
 
     def d_loses_link(self) -> None:
         """D counts P as lost, closes the connection and opens another."""
@@ -268,14 +244,14 @@ class World:
         if self.d_session is not None:
             peer = self.d_session.peer
             self.d_session = None
-            self.d_does(self.imports.link_lost(peer, "lost", NOW))
+            self.d_does(self.at_d("link_lost", peer, "lost", NOW))
             if self.setup.agent:
                 give_up(self, peer)
         self.connect()
 
     # -- what the tables ask for --------------------------------------------------------------
 
-    def p_does(self, actions: list[Action]) -> None:
+    def p_does(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 if self.p_session is not None and self.p_session.peer == action.to:
@@ -293,8 +269,8 @@ class World:
                 self.retag(tags)
             elif isinstance(action, Tell):
                 self._p_hears(action.event)
-        for slot in range(len(self.p_slots)):  # a free slot is anybody's to overwrite
-            if self.exports.ring[slot].state is SlotState.FREE:
+        for slot, what in enumerate(self.p_slots):  # a free slot is anybody's to overwrite
+            if what is not JUNK and self.exports.ring[slot].state is SlotState.FREE:
                 self.p_slots = replaced(self.p_slots, slot, JUNK)
 
     def _p_hears(self, event: object) -> None:
@@ -318,7 +294,7 @@ class World:
         if self.setup.lends:
             evict(self, index)
 
-    def d_does(self, actions: list[Action]) -> None:
+    def d_does(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
                 if self.d_session is not None and self.d_session.peer == action.to:

@@ -89,7 +89,7 @@ def test_a_node_dies(
     entry = Entry(ENTRY)
     try:
         with Load(service.url()) as load:
-            load.wait_served(8, 240)
+            load.wait_served(4, 240)
             cut = time.monotonic()
             lifecycle.kill_node(node)
             with Forgetting(entry, dead) as forgetting:
@@ -101,7 +101,7 @@ def test_a_node_dies(
                 whole_again = partial(elsewhere, service, node)
                 wait_for("all pods on other nodes", whole_again, seconds=RECOVERY_SECONDS)
             whole = time.monotonic() - cut
-            load.wait_served(8, 240)
+            load.wait_served(4, 240)
         forgotten = forgetting.moment
         assert forgotten is not None, "the dead router is named still"
         breaks = Breaks.of(load.attempts, went, dead, cut=cut)

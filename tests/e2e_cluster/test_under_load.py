@@ -1,4 +1,4 @@
-"""Scaling, restarts and drains under a load of 8 streams: no request fails, no token is wrong."""
+"""Scaling, restarts and drains under a load of four streams: no request fails, no token is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e_cluster.shared import turn
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 ROLES = ("prefill", "decode", "router")
-BEFORE, AFTER = 8, 8
+BEFORE, AFTER = 4, 4
 """Answers that must come before and after what is done to the cluster."""
 ANSWER_SECONDS = 240.0
 

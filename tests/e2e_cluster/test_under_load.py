@@ -1,4 +1,4 @@
-"""Scaling, restarts and drains under a load of four streams: no request fails, no token is wrong."""
+"""Scaling, restarts and drains under four streams: no request fails, no token is wrong."""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ from tandem.protocol.layout import blocks_for
 
 _SCRIPT = Path(__file__).parent / "worker_process.py"
 _names = itertools.count()
+LOST_SECONDS = 5.0
+"""Within which a peer that died or hangs shall be known; a hand-off may wait for far longer."""
 
 
 class Child:
@@ -144,7 +146,7 @@ def test_a_killed_producer_fails_its_keys_at_once(workers, children, connector, 
     started = time.monotonic()
     failed = consumer.wait_for(events.LoadFailed, key)
     assert failed.cause is FailCause.PEER
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < LOST_SECONDS
     ring = consumer.service._mover.table.ring
     consumer.until(lambda: ring.free == len(ring))
     assert not consumer.service.peer_up(child.incarnation)
@@ -184,7 +186,7 @@ def test_a_stopped_producer_is_lost_by_its_beats_and_comes_back(met):
         consumer.load(key, list(range(25)))
         started = time.monotonic()
         assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.PEER
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < LOST_SECONDS
     finally:
         child.signal(signal.SIGCONT)
     ring = consumer.service._mover.table.ring
@@ -212,7 +214,7 @@ def test_a_killed_consumer_costs_the_producer_nothing(workers, children):
     child.signal(signal.SIGKILL)
     started = time.monotonic()
     producer.wait_for(events.Revoked, key)
-    assert time.monotonic() - started < 2.0
+    assert time.monotonic() - started < LOST_SECONDS
     producer.end(key)
     producer.wait_for(events.Released, key)
     producer.until(lambda: table.ring.free == len(table.ring))

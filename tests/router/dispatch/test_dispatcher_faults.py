@@ -223,7 +223,7 @@ async def test_deadline(stack: Stack, decode: Make) -> None:
     with pytest.raises(RequestFailed, match="deadline") as caught:
         await stack.run(make_request(budget_ms=300))
     assert FailCause.TIMEOUT is caught.value.cause
-    assert 0.25 < time.monotonic() - started < 2
+    assert 0.25 < time.monotonic() - started < 10
     await until(lambda: d.cancelled)
 
 

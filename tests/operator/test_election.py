@@ -35,9 +35,17 @@ def settings(namespace: str) -> OperatorSettings:
 
 
 @pytest.fixture
-def lasting(namespace: str) -> OperatorSettings:
-    """One whose leader notices as soon, and is succeeded later."""
-    return replace(LASTING, own_namespace=namespace)
+def lasting(cluster: Cluster, namespace: str) -> OperatorSettings:
+    """One whose leader notices as soon, and is succeeded later; its Lease is there, and free."""
+    settings = replace(LASTING, own_namespace=namespace)
+    make_lease(cluster, settings)
+    return settings
+
+
+def make_lease(cluster: Cluster, settings: OperatorSettings) -> None:
+    """A Lease with nothing in it."""
+    metadata = {"name": settings.lease_name, "namespace": settings.own_namespace}
+    cluster.create({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata})
 
 
 class Faulty(Cluster):
@@ -60,9 +68,7 @@ def faulty(plane: ControlPlane) -> Faulty:
 
 def test_a_lease_without_a_spec_is_free(cluster: Cluster, settings: OperatorSettings):
     """One that somebody else made, with nothing in it, holds up nobody."""
-    metadata = {"name": settings.lease_name, "namespace": settings.own_namespace}
-    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-    cluster.create(lease)
+    make_lease(cluster, settings)
     leader = Leader(cluster, settings, lost=lambda: None)
     leader.start()
     assert leader.acquired.wait(5)

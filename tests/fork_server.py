@@ -3,10 +3,10 @@
     python -m tests.fork_server SOCKET worker|router|rank|handoff
 
 The same for routers, which have no torch, for an engine's ranks, and for ends of a hand-off without
-an engine (tests/kvtransfer/worker_process.py). Started by tests/forked.py with the environment of what
-it forks, and with the number of its end of a socket pair. Each packet asks for one process: its
-arguments and environment as JSON, and beside them what takes its output, where it talks its input,
-and what else it is given. The answer is its process id. It ends when the other end is closed.
+an engine (tests/kvtransfer/worker_process.py). Started by tests/forked.py with the environment of
+what it forks, and with the number of its end of a socket pair. Each packet asks for one process:
+its arguments and environment as JSON, and beside them what takes its output, where it talks its
+input, and what else it is given. The answer is its process id. It ends when the other end closes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def become(order: dict[str, object], files: list[int]) -> list[str]:
     nothing = os.open(os.devnull, os.O_RDWR)
     talks, output = order["talks"], files[0]
     taken = files[: 2 if talks else 1]
-    for number, at in enumerate((files[1], output, nothing) if talks else (nothing, output, output)):
+    ends = (files[1], output, nothing) if talks else (nothing, output, output)
+    for number, at in enumerate(ends):
         os.dup2(at, number)
     for number in (nothing, *taken):
         os.close(number)

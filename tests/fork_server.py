@@ -104,10 +104,12 @@ def run(what: str, arguments: list[str]) -> int:
 def main() -> int:
     """The exit status of what was forked, or 0."""
     server = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # until all is imported, none of which is garbage
     spin_briefly()  # before torch brings its threads, as the commands do
     for name in IMPORTED[sys.argv[2]]:
         importlib.import_module(name)
     gc.freeze()  # pages that are not written to stay shared
+    gc.enable()
     what = sys.argv[2]
     arguments = asked_for(server)
     return 0 if arguments is None else run(what, arguments)

@@ -1,5 +1,6 @@
 """What tests of several rooms share: the embedded model, and which tests may run beside which."""
 
+import gc
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 from tandem.engine.threads import spin_briefly
 from tandem.hub import DEFAULT_MODEL, prepare
 
+gc.disable()  # until all is collected: half of that would be looks at modules that stay
 # A busy machine may hold any example up; all else as without, in CI, too.
 settings.register_profile("tandem", settings(deadline=None))
 settings.load_profile("tandem")
@@ -61,7 +63,8 @@ class Rooms(LoadScopeScheduling):  # type: ignore[misc]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Rooms:
-    """With several processes: who runs what."""
+    """With several processes: who runs what. This one collects nothing."""
+    gc.enable()
     return Rooms(config, log)
 
 
@@ -69,6 +72,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Each of several processes is told the same: the longest first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: turn_of(item.path))
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now stays: the collector of garbage need not look at it again and again."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,12 @@
 """A process that has imported what every worker imports, and forks workers that only have to run.
 
-    python -m tests.fork_server SOCKET worker|router
+    python -m tests.fork_server SOCKET worker|router|rank|handoff
 
-The same for routers, which have no torch. Started by tests/forked.py with the environment of what
-it forks, and with the number of its end of a socket pair. Each packet asks for one process: its
-arguments and environment as JSON, and beside them what takes its output. The answer is its process
-id. It ends when the other end is closed.
+The same for routers, which have no torch, for an engine's ranks, and for ends of a hand-off without
+an engine (tests/kvtransfer/worker_process.py). Started by tests/forked.py with the environment of
+what it forks, and with the number of its end of a socket pair. Each packet asks for one process:
+its arguments and environment as JSON, and beside them what takes its output, where it talks its
+input, and what else it is given. The answer is its process id. It ends when the other end closes.
 """
 
 from __future__ import annotations
@@ -27,24 +28,26 @@ IMPORTED = {
         *("tandem.engine.executor.uniproc", "tandem.engine.worker"),
     ),
     "router": ("tandem.cli.__main__", "tandem.cli.router", "tandem.router.app", "uvloop"),
+    "rank": ("tandem.engine.executor.rank", "tandem.engine.worker"),
+    "handoff": ("tests.kvtransfer.worker_process",),
 }
 """What a process has imported when it is ready. No agent of nixl's: that one looks at the machine,
 and has threads."""
-MOST_BYTES = 1 << 17
+MOST_BYTES, MOST_FILES = 1 << 17, 3
 """Of a packet: an environment is a few thousand bytes."""
 
 
 def asked_for(server: socket.socket) -> list[str] | None:
     """In a new process: its arguments. In this process: None, when nobody asks any more."""
     while True:
-        packet, files, _, _ = socket.recv_fds(server, MOST_BYTES, 1)
+        packet, files, _, _ = socket.recv_fds(server, MOST_BYTES, MOST_FILES)
         if not packet:
             return None
         reads, writes = os.pipe()
         between = os.fork()
         if between:
-            os.close(writes)
-            os.close(files[0])
+            for number in (writes, *files):
+                os.close(number)
             os.waitpid(between, 0)  # whoever asked is the parent now
             with os.fdopen(reads, "rb") as pid:
                 server.send(pid.read())
@@ -60,38 +63,56 @@ def asked_for(server: socket.socket) -> list[str] | None:
         for number in (reads, writes):
             os.close(number)
         server.close()
-        return become(json.loads(packet), files[0])
+        return become(json.loads(packet), files)
 
 
-def become(order: dict[str, object], output: int) -> list[str]:
+def become(order: dict[str, object], files: list[int]) -> list[str]:
     """Take over what a started process would begin with; its arguments."""
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    talks, output = order["talks"], files[0]
+    taken = files[: 2 if talks else 1]
+    ends = (files[1], output, nothing) if talks else (nothing, output, output)
+    for number, at in enumerate(ends):
+        os.dup2(at, number)
+    for number in (nothing, *taken):
+        os.close(number)
     arguments, environment = order["arguments"], order["environment"]
     assert isinstance(arguments, list)
     assert isinstance(environment, dict)
     os.environ.clear()
     os.environ.update(environment)
-    return arguments
+    return [*arguments, *map(str, files[len(taken) :])]
+
+
+def run(what: str, arguments: list[str]) -> int:
+    """What was asked for, to its end; its exit status."""
+    sys.argv[1:] = arguments
+    if what == "rank":
+        from tandem.engine.executor.rank import main as rank
+
+        return rank(int(arguments[0]))
+    if what == "handoff":
+        from tests.kvtransfer.worker_process import main as handoff
+
+        handoff()
+        return 0
+    from tandem.cli.__main__ import main as command
+
+    return command(arguments)
 
 
 def main() -> int:
     """The exit status of what was forked, or 0."""
     server = socket.socket(fileno=int(sys.argv[1]))
+    gc.disable()  # until all is imported, none of which is garbage
     spin_briefly()  # before torch brings its threads, as the commands do
     for name in IMPORTED[sys.argv[2]]:
         importlib.import_module(name)
     gc.freeze()  # pages that are not written to stay shared
+    gc.enable()
+    what = sys.argv[2]
     arguments = asked_for(server)
-    if arguments is None:
-        return 0
-    from tandem.cli.__main__ import main as command
-
-    sys.argv[1:] = arguments
-    return command(arguments)
+    return 0 if arguments is None else run(what, arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Workers and routers that are forked instead of started: most of what a start costs is imports,
-which all have in common.
+"""Workers, routers and ranks that are forked instead of started: most of what a start costs is
+imports, which all have in common.
 
 A forked process is a child of this process and the leader of a session, as a started one is. What
 starts them as everybody does are the tests of `tandem up`, of the clusters and of single commands,
@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, cast
@@ -27,16 +27,21 @@ from tandem.protocol.names import ENV_PREFIX
 
 _PR_SET_CHILD_SUBREAPER = 36
 _REPOSITORY = Path(__file__).parent.parent
-_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST", "UCX_")
+_OWN = (ENV_PREFIX, "PYTEST_CURRENT_TEST", "UCX_", "OTEL_BSP_")
 """How variables begin that a worker reads when it runs, and no library at its import."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Threads of OpenMP spin, which on a busy machine takes for ever."""
+IMPORTED_WITH = {"rank": ONE_THREAD, "handoff": ONE_THREAD}
+"""Variables of processes that fork, beside this one's."""
 
 
 class Forked:
     """What ``subprocess.Popen`` is of a started process."""
 
-    def __init__(self, pid: int, stdout: IO[str]) -> None:
+    def __init__(self, pid: int, stdout: IO[str] | None, stdin: IO[str] | None = None) -> None:
         self.pid = pid
         self.stdout = stdout
+        self.stdin = stdin
         self.returncode: int | None = None
         self._lock = threading.Lock()
 
@@ -97,20 +102,36 @@ class ForkServer:
                 start_new_session=True,
             )
 
-    def fork(self, arguments: list[str], environment: Mapping[str, str]) -> Forked:
-        """A process. While it is made, this one is the parent of its descendants' orphans."""
-        order = json.dumps({"arguments": arguments, "environment": dict(environment)}).encode()
-        reads, writes = os.pipe()
+    def fork(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        *,
+        talks: bool = False,
+        output: int | None = None,
+        beside: Sequence[int] = (),
+    ) -> Forked:
+        """A process. While it is made, this one is the parent of its descendants' orphans. With
+        ``talks`` its standard input is a pipe, too, and what it says of errors goes nowhere.
+        ``output`` takes what it says in place of a pipe. Descriptors ``beside`` are its own as
+        well: their numbers there are its last arguments."""
+        order = {"arguments": arguments, "environment": dict(environment), "talks": talks}
+        reads, writes = os.pipe() if output is None else (-1, output)
+        hears, says = os.pipe() if talks else (-1, -1)
+        own = [each for each in (writes, hears) if each not in (-1, output)]
+        given = [writes, *([hears] if talks else []), *beside]
         with self._lock:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
             try:
-                socket.send_fds(self._socket, [order], [writes])
+                socket.send_fds(self._socket, [json.dumps(order).encode()], given)
                 pid = self._socket.recv(32)
             finally:
                 self._prctl(_PR_SET_CHILD_SUBREAPER, 0)
-                os.close(writes)
+                for each in own:
+                    os.close(each)
         assert pid, f"the process that forks has ended: {self._process.poll()}"
-        return Forked(int(pid), os.fdopen(reads, errors="replace"))
+        stdout = os.fdopen(reads, errors="replace") if output is None else None
+        return Forked(int(pid), stdout, os.fdopen(says, "w") if talks else None)
 
 
 class ForkedChild(Child):
@@ -128,8 +149,8 @@ class ForkedChild(Child):
 
 @cache
 def fork_server(what: str) -> ForkServer:
-    """This process's own, for workers or routers."""
-    return ForkServer(what, os.environ)
+    """This process's own, for one kind of processes in tests/fork_server.py."""
+    return ForkServer(what, {**os.environ, **IMPORTED_WITH.get(what, {})})
 
 
 def what(child: Child) -> str:

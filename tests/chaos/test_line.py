@@ -63,7 +63,7 @@ def test_hurt_workers_cost_no_token(tiny: Path, tmp_path: Path):
 
 def test_hurt_links_cost_no_token(tiny: Path, tmp_path: Path):
     """What passes between workers is lost, repeated, mixed, changed and cut: the same holds."""
-    with raised(tiny, tmp_path / "log", "tcp", proxied=12) as line:
+    with raised(tiny, tmp_path / "log", "tcp", proxied=12, fork=True) as line:
         assert_endured(line, seed=12, requests=200, every=12, kinds=LINK_KINDS, longest=1.5)
         hurt = [sum(each.hurt.values()) for each in line.proxies]
         assert sum(hurt) >= 5, hurt
@@ -72,7 +72,7 @@ def test_hurt_links_cost_no_token(tiny: Path, tmp_path: Path):
 def test_a_death_and_a_leak_are_seen(tiny: Path, tmp_path: Path):
     """What the line holds is looked at for real: a worker that dies of itself is named, and so is
     what a request holds that runs, and memory that a worker has mapped since."""
-    with raised(tiny, tmp_path / "log", "tcp", workers=1) as line:
+    with raised(tiny, tmp_path / "log", "tcp", workers=1, fork=True) as line:
         line.remember()
         assert line.leaks() == []
         workers = line.stack.workers.values()
@@ -104,6 +104,6 @@ def test_pulled_prefixes_cost_no_token(tiny: Path, tmp_path: Path):
     """Workers that pull from each other what they have cached are killed, stopped and lose bits,
     lenders and pullers alike: the same holds, and some prefixes were pulled for all that."""
     kinds = (*PROCESS_KINDS, Kind.FLIP, Kind.FLIP)
-    with raised(tiny, tmp_path / "log", "tcp", pulls=True) as line:
+    with raised(tiny, tmp_path / "log", "tcp", pulls=True, fork=True) as line:
         assert_endured(line, 33, 100, every=12, kinds=kinds, longest=3.0, questions=40)
         assert sum(each.flipped for each in line.flippers) > 0

@@ -39,8 +39,8 @@ class Stack:
         decode_flags: list[str] | None = None,
         fork: bool = True,
     ) -> None:
-        """``fork`` off where a test looks into a process's memory or gives it a clock: these a
-        forked one has from where it comes."""
+        """``fork`` off where a test gives a process a clock, which a forked one has from where it
+        comes, or where workers that are back sooner are killed the more often."""
         made = forked if fork else _started
         numbers = iter(own_ports(4 * (prefill + decode) + 1))
         shared = ["--served-model-name", "smol", "--log-level", "info", *(worker_flags or [])]

@@ -118,13 +118,18 @@ def test_a_request_that_failed_over_is_one_trace(
     each = flags(receiver.grpc_url, "grpc")
     chunks = ["--max-num-batched-tokens", "64"]
     with start_stack(worker_flags=[*each, *chunks], router_flags=each) as stack:
-        killer = threading.Timer(0.6, lambda: stack.signal("prefill-0", signal.SIGKILL))
         stack.killed = frozenset({"prefill-0"})
+
+        def kill() -> None:
+            stack.signal(stack.holder("prefill"), signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
         killer.start()
         response = ask(stack, f"00-{TRACE}-{CALLER}-01", rows()[LONG].prompt)
         killer.join()
         assert response.status_code == 200
-        spans = trace_of(receiver, TRACE, {"text_completion", "attempt", "decode", "stream"})
+        trace_of(receiver, TRACE, {"text_completion", "attempt", "decode", "stream"})
+        wait_for(lambda: [s["name"] for s in receiver.of(TRACE)].count("attempt") == 2, 30)
         time.sleep(0.5)
         spans = receiver.of(TRACE)
     check_parents(spans)

@@ -11,7 +11,9 @@ import pytest
 import torch
 from reference import judge, rows
 from tests.engine_run.cpu_engine import CPUEngine
+from tests.engine_run.forked_rank import ForkedExecutor
 from tests.engine_run.tiny_models import folder_of, judged
+from tests.forked import fork_server
 from tests.waiting import wait_for
 
 from tandem.engine.config import EngineConfig
@@ -36,11 +38,23 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def executor() -> Iterator[MultiprocExecutor]:
-    """One that is ended whatever happened, and whose child is gone then."""
-    made = MultiprocExecutor()
+    """One whose rank is forked; ended whatever happened, and its child is gone then."""
+    yield from ended(ForkedExecutor())
+
+
+@pytest.fixture
+def started() -> Iterator[MultiprocExecutor]:
+    """One whose rank is started as those of an engine are."""
+    yield from ended(MultiprocExecutor())
+
+
+def ended(made: MultiprocExecutor) -> Iterator[MultiprocExecutor]:
+    """It leaves nobody behind."""
+    fork_server("rank")
+    before = set(psutil.Process().children())
     yield made
     made.stop()
-    assert [each.pid for each in psutil.Process().children() if "rank" in str(each.cmdline())] == []
+    assert set(psutil.Process().children()) <= before
 
 
 def engine(executor: MultiprocExecutor, **settings) -> CPUEngine:
@@ -94,9 +108,9 @@ def test_scores_and_rules_come_across(executor):
         assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
 
 
-def test_smollm2_draws_the_reference_tokens_in_a_child(executor, smollm2):
+def test_smollm2_draws_the_reference_tokens_in_a_child(started, smollm2):
     """transformers' greedy tokens, two steps in flight."""
-    made = CPUEngine(smollm2, executor=executor, num_gpu_blocks_override=60, async_scheduling=True)
+    made = CPUEngine(smollm2, executor=started, num_gpu_blocks_override=60, async_scheduling=True)
     picked = [i for i, row in enumerate(rows()) if len(row.prompt) < 130][::5]
     got = made.generate([rows()[i].prompt for i in picked], 6)
     cut = {i: [*tokens, *rows()[i].tokens[6:]] for i, tokens in zip(picked, got, strict=True)}
@@ -181,16 +195,16 @@ def test_a_silent_child_is_not_waited_for(executor):
     os.kill(executor.pid, signal.SIGCONT)
 
 
-def test_the_child_ends_with_the_engines_process(executor):
+def test_the_child_ends_with_the_engines_process(started):
     """Whatever becomes of this process, its end of the channel closes and the child goes; signals
     that are meant for this process do not end it before."""
-    executor.start(EngineConfig.of(folder_of("llama"), device="cpu", num_gpu_blocks_override=4))
-    child = psutil.Process(executor.pid)
+    started.start(EngineConfig.of(folder_of("llama"), device="cpu", num_gpu_blocks_override=4))
+    child = psutil.Process(started.pid)
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(child.pid, number)
-    assert executor.execute(SchedulerOutput(1, ())).result(SECONDS).step == 1
-    assert executor._channel is not None
-    executor._channel.close()
+    assert started.execute(SchedulerOutput(1, ())).result(SECONDS).step == 1
+    assert started._channel is not None
+    started._channel.close()
     wait_for(lambda: child.status() == psutil.STATUS_ZOMBIE, SECONDS)
 
 

@@ -54,7 +54,7 @@ def a_lease_that_ended_before_done(workers: Workers) -> None:
     producer.wait_for(events.Released, key)
     mover.say = say
     mover.say(consumer.incarnation, Final(key, (FirstToken(0, 1),)))
-    end = consumer.wait_for((events.LoadFailed, events.Loaded), key, 5.0)
+    end = consumer.wait_for((events.LoadFailed, events.Loaded), key, 10.0)
     assert isinstance(end, events.LoadFailed), "it was used"
     assert end.cause is FailCause.GONE
 
@@ -69,7 +69,7 @@ def a_lease_of_a_predecessor(workers: Workers) -> None:
     consumer.wait_for(events.Ready, key)
     (link,) = producer.service._channel._links.values()
     link.session.me = new_incarnation()
-    assert consumer.wait_for(events.LoadFailed, key, 5.0).cause is FailCause.PEER
+    assert consumer.wait_for(events.LoadFailed, key, 10.0).cause is FailCause.PEER
 
 
 def a_block_of_another(workers: Workers) -> None:

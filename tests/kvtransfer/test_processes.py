@@ -7,8 +7,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+from tests.forked import ONE_THREAD, Forked, fork_server
 from tests.kvtransfer.builders import (
     BLOCK,
     NUM_BLOCKS,
@@ -17,20 +19,35 @@ from tests.kvtransfer.builders import (
     make_config,
     make_key,
 )
+from tests.waiting import wait_for
 
 from tandem.kvtransfer import events
 from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.layout import blocks_for
 
+Process: TypeAlias = subprocess.Popen[str] | Forked
 _SCRIPT = Path(__file__).parent / "worker_process.py"
 _names = itertools.count()
 LOST_SECONDS = 5.0
 """Within which a peer that died or hangs shall be known; a hand-off may wait for far longer."""
 
 
+def _started(command: list[str]) -> Process:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, **ONE_THREAD},
+    )
+
+
 class Child:
     """A worker in another process."""
+
+    process: Process
 
     def __init__(
         self,
@@ -39,15 +56,13 @@ class Child:
         role: str = "producer",
         isolated: tuple[str, ...] = (),
     ) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [*isolated, sys.executable, str(_SCRIPT), role, connector, str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
+        """``isolated``: a command that starts it; else it is forked of a process that has imported
+        torch."""
+        words = [role, connector, str(port)]
+        if isolated or sys.platform != "linux":
+            self.process = _started([*isolated, sys.executable, str(_SCRIPT), *words])
+        else:
+            self.process = fork_server("handoff").fork(words, os.environ, talks=True)
         self.endpoint, incarnation = self._line().split()
         self.incarnation = Incarnation(bytes.fromhex(incarnation))
         self.port = int(self.endpoint.rpartition(":")[2] or 0) if role == "producer" else 0
@@ -116,9 +131,8 @@ def test_kv_crosses_processes_while_it_is_computed(met):
     """Chunk by chunk, many requests, the right bytes and every slot and lease free at the end."""
     child, consumer = met
     names = [hand_over(child, consumer, 37 + 10 * n) for n in range(8)]
-    time.sleep(0.1)
-    seen = child.tell("seen").split()[1:]
-    assert seen == [f"Released:{name}" for name in names]
+    released = [f"Released:{name}" for name in names]
+    wait_for(lambda: child.tell("seen").split()[1:] == released, seen=lambda: child.tell("seen"))
     ring = consumer.service._mover.table.ring
     assert ring.free == len(ring)
     assert consumer.metric("tandem:kv_handoffs_total", role="consumer", outcome="loaded") == 8

@@ -152,7 +152,7 @@ def test_a_refused_admission_is_told_to_a_consumer_that_waits(pair):
     consumer.open(key, producer.incarnation)
     producer.until(lambda: key in producer.service._mover.table.exports)
     assert producer.admit(key, 4 * 64, consumer.incarnation) is not None
-    assert consumer.wait_for(events.LoadFailed, key, seconds=2.0).cause is FailCause.GONE
+    assert consumer.wait_for(events.LoadFailed, key).cause is FailCause.GONE
 
 
 def test_a_transfer_thread_that_dies_ends_every_key(pair):

@@ -73,14 +73,14 @@ async def test_who_leaves_takes_no_place() -> None:
     await settle()
     leaving.cancel()
     window.give(8)
-    await asyncio.wait_for(behind, 5)
+    await asyncio.wait_for(behind, 60)
     called = asyncio.create_task(window.take(10))
     await settle()
     window.give(2)
     called.cancel()
     with pytest.raises(asyncio.CancelledError):
         await called
-    await asyncio.wait_for(window.take(10), 5)
+    await asyncio.wait_for(window.take(10), 60)
 
 
 async def test_one_that_leaves_lets_those_behind_it_in() -> None:
@@ -92,7 +92,7 @@ async def test_one_that_leaves_lets_those_behind_it_in() -> None:
     await settle()
     assert not small.done()
     large.cancel()
-    await asyncio.wait_for(small, 5)
+    await asyncio.wait_for(small, 60)
 
 
 async def test_several_places_are_taken_at_once() -> None:
@@ -111,9 +111,9 @@ async def test_several_places_are_taken_at_once() -> None:
     await settle()
     assert not alone.done()
     window.give(5)
-    await asyncio.wait_for(alone, 5)
+    await asyncio.wait_for(alone, 60)
     window.give(10, 9)
-    await asyncio.wait_for(window.take(100, 4), 5)
+    await asyncio.wait_for(window.take(100, 4), 60)
 
 
 def test_a_batch_is_prepared_in_parts() -> None:

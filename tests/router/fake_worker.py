@@ -206,7 +206,6 @@ class FakeWorker:
         self.incarnation = new_incarnation()
         self.submitted: list[EngineCoreRequest] = []
         self.cancelled: list[tuple[str, int]] = []
-        self.cancelled_at: list[float] = []
         self.peers: dict[str, Incarnation] = {}
         self.bytes_per_s, self.waiting_bytes, self.probed_bytes_per_s = 0.0, 0, 0.0
         self.resets: list[str] = []
@@ -387,7 +386,6 @@ class FakeWorker:
         elif isinstance(message, Cancel):
             key = (message.request, message.attempt)
             self.cancelled.append(key)
-            self.cancelled_at.append(time.monotonic())
             self._turns = [entry for entry in self._turns if entry[1].key != key]
         elif isinstance(message, PeerSet):
             self.peers = message.controls

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -186,12 +185,13 @@ def test_a_successor_waits_for_its_predecessors_address(rings: dict[str, KeyRing
     """One answers for a process at a time; the next begins when the first has let go."""
     first, second = CurveGuard(rings["decode"]), CurveGuard(rings["decode"])
     first.start()
-    leaving = threading.Timer(0.3, first.stop)
-    leaving.start()
-    started = time.monotonic()
-    second.start()
-    assert time.monotonic() - started >= 0.2
-    leaving.join()
+    following = threading.Thread(target=second.start)
+    following.start()
+    following.join(0.3)
+    assert following.is_alive()
+    first.stop()
+    following.join(30)
+    assert not following.is_alive()
     second.stop()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
 from tandem.cli.handoff_settings import handoff_config
+from tandem.cli.loading import loading
 from tandem.cli.logs import set_up_logging
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.cli.worker_settings import engine_config, worker_sections
@@ -22,6 +23,7 @@ def run(argv: list[str]) -> int:
     dump_on_signal()
     spin_briefly()
     kv, prefill = handoff_config(given, server), PrefillConfig(**given[PrefillConfig])
-    from tandem.prefill import worker
+    with loading():
+        from tandem.prefill import worker
 
     return worker.run(engine_config(given), server, kv, prefill)

@@ -7,6 +7,7 @@ from typing import Any
 
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
+from tandem.cli.loading import loading
 from tandem.cli.logs import set_up_logging
 from tandem.cli.stack_dump import dump_on_signal
 from tandem.protocol.settings import setting
@@ -32,7 +33,8 @@ def run(argv: list[str]) -> int:
     log = LogConfig(**given[LogConfig])
     set_up_logging(log.log_level, log.log_format)
     dump_on_signal()
-    from tandem.router.app import serve
+    with loading():
+        from tandem.router.app import serve
 
     serve(RouterConfig(**given[RouterConfig]), log_level=log.log_level)
     return 0

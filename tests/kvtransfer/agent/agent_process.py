@@ -10,6 +10,10 @@ from pathlib import Path
 
 from tests.waiting import wait_for
 
+from tandem.kvtransfer.errors import TransportError
+from tandem.kvtransfer.nodeagent.asked import status_of
+from tandem.kvtransfer.nodeagent.config import NodeAgentConfig
+
 SECONDS = 90.0
 """A busy machine starts a process in half a minute."""
 
@@ -27,16 +31,28 @@ class Agent:
             [*isolated, *tandem, *self._words, *flags], stderr=subprocess.DEVNULL
         )
         try:
-            wait_for(self.status, SECONDS)
+            self.status()
         except BaseException:
             self.end()
             raise
 
     def status(self) -> dict[str, int]:
-        """As `--status` prints it; nothing where no agent answers."""
+        """What it has counted, asked from this process until it answers."""
+        config = NodeAgentConfig(kv_node_folder=str(self.folder))
+
+        def told() -> dict[str, int] | None:
+            try:
+                return status_of(config)
+            except TransportError:  # none is there yet, or it has no time for an answer
+                return None
+
+        return wait_for(told, SECONDS, every=0.05)
+
+    def printed(self) -> dict[str, int]:
+        """The same as `--status` prints it, in a process of its own."""
         words = [sys.executable, "-m", "tandem.cli", *self._words, "--status"]
-        said = subprocess.run(words, check=False, capture_output=True, timeout=SECONDS)
-        found: dict[str, int] = json.loads(said.stdout or "{}")
+        said = subprocess.run(words, check=True, capture_output=True, timeout=SECONDS)
+        found: dict[str, int] = json.loads(said.stdout)
         return found
 
     def end(self, number: int = signal.SIGKILL) -> int:

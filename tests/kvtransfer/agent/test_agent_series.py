@@ -101,7 +101,7 @@ def test_a_process_shows_them_at_its_port(folder: Path) -> None:
         assert "tandem:kv_agent_copies_total 0.0" in text
         assert 'tandem:kv_agent_workers{role="producer"} 0.0' in text
         with urllib.request.urlopen(f"{url}/debug", timeout=SECONDS) as answer:
-            assert json.load(answer) == agent.status()
+            assert json.load(answer) == agent.printed() == agent.status()
         with urllib.request.urlopen(f"{url}/health", timeout=SECONDS) as answer:
             assert answer.status == 200
         words = ["node-agent", "--kv-node-folder", str(folder / "other"), "--probe-port", str(port)]

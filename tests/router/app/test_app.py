@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -162,27 +163,34 @@ def test_deadline_is_504(serve: Serve, decode: Make) -> None:
 
 def test_full_is_429(serve: Serve, decode: Make) -> None:
     """A full queue refuses at once, an old one later; both say when to come again."""
+    release = threading.Event()
+
+    def held(turn: Turn) -> Iterator[float]:
+        while not release.is_set():
+            yield 0.01
+        yield from serve_well(turn)
+
+    d = decode(behaviour=held)
     served = serve(
-        decode(step=0.3),
-        max_inflight_requests=1,
-        max_queued_requests=1,
-        max_queue_age=0.4,
-        worker_wait=0.0,
+        d, max_inflight_requests=1, max_queued_requests=1, max_queue_age=1.5, worker_wait=0.0
     )
-    answers: list[httpx.Response] = []
+    waiting = re.compile(r"^vllm:num_requests_waiting\S* 1\.0$", re.M)
 
-    def ask() -> None:
-        answers.append(served.post("/v1/chat/completions", json={**BODY, "max_tokens": 4}))
+    def ask() -> httpx.Response:
+        return served.post("/v1/chat/completions", json={**BODY, "max_tokens": 4})
 
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-        time.sleep(0.1)
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        runs = threads.submit(ask)
+        wait_for(lambda: d.submitted)
+        waits = threads.submit(ask)
+        wait_for(lambda: waiting.search(served.metrics()))
+        by_status = {429: ask(), 503: waits.result()}
+        release.set()
+        by_status[200] = runs.result()
 
-    by_status = {answer.status_code: answer for answer in answers}
-    assert set(by_status) == {200, 429, 503}
+    assert {status: each.status_code for status, each in by_status.items()} == {
+        status: status for status in by_status
+    }
     assert "retry-after" in by_status[429].headers
     assert by_status[429].json()["error"]["code"] == "rate_limit_exceeded"
     assert by_status[503].json()["error"]["code"] == "overloaded"
@@ -199,22 +207,21 @@ def raw_post(served: Served, body: dict[str, Any]) -> socket.socket:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("step", [0.02, 2.0])
+@pytest.mark.parametrize("step", [0.02, 60.0])
 def test_disconnect_cancels(
     serve: Serve, prefill: Make, decode: Make, stream: bool, step: float
 ) -> None:
-    """In mid-stream, before the first token, or without a stream: CANCEL within a second."""
+    """In mid-stream, before the first token, or without a stream: CANCEL, long before the next
+    token comes."""
     p, d = prefill(step=step), decode(step=step)
     served = serve(p, d)
     connection = raw_post(served, {**BODY, "stream": stream})
     wait_for(lambda: d.submitted)
     if stream and step < 1:
         assert b"200 OK" in connection.recv(4096)
-    left = time.monotonic()
     connection.close()
 
     wait_for(lambda: d.cancelled and p.cancelled)
-    assert d.cancelled_at[0] - left < 1.0
     wait_for(lambda: "vllm:num_requests_running 0.0" in served.metrics())
     assert "tandem:router_requests_cancelled_total 1.0" in served.metrics()
 

@@ -16,7 +16,7 @@ from tests.router.http_server import Served
 
 Serve = Callable[..., Served]
 
-NAMES = 10_000
+NAMES = 2_000
 """Request ids, tenants and models, each said once."""
 THREADS = 8
 ANSWERED_IN = 20
@@ -67,7 +67,7 @@ def series(text: str) -> set[tuple[str, ...]]:
 
 @pytest.mark.slow
 def test_series_do_not_grow_with_names(serve: Serve, prefill: Make, decode: Make) -> None:
-    """Ten thousand ids, tenants and models leave what a few hundred left."""
+    """Two thousand ids, tenants and models leave what a few hundred left."""
     served = serve(prefill(step=0.0), decode(step=0.0), min_handoff_tokens=1)
     port = served.socket.getsockname()[1]
     every = list(calls())

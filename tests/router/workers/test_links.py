@@ -262,12 +262,19 @@ async def test_discovery(stack: Stack, decode: Make) -> None:
     """Addresses of the list are added once, and looked up anew while they are down."""
     d = decode()
     nobody = "127.0.0.1:9"
+    again: list[str] = []
+    reconnect = stack.pool.reconnect
+
+    def noted(endpoint: str) -> None:
+        again.append(endpoint)
+        reconnect(endpoint)
+
+    stack.pool.reconnect = noted  # type: ignore[method-assign]
     discovery = StaticDiscovery(stack.pool, [d.endpoint, nobody, d.endpoint])
     task = asyncio.create_task(discovery.run(0.05))
-    await until(lambda: d.incarnation in stack.pool.workers)
-    await asyncio.sleep(0.2)
-
-    assert stack.pool.links() == {d.endpoint: LinkState.UP, nobody: LinkState.DOWN}
+    links = {d.endpoint: LinkState.UP, nobody: LinkState.DOWN}
+    await until(lambda: nobody in again)
+    await until(lambda: d.incarnation in stack.pool.workers and stack.pool.links() == links)
     task.cancel()
     stack.pool.reconnect("127.0.0.1:8")
     stack.pool.remove("127.0.0.1:8")

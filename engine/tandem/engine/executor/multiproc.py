@@ -84,12 +84,7 @@ class MultiprocExecutor:
             raise InvalidParameter("distributed_executor_backend", "mp", allowed)
         here, there = socket.socketpair()
         with there:
-            command = [sys.executable, "-P", "-m", "tandem.engine.executor.rank"]
-            self._process = subprocess.Popen(
-                [*command, str(there.fileno())],
-                pass_fds=(there.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
+            self._process = self.launch(there.fileno())
         self._channel = Channel(here)
         try:
             self._capacity = self._begin(config)
@@ -98,6 +93,11 @@ class MultiprocExecutor:
             raise
         logger.info("rank %d runs in process %d", _RANK, self._process.pid)
         return self._capacity
+
+    def launch(self, descriptor: int) -> subprocess.Popen[bytes]:
+        """The rank's process, which has its own end of the channel under ``descriptor``."""
+        command = [sys.executable, "-P", "-m", "tandem.engine.executor.rank", str(descriptor)]
+        return subprocess.Popen(command, pass_fds=(descriptor,), stdin=subprocess.DEVNULL)
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """See Executor. What a rank raised is in the future."""

@@ -64,6 +64,11 @@ class StepClasses:
         return is_first
 
     @property
+    def known(self) -> bool:
+        """Whether a step was noted."""
+        return bool(self._steps)
+
+    @property
     def slope(self) -> float:
         """Seconds for each token of a context, 0 or above; 0 while nothing shows it."""
         if self._learned < SLOPE_STEPS or self._cc <= 0:

@@ -107,7 +107,7 @@ class MeasuredSteps:
         tokens leave, and no less than reading all weights, which the step of the fewest prompt
         tokens did as well. What is left is the difference of two long times, and may be nothing."""
         left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
-        fewest = min(self.prompt_steps[0][1], seconds / 2)
+        fewest = min(self.prompt_steps[0][1], seconds)
         self._inferred.note(crowd.streams, max(left, fewest), crowd.context)
 
     def _decodes(self) -> StepClasses:

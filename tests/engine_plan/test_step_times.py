@@ -90,6 +90,52 @@ def test_who_has_made_no_decodes_alone_goes_by_its_shortest_prompts() -> None:
     assert steps.prompt_tokens_within(Crowd(8), 0.022, 2048) < unknown
 
 
+def took(streams: int, tokens: int) -> float:
+    """Seconds of a step of an H100: weights are read in 6 ms, a token is multiplied in 20 us, and
+    either hides behind the other."""
+    return ((0.006 + streams * 1e-4) ** 4 + (tokens * 2e-5) ** 4) ** 0.25
+
+
+def prefilled() -> MeasuredSteps:
+    """Of a prefill worker that has made steps of prompts alone."""
+    steps = MeasuredSteps()
+    for _ in range(20):
+        for tokens in (16, 128, 512, 2048):
+            steps.note(Crowd(0), tokens, took(0, tokens))
+    return steps
+
+
+def test_what_decodes_seem_to_need_beside_prompts_is_forgotten_once_some_were_alone() -> None:
+    """A wide step with a decode in it takes what its prompts do alone, so that nothing seems left
+    to the decode. By that and one step of two, six would need 30 ms, no step would have room for
+    a prompt, and none would show that they need 7."""
+    steps = prefilled()
+    steps.note(Crowd(1), 512, took(1, 512))
+    assert steps.decode_seconds(Crowd(1)) == pytest.approx(0.006, rel=0.02), "weights are read"
+    steps.note(Crowd(2), 0, took(2, 0))
+    steps.refresh()
+    for _ in range(20):
+        fit = steps.prompt_tokens_within(Crowd(6), 0.021, 2048)
+        steps.note(Crowd(6), max(64, fit), took(6, max(64, fit)))
+    assert steps.decode_seconds(Crowd(6)) == pytest.approx(0.0062, rel=0.05)
+    assert steps.prompt_tokens_within(Crowd(6), 0.021, 2048) > 600
+
+
+def test_decodes_that_seemed_long_are_refuted_by_shorter_steps_of_both() -> None:
+    """Two steps that were held up, of other sizes, say that eight decodes need 40 ms: no prompt
+    has room, and a worker whose prompts never end makes no step of decodes alone again."""
+    steps = prefilled()
+    steps.note(Crowd(1), 0, 0.006)
+    steps.note(Crowd(2), 0, 0.012)
+    steps.refresh()
+    assert steps.decode_seconds(Crowd(8)) > 0.04
+    for _ in range(20):
+        fit = steps.prompt_tokens_within(Crowd(8), 0.021, 2048)
+        steps.note(Crowd(8), max(64, fit), took(8, max(64, fit)))
+    assert steps.decode_seconds(Crowd(8)) < 0.010
+    assert steps.prompt_tokens_within(Crowd(8), 0.021, 2048) > 500
+
+
 def test_what_prompts_take_of_the_time() -> None:
     """A share and a count a second, which fade when nothing comes."""
     load = PromptLoad()

@@ -64,6 +64,11 @@ class StepClasses:
         return is_first
 
     @property
+    def known(self) -> bool:
+        """Whether a step was noted."""
+        return bool(self._steps)
+
+    @property
     def slope(self) -> float:
         """Seconds for each token of a context, 0 or above; 0 while nothing shows it."""
         if self._learned < SLOPE_STEPS or self._cc <= 0:
@@ -80,7 +85,8 @@ class StepClasses:
     def points(self, least: int = 1) -> StepTimes:
         """(mean size, seconds at the median time of one) of each class of ``least`` steps or more,
         without what contexts take; never falling."""
-        points: list[tuple[int, float]] = []
+        sizes: list[int] = []
+        found: list[tuple[float, int]] = []
         slope = self.slope
         for number, steps in sorted(self._steps.items()):
             self._follow(number, steps)
@@ -89,8 +95,9 @@ class StepClasses:
             size = round(sum(each.size for each in steps) / len(steps))
             times = sorted(_own(each, slope) / each.size for each in steps)
             seconds = times[len(times) // 2] * size
-            points.append((size, max(seconds, points[-1][1] if points else 0.0)))
-        return tuple(points)
+            sizes.append(size)
+            found.append((seconds, len(steps)))
+        return tuple(zip(sizes, _never_falling(found), strict=True))
 
     def _learn(self, means: list[float], size: int, context: int, seconds: float) -> None:
         if seconds > STRAY * means[2]:
@@ -112,6 +119,22 @@ class StepClasses:
         means = self._means.get(number)
         if means is not None and median(each.seconds for each in steps) > STRAY * means[2]:
             del self._means[number]
+
+
+def _never_falling(found: list[tuple[float, int]]) -> list[float]:
+    """Seconds, each measured so many times, as near to them as what never falls can be: where they
+    fall, their weighed mean (isotonic regression by pooling adjacent violators, Ayer et al., 1955).
+    One step that was held up so moves those of larger sizes little."""
+    pools: list[tuple[float, int, int]] = []
+    for seconds, weight in found:
+        pool = (seconds, weight, 1)
+        while pools and pools[-1][0] > pool[0]:
+            before = pools.pop()
+            weights = before[1] + pool[1]
+            mean = (before[0] * before[1] + pool[0] * pool[1]) / weights
+            pool = (mean, weights, before[2] + pool[2])
+        pools.append(pool)
+    return [seconds for seconds, _, members in pools for _ in range(members)]
 
 
 def _own(step: _Step, slope: float) -> float:

@@ -25,6 +25,9 @@ tokens on top of it, so that the next graph is within reach. Small ones hide beh
 weights, so that wide ones take longer than in proportion."""
 FRESH = 16
 """Steps until the medians are looked up anew, but for the first step of a class."""
+REFUTED = 0.8
+"""Of what decodes were taken to need alone: a step of both that ended sooner says that they need
+less."""
 RESIDENCE_SHARE = 0.1
 """Weight of the latest request in the mean time that requests live here."""
 
@@ -48,6 +51,8 @@ class MeasuredSteps:
 
     def __init__(self) -> None:
         self._decode = StepClasses()
+        self._inferred = StepClasses()
+        """Of decodes, by steps of both, as long as no step of decodes alone was made."""
         self._prompt = StepClasses()
         self._beside = StepClasses()
         self._margin = Margin()
@@ -84,10 +89,10 @@ class MeasuredSteps:
             if seconds > alone:
                 self._prompt.note(prompt_tokens, seconds - alone)
                 is_first = self._beside.note(prompt_tokens, seconds - alone)
-        elif self.prompt_steps:  # whose prompts never end makes no step of decodes alone
-            left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
-            if left > 0:
-                self._decode.note(crowd.streams, left, crowd.context)
+            elif seconds < REFUTED * alone:  # who goes by too much would take no prompts, for ever
+                is_first = self._decodes().note(crowd.streams, seconds, crowd.context)
+        elif self.prompt_steps:
+            self._infer(crowd, prompt_tokens, seconds)
         self._stale += 1
         if is_first or self._stale >= FRESH or not (self.decode_steps and self.prompt_steps):
             self.refresh()
@@ -97,11 +102,23 @@ class MeasuredSteps:
         known = self.residence_s
         self.residence_s = known + RESIDENCE_SHARE * (seconds - known) if known else seconds
 
+    def _infer(self, crowd: Crowd, prompt_tokens: int, seconds: float) -> None:
+        """What decodes took of a step of both, while none was made of decodes alone: what prompt
+        tokens leave, and no less than reading all weights, which the step of the fewest prompt
+        tokens did as well. What is left is the difference of two long times, and may be nothing."""
+        left = seconds - seconds_at(self.prompt_steps, prompt_tokens)
+        fewest = min(self.prompt_steps[0][1], seconds)
+        self._inferred.note(crowd.streams, max(left, fewest), crowd.context)
+
+    def _decodes(self) -> StepClasses:
+        return self._decode if self._decode.known else self._inferred
+
     def refresh(self) -> None:
         """Look the medians up."""
         self._stale = 0
-        self.context_s = self._decode.slope
-        self.decode_steps = self._decode.points()
+        decodes = self._decodes()
+        self.context_s = decodes.slope
+        self.decode_steps = decodes.points()
         self.prompt_steps = self._prompt.points()
         self.beside_steps = self._beside.points()
 

@@ -94,7 +94,7 @@ def test_who_has_made_no_decodes_alone_goes_by_its_shortest_prompts() -> None:
 def took(streams: int, tokens: int) -> float:
     """Seconds of a step of an H100: weights are read in 6 ms, a token is multiplied in 20 us, and
     either hides behind the other."""
-    return math.hypot((0.006 + streams * 1e-4) ** 2, (tokens * 2e-5) ** 2) ** 0.5
+    return math.sqrt(math.hypot((0.006 + streams * 1e-4) ** 2, (tokens * 2e-5) ** 2))
 
 
 def prefilled() -> MeasuredSteps:

@@ -214,6 +214,9 @@ class Mover(Generic[Item, Event]):
             self.control.look()
         return not self.inbox.empty
 
+    def settle(self) -> None:
+        """Count what was put off while somebody waited; each turn, behind all else."""
+
     def observe(self) -> None:
         """Set the gauges."""
         raise NotImplementedError
@@ -287,6 +290,7 @@ class Mover(Generic[Item, Event]):
         self._let_go()  # before work, which may take longer than a peer should wait
         self._carry_out(self.work(now), now)
         self._let_go()
+        self.settle()
         if items or self._observed_at < self._active_at:
             self._observed_at = time.monotonic()
             self.observe()

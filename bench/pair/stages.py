@@ -187,6 +187,11 @@ class Staged(fabric.Worker):
         self.until(lambda: key in self.ended)
         return f"ok {BOOK.taken()}"
 
+    def released(self, name: str) -> str:
+        """P: wait until the blocks are its own again; all stamps."""
+        super().released(name)
+        return f"ok {BOOK.taken()}"
+
     def load(self, name: str) -> str:
         """D: WANT to usable."""
         key = RequestKey(fabric.ROUTER, name, 0)
@@ -261,14 +266,14 @@ def one(ends: tuple[fabric.Child, fabric.Child], case: tuple[str, int, int], nam
     if how == "want":
         producer.tell(f"export {name} {tokens} {consumer.incarnation}")
         found = stamps(consumer.tell(f"load {name}"))[1]
-        producer.tell(f"released {name}")
+        found |= stamps(producer.tell(f"released {name}"))[1]
         begun = found["d engine says WANT"]
     elif how == "cached":
         consumer.say(f"follow {name}")
         time.sleep(0.02)
         producer.tell(f"export {name} {tokens} {consumer.incarnation}")
         found = stamps(consumer.answer())[1]
-        producer.tell(f"released {name}")
+        found |= stamps(producer.tell(f"released {name}"))[1]
         begun = found["d engine says WANT"]
     else:
         if how == "busy":

@@ -305,20 +305,19 @@ class Channel:
             return False
 
     def _turn(self, milliseconds: int | None = None) -> bool:
+        said = self._say_all()  # before sockets are asked: a peer waits for it
         if milliseconds is None:
             milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
-        if milliseconds:
+        if milliseconds and not said and not self._over.is_set():
             with self._inbox.listening():
                 ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))
+            said = self._say_all()
         else:  # who sleeps afterwards listens already
             ready = dict(self._poller.poll(0))
+        if self._over.is_set():
+            return False
         ready.pop(self._inbox.fileno(), None)
-        now, items = now_ms(), self._inbox.take()
-        for item in items:
-            if isinstance(item, Stop):
-                self._over.set()
-                return False
-            self.on_item(item, now)
+        now = now_ms()
         if ready:
             self.on_ready(ready, now)
         self.on_due(now)
@@ -326,7 +325,17 @@ class Channel:
         late = self._pulse.late(time.monotonic())
         if late is not None:
             self.on_tick(now, late)
-        return bool(items or ready) or late is not None
+        return bool(said or ready) or late is not None
+
+    def _say_all(self) -> bool:
+        """Do what others want of the sockets, up to a Stop; whether it was anything."""
+        items, now = self._inbox.take(), now_ms()
+        for item in items:
+            if isinstance(item, Stop):
+                self._over.set()
+                break
+            self.on_item(item, now)
+        return bool(items)
 
 
 def control_socket(context: Context, kind: int) -> Socket:

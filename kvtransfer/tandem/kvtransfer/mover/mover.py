@@ -128,6 +128,9 @@ class Mover(Generic[Item, Event]):
     """A transfer thread."""
 
     name = "kv-transfer"
+    engine_first = True
+    """Whether this worker's engine waits for what it is told, rather than a peer for what is said
+    in the same turn."""
     memory: SlotMemory
     """Slots that parts go through; a half's own."""
 
@@ -304,14 +307,19 @@ class Mover(Generic[Item, Event]):
         return True
 
     def _let_go(self) -> None:
-        """What was said goes out; who was told has the interpreter first: it wakes meanwhile."""
+        """What was said goes out, and who was told has the interpreter: it wakes meanwhile."""
+        if self._said and not self.engine_first:
+            self._send()
         if self._told:
             self._told = False
             time.sleep(YIELD_SECONDS)
         if self._said:
-            self._said = False
-            if self.control is not None:
-                self.control.look()
+            self._send()
+
+    def _send(self) -> None:
+        self._said = False
+        if self.control is not None:
+            self.control.look()
 
     def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:
         queue = deque(actions)

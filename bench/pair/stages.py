@@ -40,6 +40,7 @@ from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.mover.unpacks import Unpacks
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.mapped import batches
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.link import naps
@@ -136,6 +137,8 @@ def watch_threads() -> None:
     stamped(HostCopier, "copy", "d copies begun", "d copies made")
     stamped(mover_d.ConsumerMover, "_read_ended", "d end seen")
     stamped(mover_d, "fault_of_copy", "", "d tags compared")
+    stamped(AgentTransport, "read", "", "d agent asked")
+    stamped(AgentTransport, "_take", "d agent heard")
     stamped(Packs, "begin", "p packs", "p packed")
     stamped(Unpacks, "begin", "d inspects", "d inspected")
     stamped(Mover, "tell", "d told", only=Loaded)

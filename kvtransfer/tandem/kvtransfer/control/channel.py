@@ -194,10 +194,13 @@ class Channel:
                 rest = min(until, self.next_wake() / 1000) - time.monotonic()
                 # Nothing is left by now: of what was, sockets would not say again that it came.
                 if mine.empty and rest > 0 and not self._over.is_set():
-                    self._sleep((mine.fileno(), *others), rest)
-                    # Else the engine's thread waits, or a deadline has passed, which goes first.
-                    if mine.empty and time.monotonic() < until:
+                    ready = self._sleep((mine.fileno(), *others), rest)
+                    # Else the engine's thread waits, a read has got on, or a deadline has passed,
+                    # which goes first; of what came meanwhile sockets may not say so again.
+                    if mine.empty and ready.isdisjoint(others) and time.monotonic() < until:
                         self._serve(0)
+                    else:
+                        self._more = True
         finally:
             self._attended_at = time.monotonic()
             self._lock.release()
@@ -255,13 +258,13 @@ class Channel:
             self._lock.release()
         return found
 
-    def _sleep(self, others: tuple[int, ...], seconds: float) -> None:
-        """Until a socket, the inbox or one of the others has something; what is there already must
-        have been taken."""
+    def _sleep(self, others: tuple[int, ...], seconds: float) -> set[object]:
+        """Until a socket, the inbox or one of the others has something, and which of them have;
+        what is there already must have been taken."""
         for each in others:
             self._poller.register(each, zmq.POLLIN)
         try:
-            self._poller.poll(math.ceil(seconds * 1000))
+            return {each for each, _ in self._poller.poll(math.ceil(seconds * 1000))}
         finally:
             for each in others:
                 self._poller.unregister(each)

@@ -172,9 +172,8 @@ class Mover(Generic[Item, Event]):
     def events(self) -> list[Event]:
         """What happened, for the engine's thread."""
         events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._outbox.popleft())
+        while self._outbox:  # nobody else takes
+            events.append(self._outbox.popleft())
         return events
 
     # What a half does

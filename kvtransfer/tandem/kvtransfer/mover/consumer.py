@@ -171,7 +171,8 @@ class ConsumerMover(LinkedMover):
         """Reads, parts that are unpacked and one more, probes, deadlines."""
         if self.reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
-            self._let_go()
+            if self._told:
+                self._let_go()
         actions: list[Action] = []
         if self._unpacks.waits:
             self._unpacks.begin()

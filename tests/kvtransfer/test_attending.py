@@ -99,9 +99,12 @@ def test_a_read_that_gets_on_goes_first_and_what_came_beside_it_is_heard_next(
     consumer.meet(producer)
     mover, channel = consumer.service._mover, consumer.service._channel
     go_on, stuck, work = threading.Event(), threading.Event(), mover.work
-    monkeypatch.setattr(
-        mover, "work", lambda now: stuck.set() or (go_on.wait(30) and work(now)) or []
-    )
+
+    def held(now: Any) -> Any:
+        stuck.set()
+        return work(now) if go_on.wait(30) else []
+
+    monkeypatch.setattr(mover, "work", held)
     mover.inbox.put(Rest(asleep=False))  # this thread is the transfer thread from here on
     assert stuck.wait(30)
     heard = threads_of(channel, "_on_frames", monkeypatch)

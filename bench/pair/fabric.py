@@ -169,10 +169,12 @@ class Worker:
         mine = table(f"d{name}", count // BLOCK, self.num_blocks)
         known = hashes(name, len(mine))  # a request has them before its KV comes
         before = [self._sum(phase) for phase in PHASES]
+        counted = self._sum("load", "count")
         started = time.perf_counter()
         self.service.begin_load(key, mine, 0, count, known)
         self.until(lambda: key in self.ended)
         seconds = time.perf_counter() - started
+        self.until(lambda: self._sum("load", "count") > counted)  # behind the engine's word
         phases = [self._sum(phase) - was for phase, was in zip(PHASES, before, strict=True)]
         theirs = torch.tensor(table(name, count // BLOCK, self.num_blocks), dtype=torch.int32)
         seen = self.slab.view(torch.int32)[mine]
@@ -181,8 +183,8 @@ class Worker:
         assert right, "other bytes came"
         return "ok " + " ".join(f"{each * 1e3:.4f}" for each in (seconds, *phases))
 
-    def _sum(self, phase: str) -> float:
-        name = "tandem:kv_handoff_phase_seconds_sum"
+    def _sum(self, phase: str, what: str = "sum") -> float:
+        name = f"tandem:kv_handoff_phase_seconds_{what}"
         return self.registry.get_sample_value(name, {"phase": phase}) or 0.0
 
     def commands(self) -> dict[str, Callable[..., str]]:

@@ -3,7 +3,8 @@
 Two processes linked by ``shm`` or ``shm_agent``, as in ``fabric.py``, with blocks of 2 KiB, so that
 copying them takes next to nothing, and as many blocks in a copy as between GPUs. Stamps of the
 machine's monotonic clock, which both processes read, say when each thread came by: "want" is a
-prompt whose KV is all announced when D has its blocks; "ready" one for which D has reserved
+prompt whose KV is all announced when D has its blocks, some time later; "cached" one for which D
+has them as soon as that is announced; "ready" one for which D has reserved
 while P computed, in one chunk or several, whose last comes with FINAL; "busy" the same beside step
 loops that are at work at both ends, 2 ms of Python and 4 of waiting in turn. Threads sleep for
 ``--rest`` seconds between hand-offs, as on an idle pair. ``--before FOLDER``: another checkout,
@@ -30,13 +31,16 @@ from bench.pair import fabric
 from tandem.kvtransfer.control.client import ControlClient
 from tandem.kvtransfer.control.server import ControlServer
 from tandem.kvtransfer.events import Loaded
-from tandem.kvtransfer.handoff.messages import Final, Ready
+from tandem.kvtransfer.handoff.messages import Committed, Done, Final, Part, Ready, Taken, Want
 from tandem.kvtransfer.mover import consumer as mover_d
 from tandem.kvtransfer.mover import producer as mover_p
 from tandem.kvtransfer.mover.mover import Mover
+from tandem.kvtransfer.mover.packs import Packs
 from tandem.kvtransfer.mover.reads import Reads
+from tandem.kvtransfer.mover.unpacks import Unpacks
 from tandem.kvtransfer.service.consumer import HandoffConsumer
 from tandem.kvtransfer.service.producer import HandoffProducer
+from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.mapped import batches
 from tandem.kvtransfer.transports.mapped.copiers import HostCopier
 from tandem.link import naps
@@ -48,12 +52,15 @@ PACKAGES = ("kernels", "kvtransfer", "link", "protocol", "engine", "cli", "worke
 LAYOUT = KVLayout(
     (KVGroup(num_layers=1, num_kv_heads=1, head_dim=8, block_size=64, dtype="bfloat16"),)
 )
+KINDS = {each: each.__name__.upper() for each in (Ready, Final, Want, Part, Taken, Done, Committed)}
+"""Messages that are watched."""
 BLOCKS_OF_A_COPY = 512
 """As between GPUs; the host's copies are told of 16 at a time."""
 BUSY_SECONDS = 0.002, 0.004
 """Of Python, and of waiting for the device, in each step of an engine that is at work."""
 CASES = (
     *(("want", blocks, 1) for blocks in (4, 32, 128, 480)),
+    *(("cached", blocks, 1) for blocks in (4, 32, 128, 480)),
     *(("ready", blocks, 1) for blocks in (4, 32, 128, 480)),
     ("ready", 480, 15),
     ("busy", 32, 1),
@@ -88,29 +95,33 @@ BOOK = Book()
 
 
 def stamped(
-    of: Any, name: str, before: str = "", after: str = "", only: type = object, kind: str = ""
+    of: Any, name: str, before: str = "", after: str = "", only: type | None = None
 ) -> None:
-    """Have a function note its calls, all or those with an argument of a type, or with a message of
-    a kind."""
-    was = getattr(of, name)
+    """Have a function note its calls, all or those with an argument of a type; or, where the stamps
+    name ``{}``, those with a message that is watched, whose kind is put there."""
+    was, by_kind = getattr(of, name), "{}" in before + after
 
     @functools.wraps(was)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        counts = any(isinstance(each, only) for each in args) and kind in ("", kind_of(*args))
+        kind = kind_of(args) if by_kind else ""
+        counts = bool(kind) if by_kind else only is None or isinstance(args[1], only)
         if before and counts:
-            BOOK.note(before)
+            BOOK.note(before.format(kind))
         found = was(*args, **kwargs)
         if after and counts:
-            BOOK.note(after)
+            BOOK.note(after.format(kind))
         return found
 
     setattr(of, name, noted)
 
 
-def kind_of(*args: Any) -> str:
-    """READY or FINAL, if one of these brings such a message."""
-    found = {type(getattr(each, "message", each)) for each in args}
-    return "READY" if Ready in found else "FINAL" if Final in found else ""
+def kind_of(args: tuple[Any, ...]) -> str:
+    """Of the message that is watched, if one of these brings or is one."""
+    for each in args[1:]:
+        kind = KINDS.get(type(getattr(each, "message", each)))
+        if kind is not None:
+            return kind
+    return ""
 
 
 def watch_threads() -> None:
@@ -119,20 +130,27 @@ def watch_threads() -> None:
     HostCopier.at_once = BLOCKS_OF_A_COPY
     batches.LARGE_BYTES = 1  # blocks between GPUs are not joined
     stamped(HandoffProducer, "computed", "p engine says")
-    stamped(mover_p.ProducerMover, "take", "p mover takes", only=mover_p.Computed)
     stamped(mover_p.ProducerMover, "_tag", "", "p tags set")
-    stamped(mover_d.ConsumerMover, "take", "d mover takes WANT", only=reserved)
     stamped(HandoffConsumer, "begin_load", "d engine says WANT")
+    stamped(mover_d.ConsumerMover, "take", "d mover takes WANT", only=reserved)
     stamped(Reads, "start", "d read begun")
     stamped(HostCopier, "copy", "d copies begun", "d copies made")
     stamped(mover_d.ConsumerMover, "_read_ended", "d end seen")
     stamped(mover_d, "fault_of_copy", "", "d tags compared")
+    stamped(AgentTransport, "read", "", "d agent asked")
+    stamped(AgentTransport, "_take", "d agent heard")
+    stamped(Packs, "begin", "p packs", "p packed")
+    stamped(Unpacks, "begin", "d inspects", "d inspected")
     stamped(Mover, "tell", "d told", only=Loaded)
-    for kind in ("READY", "FINAL"):
-        stamped(mover_p.ProducerMover, "say", f"p says {kind}", kind=kind)
-        stamped(ControlServer, "on_item", f"p control takes {kind}", f"p {kind} out", kind=kind)
-        stamped(ControlClient, "from_peer", f"d {kind} in", kind=kind)
-        stamped(mover_d.ConsumerMover, "take", f"d mover takes {kind}", kind=kind)
+    stamped(mover_p.ProducerMover, "take", "p mover takes", only=mover_p.Computed)
+    for end, mover, channel in (
+        ("p", mover_p.ProducerMover, ControlServer),
+        ("d", mover_d.ConsumerMover, ControlClient),
+    ):
+        stamped(mover, "say", end + " says {}")
+        stamped(channel, "on_item", "", end + " {} out")
+        stamped(channel, "from_peer", end + " {} in")
+        stamped(mover, "take", end + " mover takes {}")
 
 
 class Staged(fabric.Worker):
@@ -172,11 +190,21 @@ class Staged(fabric.Worker):
         self.until(lambda: key in self.ended)
         return f"ok {BOOK.taken()}"
 
+    def released(self, name: str) -> str:
+        """P: wait until the blocks are its own again; all stamps."""
+        super().released(name)
+        return f"ok {BOOK.taken()}"
+
     def load(self, name: str) -> str:
         """D: WANT to usable."""
         key = RequestKey(fabric.ROUTER, name, 0)
         self.until(lambda: key in self.ready)
         time.sleep(0.02)
+        BOOK.taken()
+        return self.reserve(name) and self.usable(name)
+
+    def follow(self, name: str) -> str:
+        """D: reserve as soon as P has said what it has, then wait; all stamps."""
         BOOK.taken()
         return self.reserve(name) and self.usable(name)
 
@@ -223,7 +251,7 @@ class Staged(fabric.Worker):
 
     def commands(self) -> dict[str, Callable[..., str]]:
         """See Worker."""
-        names = ("begin", "busy", "compute", "reserve", "usable")
+        names = ("begin", "busy", "compute", "follow", "reserve", "usable")
         return super().commands() | {name: getattr(self, name) for name in names}
 
 
@@ -241,7 +269,14 @@ def one(ends: tuple[fabric.Child, fabric.Child], case: tuple[str, int, int], nam
     if how == "want":
         producer.tell(f"export {name} {tokens} {consumer.incarnation}")
         found = stamps(consumer.tell(f"load {name}"))[1]
-        producer.tell(f"released {name}")
+        found |= stamps(producer.tell(f"released {name}"))[1]
+        begun = found["d engine says WANT"]
+    elif how == "cached":
+        consumer.say(f"follow {name}")
+        time.sleep(0.02)
+        producer.tell(f"export {name} {tokens} {consumer.incarnation}")
+        found = stamps(consumer.answer())[1]
+        found |= stamps(producer.tell(f"released {name}"))[1]
         begun = found["d engine says WANT"]
     else:
         if how == "busy":
@@ -296,7 +331,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--connectors", default="shm,shm_agent")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--only", default="want,ready,busy", help="of the cases")
+    parser.add_argument("--only", default="want,cached,ready,busy", help="of the cases")
     parser.add_argument("--rest", type=float, default=0.02)
     parser.add_argument("--before", type=Path, help="another checkout, measured beside this one")
     for name, default in (("--device", "cpu"), ("--role", None), ("--folder", None)):

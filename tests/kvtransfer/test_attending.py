@@ -12,7 +12,9 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 from tests.kvtransfer.held_copies import KEY, Held
 
 from tandem.kvtransfer import events
-from tandem.kvtransfer.handoff.messages import Final
+from tandem.kvtransfer.control.mail import Say
+from tandem.kvtransfer.handoff.messages import Final, ProbeReady
+from tandem.kvtransfer.mover.items import Rest
 from tandem.link.wake_queue import WakeQueue
 
 
@@ -86,6 +88,47 @@ def test_beats_keep_their_time_while_bytes_are_on_their_way(workers) -> None:
         assert end.metric("tandem:kv_links_lost_total", role=role) == 0
     held.transport.hold.clear()
     held.consumer.wait_for(events.Loaded, KEY)
+
+
+def test_a_read_that_gets_on_goes_first_and_what_came_beside_it_is_heard_next(
+    workers, monkeypatch
+) -> None:
+    """By who only naps, too: a socket that was asked does not stir again for the same frame."""
+    config = make_config(kv_beat_seconds=30.0, kv_beat_timeout=60.0)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    mover, channel = consumer.service._mover, consumer.service._channel
+    go_on, stuck, work = threading.Event(), threading.Event(), mover.work
+
+    def held(now: Any) -> Any:
+        stuck.set()
+        return work(now) if go_on.wait(30) else []
+
+    monkeypatch.setattr(mover, "work", held)
+    mover.inbox.put(Rest(asleep=False))  # this thread is the transfer thread from here on
+    assert stuck.wait(30)
+    heard = threads_of(channel, "_on_frames", monkeypatch)
+    asleep, sleep = threading.Event(), channel._sleep
+
+    def both(others: tuple[int, ...], _seconds: float) -> set[object]:
+        asleep.set()
+        while not (ready := sleep(others, 30.0)):
+            pass
+        return {*ready, others[-1]}
+
+    def say() -> None:
+        asleep.wait(30)
+        link = producer.service._mover._links[consumer.incarnation]
+        producer.service._channel.post(Say(link, ProbeReady(1 << 20, 1)))
+
+    monkeypatch.setattr(channel, "_sleep", both)
+    threading.Thread(target=say, daemon=True).start()
+    mine, read = WakeQueue[object](), WakeQueue[object]()
+    assert channel.attend(mine, 30.0, [read.fileno()])
+    assert not heard
+    assert channel.nap(mine, 0.0)
+    assert len(heard) == 1
+    go_on.set()
 
 
 def test_who_waits_at_a_closed_channel_waits_elsewhere(workers) -> None:

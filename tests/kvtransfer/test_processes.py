@@ -135,7 +135,8 @@ def test_kv_crosses_processes_while_it_is_computed(met):
     wait_for(lambda: child.tell("seen").split()[1:] == released, seen=lambda: child.tell("seen"))
     ring = consumer.service._mover.table.ring
     assert ring.free == len(ring)
-    assert consumer.metric("tandem:kv_handoffs_total", role="consumer", outcome="loaded") == 8
+    loaded = {"role": "consumer", "outcome": "loaded"}
+    consumer.until(lambda: consumer.metric("tandem:kv_handoffs_total", **loaded) == 8)
 
 
 @pytest.mark.slow

@@ -234,6 +234,8 @@ def test_phases_bytes_and_outcomes_are_counted(pair):
     producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
     consumer.load(key, [5, 6, 7])
     consumer.wait_for(events.Loaded, key)
+    loaded = {"role": "consumer", "outcome": "loaded"}  # counted last, when the engine knows
+    consumer.until(lambda: consumer.metric("tandem:kv_handoffs_total", **loaded) == 1)
     for phase in ("wait", "reserve", "read", "unpack", "commit", "load"):
         assert consumer.metric("tandem:kv_handoff_phase_seconds_count", phase=phase) >= 1
     assert producer.metric("tandem:kv_handoff_phase_seconds_count", phase="pack") >= 1

@@ -44,7 +44,9 @@ def test_what_is_cached_up_to_the_last_token_but_one_costs_one_block(workers, co
     pair.hand_over("a", 40, BLOCKS[16], BLOCKS[4][:10], hit=36)
     wanted = kv_of("a", 40, pair.layouts[0])
     assert torch.equal(pair.found(BLOCKS[4][:10], 40)[:, :, :, 36:], wanted[:, :, :, 36:])
-    assert pair.consumer.metric("tandem:kv_handoff_parts_total", role="consumer") == 1
+    parts = "tandem:kv_handoff_parts_total"
+    pair.consumer.until(lambda: pair.consumer.metric(parts, role="consumer"))
+    assert pair.consumer.metric(parts, role="consumer") == 1
 
 
 def test_the_tag_of_another_block_fails_the_copy(workers):

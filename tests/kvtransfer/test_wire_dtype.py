@@ -26,7 +26,9 @@ def pair_of(workers, sizes, dtype, producer: str, consumer: str, connector: str 
 
 
 def received(pair: Pair) -> float:
-    """Bytes that D has read."""
+    """Bytes that D has read, once its one hand-off is counted."""
+    loaded = {"role": "consumer", "outcome": "loaded"}
+    pair.consumer.until(lambda: pair.consumer.metric("tandem:kv_handoffs_total", **loaded))
     return float(pair.consumer.metric("tandem:kv_handoff_bytes_total", role="consumer"))
 
 

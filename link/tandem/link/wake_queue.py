@@ -12,8 +12,8 @@ import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 from tandem.link.naps import sleep_on
 
@@ -91,9 +91,8 @@ class WakeQueue(Generic[Item]):
     def take(self) -> list[Item]:
         """All that has come, the oldest first."""
         items: list[Item] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                items.append(self._items.popleft())
+        while self._items:  # nobody else takes
+            items.append(self._items.popleft())
         return items
 
     def hush(self) -> None:
@@ -102,16 +101,10 @@ class WakeQueue(Generic[Item]):
             while len(os.read(self._bell, 4096)) == 4096:
                 pass
 
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[int]:
+    def listening(self) -> _Listening:
         """Within the block every ``put`` makes the descriptor that this gives readable. What was
         put before does not: look whether the queue is ``empty`` before you sleep."""
-        self._listening = True
-        try:
-            yield self._bell
-        finally:
-            self._listening = False
-            self.hush()
+        return _Listening(self)
 
     def wait(self, seconds: float | None, others: Sequence[int] = ()) -> None:
         """Sleep until there is something here or on another descriptor, or the time is over."""
@@ -141,3 +134,20 @@ class WakeQueue(Generic[Item]):
                 self._closed = True
                 for descriptor in {self._bell, self._rope}:
                     os.close(descriptor)
+
+
+class _Listening:
+    """The reader is about to sleep on the queue; a generator would be slower to leave."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: WakeQueue[Any]) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> int:
+        self._queue._listening = True
+        return self._queue._bell
+
+    def __exit__(self, *_: object) -> None:
+        self._queue._listening = False
+        self._queue.hush()

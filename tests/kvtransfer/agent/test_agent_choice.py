@@ -93,7 +93,7 @@ def test_without_direct_copies_the_agent_is_next(workers, folder, running, monke
     assert running.agent.counts["copies"] > 0
     series = pair.consumer.registry.get_sample_value
     labels = {"role": "consumer", "outcome": "loaded"}
-    assert series("tandem:kv_handoffs_total", labels) == 1
+    pair.consumer.until(lambda: series("tandem:kv_handoffs_total", labels) == 1)
 
 
 def test_links_fall_while_the_agent_is_away_and_come_back(workers, folder):

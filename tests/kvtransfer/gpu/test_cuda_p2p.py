@@ -43,7 +43,8 @@ def test_kv_crosses_processes_while_it_is_computed(met):
     child, consumer = met
     for number in range(8):
         hand_over(child, consumer, 37 + 10 * number)
-    assert consumer.metric("tandem:kv_handoffs_total", role="consumer", outcome="loaded") == 8
+    loaded = {"role": "consumer", "outcome": "loaded"}
+    consumer.until(lambda: consumer.metric("tandem:kv_handoffs_total", **loaded) == 8)
     ring = consumer.service._mover.table.ring
     assert ring.free == len(ring)
 

@@ -40,7 +40,8 @@ def test_kv_crosses_processes_while_it_is_computed(met):
     agent, child, consumer = met
     for number in range(8):
         hand_over(child, consumer, 37 + 10 * number)
-    assert consumer.metric("tandem:kv_handoffs_total", role="consumer", outcome="loaded") == 8
+    loaded = {"role": "consumer", "outcome": "loaded"}
+    consumer.until(lambda: consumer.metric("tandem:kv_handoffs_total", **loaded) == 8)
     assert agent.status()["copies"] > 8
 
 

@@ -194,10 +194,13 @@ class Channel:
                 rest = min(until, self.next_wake() / 1000) - time.monotonic()
                 # Nothing is left by now: of what was, sockets would not say again that it came.
                 if mine.empty and rest > 0 and not self._over.is_set():
-                    self._sleep((mine.fileno(), *others), rest)
-                    # Else the engine's thread waits, or a deadline has passed, which goes first.
-                    if mine.empty and time.monotonic() < until:
+                    ready = self._sleep((mine.fileno(), *others), rest)
+                    # Else the engine's thread waits, a read has got on, or a deadline has passed,
+                    # which goes first; of what came meanwhile sockets may not say so again.
+                    if mine.empty and ready.isdisjoint(others) and time.monotonic() < until:
                         self._serve(0)
+                    else:
+                        self._more = True
         finally:
             self._attended_at = time.monotonic()
             self._lock.release()
@@ -255,13 +258,13 @@ class Channel:
             self._lock.release()
         return found
 
-    def _sleep(self, others: tuple[int, ...], seconds: float) -> None:
-        """Until a socket, the inbox or one of the others has something; what is there already must
-        have been taken."""
+    def _sleep(self, others: tuple[int, ...], seconds: float) -> set[object]:
+        """Until a socket, the inbox or one of the others has something, and which of them have;
+        what is there already must have been taken."""
         for each in others:
             self._poller.register(each, zmq.POLLIN)
         try:
-            self._poller.poll(math.ceil(seconds * 1000))
+            return {each for each, _ in self._poller.poll(math.ceil(seconds * 1000))}
         finally:
             for each in others:
                 self._poller.unregister(each)
@@ -305,20 +308,19 @@ class Channel:
             return False
 
     def _turn(self, milliseconds: int | None = None) -> bool:
+        said = self._say_all()  # before sockets are asked: a peer waits for it
         if milliseconds is None:
             milliseconds = math.ceil(max(0.0, self.next_wake() - now_ms()))
-        if milliseconds:
+        if milliseconds and not said and not self._over.is_set():
             with self._inbox.listening():
                 ready = dict(self._poller.poll(milliseconds if self._inbox.empty else 0))
+            said = self._say_all()
         else:  # who sleeps afterwards listens already
             ready = dict(self._poller.poll(0))
+        if self._over.is_set():
+            return False
         ready.pop(self._inbox.fileno(), None)
-        now, items = now_ms(), self._inbox.take()
-        for item in items:
-            if isinstance(item, Stop):
-                self._over.set()
-                return False
-            self.on_item(item, now)
+        now = now_ms()
         if ready:
             self.on_ready(ready, now)
         self.on_due(now)
@@ -326,7 +328,17 @@ class Channel:
         late = self._pulse.late(time.monotonic())
         if late is not None:
             self.on_tick(now, late)
-        return bool(items or ready) or late is not None
+        return bool(said or ready) or late is not None
+
+    def _say_all(self) -> bool:
+        """Do what others want of the sockets, up to a Stop; whether it was anything."""
+        items, now = self._inbox.take(), now_ms()
+        for item in items:
+            if isinstance(item, Stop):
+                self._over.set()
+                break
+            self.on_item(item, now)
+        return bool(items)
 
 
 def control_socket(context: Context, kind: int) -> Socket:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import msgspec
 
-from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
-from tandem.kvtransfer.control.peers import PeerBook
-from tandem.kvtransfer.events import ConsumerEvent, Ready
+from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.events import Ready
 from tandem.kvtransfer.handoff import messages
 from tandem.kvtransfer.handoff import pull as d_events
 from tandem.kvtransfer.handoff.actions import (
@@ -23,71 +20,36 @@ from tandem.kvtransfer.handoff.actions import (
     Tell,
     Unpack,
 )
-from tandem.kvtransfer.handoff.imports import ImportTable
-from tandem.kvtransfer.handoff.messages import Final, ProbeReady, ProducerCard
-from tandem.kvtransfer.handoff.pull import ConsumerPolicy
-from tandem.kvtransfer.handoff.slots import SlotRing, SlotState
+from tandem.kvtransfer.handoff.messages import Final, ProbeReady
+from tandem.kvtransfer.handoff.slots import SlotState
 from tandem.kvtransfer.handoff.tables import DState
-from tandem.kvtransfer.memory.header import HEADER_BYTES
-from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.cards import why_not_read
-from tandem.kvtransfer.mover.ends import Ends
-from tandem.kvtransfer.mover.falls import Falls
 from tandem.kvtransfer.mover.identity import Fault, fault_of_copy
 from tandem.kvtransfer.mover.items import ConsumerItem, Reserved, Rest
-from tandem.kvtransfer.mover.make_slots import make_all_slots
-from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, Mover, MoverParts
+from tandem.kvtransfer.mover.linked import LinkedMover
+from tandem.kvtransfer.mover.mover import MOVE_NAP_SECONDS, MoverParts
 from tandem.kvtransfer.mover.pace import Pace
 from tandem.kvtransfer.mover.phases import Phases
-from tandem.kvtransfer.mover.prober import PROBE_KEY, Prober
+from tandem.kvtransfer.mover.prober import PROBE_KEY
 from tandem.kvtransfer.mover.reads import Reads
 from tandem.kvtransfer.mover.unpacks import Unpacks
-from tandem.kvtransfer.transports.base import Check, Progress, Resting, Transport
+from tandem.kvtransfer.transports.base import Check, Progress, Resting
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import BlockHash, Incarnation, RequestKey
-
-logger = logging.getLogger(__name__)
+from tandem.protocol.ids import BlockHash, RequestKey
 
 
-class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
-    """Owns the import table and the receive slots."""
-
-    name = "kv-transfer-d"
+class ConsumerMover(LinkedMover):
+    """What comes of each hand-off."""
 
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)
-        config, block_bytes = parts.config, parts.layout.block_bytes
-        traits = [each.traits for each in parts.transports.values()]
-        self._slots = make_all_slots(config, config.kv_receive_slots, parts.slab, traits)
-        self.memory, sizes = self._slots.memory, self._slots.sizes
-        policy = ConsumerPolicy(
-            block_size=parts.layout.block_size,
-            groups=parts.groups(sizes),
-            header_bytes=HEADER_BYTES,
-            credits=sizes.credits,
-            transfer_ms=millis(config.kv_transfer_seconds),
-            commit_ms=millis(config.kv_commit_seconds),
-            tombstone_ms=millis(config.kv_tombstone_seconds),
-            wait_ms=millis(config.kv_wait_seconds),
-        )
-        ring = SlotRing(config.kv_receive_slots, config.kv_slots_per_peer)
-        self.table = ImportTable(policy, ring)
-        direct, blocks = parts.direct, parts.blocks()
-        for name, transport in parts.transports.items():
-            slots = self._slots.of(transport.traits)
-            transport.receive(slots, blocks if name in direct else None)
-        self.book = PeerBook()
         self.phases = Phases(parts.metrics)
         self.pace = Pace(
             parts.metrics,
             self.book,
-            token_bytes=block_bytes / parts.layout.block_size,
-            slow_seconds=config.kv_slow_seconds,
+            token_bytes=parts.layout.block_bytes / parts.layout.block_size,
+            slow_seconds=parts.config.kv_slow_seconds,
         )
-        self.prober = Prober(self)
-        self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
-        self._welcomes: dict[Incarnation, ProducerCard] = {}
-        self.ends = Ends(parts, policy)
         self.reads = Reads(parts.transports, parts.layout, parts.shard, parts.notify)
         self._unpacks = Unpacks(parts, self.memory)
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
@@ -98,36 +60,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self._resting = [each for each in found if isinstance(each, Resting)]
         self._asleep = False
 
-    # -- links --------------------------------------------------------------------------------
-
-    def transport_to(self, peer: Incarnation) -> Transport:
-        """By which the peer is read."""
-        return self.parts.transports[self._welcomes[peer].connector]
-
-    def slots_to(self, peer: Incarnation) -> SlotMemory:
-        """Those in which what is read of the peer lands."""
-        return self._slots.of(self.transport_to(peer).traits)
-
     @property
     def resting_bytes(self) -> int:
         """Of memory that goes while the engine sleeps; any thread."""
         return sum(each.held_bytes for each in self._resting)
-
-    def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
-        """What the peer said, while its link stands."""
-        return self._welcomes.get(peer)
-
-    def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
-        """The probe passed, at this rate: hand-offs may start."""
-        self.table.link_up(peer)
-        connector = self._welcomes[peer].connector
-        said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
-        logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
-        self.falls.worked(peer, connector)
-        reason = self.ends.fell_for(peer)
-        self.book.mark(peer, up=True, reason=reason, transport=connector, probed=bytes_per_s)
-        self.parts.notify()
-        self.observe()
 
     def take(self, item: ConsumerItem, now: Millis) -> list[Action]:
         """Engine, peers and links, in the order in which they came."""
@@ -160,19 +96,6 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             load = d_events.Load(item.key, tables, item.from_token, item.to_token)
             return self.table.apply(load, now)
         return self.table.apply(item, now)
-
-    def _meet(self, peer: Incarnation, host: str, card: ProducerCard, now: Millis) -> None:
-        rest = millis(self.config.kv_quarantine_seconds)
-        if (refused := self.ends.why_refused(card)) is not None:
-            logger.warning("no link to %s: %s", host, refused)
-            self.book.mark(peer, up=False, reason=refused)
-            self.drop(peer, refused, rest)
-        elif (uncut := self.ends.why_uncut(peer, card)) is not None:
-            self.metrics.uncut_links.labels(card.connector).inc()
-            self.book.mark(peer, up=False, reason=uncut)
-            self.fall(peer, uncut, now, rest)
-        else:
-            self.prober.begin(peer, host, card, now)
 
     def _take_message(self, item: FromPeer, now: Millis) -> list[Action]:
         message, peer = item.message, item.peer
@@ -248,6 +171,8 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """Reads, parts that are unpacked and one more, probes, deadlines."""
         if self.reads:
             self._carry_out(self._poll_reads(now), now)  # at once: an engine waits for their end
+            if self._told:
+                self._let_go()
         actions: list[Action] = []
         if self._unpacks.waits:
             self._unpacks.begin()
@@ -303,7 +228,6 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
             self.phases.read(read.key, read.nbytes, seconds)
             self.pace.moved(read.peer, read.nbytes, seconds)
             self.prober.used(read.peer)
-            self.metrics.moved("consumer", read.nbytes)
             return self._over(read, now)
         if read.slot is None:
             pull = self.table.pulls.get(read.key)
@@ -322,49 +246,11 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         self, item: Unpack, started: float, fault: Fault | None, now: Millis
     ) -> list[Action]:
         if fault is None:
-            self.metrics.phase_of("unpack").observe(time.perf_counter() - started)
+            self.phases.unpacked(time.perf_counter() - started)
         self.parts.board.transfers += 1
         self.active()
         cause, message = fault or (None, "")
         return self.table.apply(d_events.Unpacked(item.key, item.index, cause, message), now)
-
-    def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
-        rest = millis(self.config.kv_quarantine_seconds)
-        logger.error("data of %s was wrong, the link is quarantined: %s", peer.hex()[:8], reason)
-        self.book.quarantine(peer, Millis(now + rest))
-        self.drop(peer, f"quarantined: {reason}", rest)
-
-    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0, again: str = "") -> None:
-        """Give the link up; ``LinkDown`` follows. By ``again`` the next may go at once."""
-        if (link := self._links.get(peer)) is not None and self.control is not None:
-            self.control.post(Drop(link, reason, rest_ms, again))
-
-    def fall(
-        self,
-        peer: Incarnation,
-        reason: str,
-        now: Millis,
-        rest_ms: int = 0,
-        *,
-        may_come: bool = False,
-    ) -> None:
-        """Give the link up as its transport failed: it is made again by the next, if there is
-        one, else after ``rest_ms``; ``may_come`` is what is not there yet."""
-        welcome, link = self._welcomes.get(peer), self._links.get(peer)
-        if welcome is None or len(self.parts.transports) < 2:
-            self.drop(peer, reason, rest_ms)
-        elif link is not None and self.control is not None:
-            pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
-            logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
-            self.control.post(Drop(link, reason, 0, welcome.connector, pause))
-
-    def _come_back(self, now: Millis) -> None:
-        """Links whose better way may work again are made anew, when no hand-off is on them."""
-        for peer, connector in self.falls.due(now):
-            ended, pulls = (DState.CLOSED, DState.FAILING), self.table.pulls.values()
-            if not any(each.producer == peer and each.state not in ended for each in pulls):
-                self.falls.tried(peer)
-                self.drop(peer, f"trying {connector} again", again=connector)
 
     def rest(self, now: Millis) -> float | None:
         """Until the next deadline, unless a read or an unpack is to be moved."""
@@ -389,6 +275,10 @@ class ConsumerMover(Mover[ConsumerItem, ConsumerEvent]):
         """See Mover; awake while a copy is likely to end, and for what peers say meanwhile."""
         if not self.reads.watch(self.hears):
             super().pause(seconds)
+
+    def settle(self) -> None:
+        """See Mover."""
+        self.phases.settle()
 
     def observe(self) -> None:
         """Slots and links."""

@@ -128,6 +128,9 @@ class Mover(Generic[Item, Event]):
     """A transfer thread."""
 
     name = "kv-transfer"
+    engine_first = True
+    """Whether this worker's engine waits for what it is told, rather than a peer for what is said
+    in the same turn."""
     memory: SlotMemory
     """Slots that parts go through; a half's own."""
 
@@ -169,9 +172,8 @@ class Mover(Generic[Item, Event]):
     def events(self) -> list[Event]:
         """What happened, for the engine's thread."""
         events = []
-        with contextlib.suppress(IndexError):
-            while True:
-                events.append(self._outbox.popleft())
+        while self._outbox:  # nobody else takes
+            events.append(self._outbox.popleft())
         return events
 
     # What a half does
@@ -213,6 +215,9 @@ class Mover(Generic[Item, Event]):
         if self.control is not None:
             self.control.look()
         return not self.inbox.empty
+
+    def settle(self) -> None:
+        """Count what was put off while somebody waited; each turn, behind all else."""
 
     def observe(self) -> None:
         """Set the gauges."""
@@ -287,6 +292,7 @@ class Mover(Generic[Item, Event]):
         self._let_go()  # before work, which may take longer than a peer should wait
         self._carry_out(self.work(now), now)
         self._let_go()
+        self.settle()
         if items or self._observed_at < self._active_at:
             self._observed_at = time.monotonic()
             self.observe()
@@ -300,14 +306,19 @@ class Mover(Generic[Item, Event]):
         return True
 
     def _let_go(self) -> None:
-        """What was said goes out; who was told has the interpreter first: it wakes meanwhile."""
+        """What was said goes out, and who was told has the interpreter: it wakes meanwhile."""
+        if self._said and not self.engine_first:
+            self._send()
         if self._told:
             self._told = False
             time.sleep(YIELD_SECONDS)
         if self._said:
-            self._said = False
-            if self.control is not None:
-                self.control.look()
+            self._send()
+
+    def _send(self) -> None:
+        self._said = False
+        if self.control is not None:
+            self.control.look()
 
     def _carry_out(self, actions: Iterable[Action], now: Millis) -> None:
         queue = deque(actions)

@@ -79,6 +79,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     """Owns the export table and the send slots."""
 
     name = "kv-transfer-p"
+    engine_first = False  # blocks that are free are no news beside COMMITTED
 
     def __init__(self, parts: MoverParts) -> None:
         super().__init__(parts)

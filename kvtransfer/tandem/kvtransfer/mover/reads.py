@@ -110,8 +110,8 @@ class Reads:
     def ended(self) -> list[Ended]:
         """Those that are terminal by now, which are forgotten; and, once each, those that are in an
         unknown state."""
-        for transport in self._transports.values():
-            transport.advance()
+        for name in {name for name, _ in self._open}:  # others have nothing to bring
+            self._transports[name].advance()
         found = []
         for (name, ticket), (read, started) in list(self._open.items()):
             progress = self._transports[name].poll(ticket)

@@ -16,7 +16,7 @@ from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.nodeagent.memory import Ring, Source, open_ring, open_source
 from tandem.kvtransfer.transports.agent.wire import Copy, Fault, Give, Ground, Take
 from tandem.kvtransfer.transports.base import Region
-from tandem.kvtransfer.transports.mapped.batches import Batch
+from tandem.kvtransfer.transports.mapped.batches import Batch, Reach
 from tandem.kvtransfer.transports.mapped.copiers import Mark
 from tandem.kvtransfer.transports.mapped.tags import Numbers, PeerTags, Turns
 
@@ -142,9 +142,9 @@ class Producers:
         if not compare_digest(request.secret, producer.secret):
             return Fault.DENIED
         batch = _batch_of(request, consumer.slot_bytes)
-        blocks = batch.sources // request.size
         if not _is_within(request, batch, producer, consumer):
             return Fault.OUTSIDE
+        blocks = batch.sources // request.size
         assert producer.tags is not None, "it is registered"
         turns = producer.tags.turns_of(blocks) if batch.tagged else None
         try:
@@ -162,7 +162,10 @@ def _batch_of(request: Copy, slot_bytes: int) -> Batch:
     targets = request.slot * slot_bytes + np.arange(count, dtype=np.int64) * request.size
     sizes = np.full(count, request.size, dtype=np.int64)
     sources = np.array(request.places, dtype=np.int64)
-    return Batch(region, Region.SLOTS, sources, targets, sizes, request.ground is Ground.BLOCKS)
+    tagged, first = request.ground is Ground.BLOCKS, request.slot * slot_bytes
+    least, most = min(request.places), max(request.places)
+    reach = Reach(least, most + request.size, first, first + count * request.size)
+    return Batch(region, Region.SLOTS, sources, targets, sizes, tagged, reach=reach)
 
 
 def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consumer) -> bool:
@@ -176,6 +179,8 @@ def _is_within(request: Copy, batch: Batch, producer: Producer, consumer: Consum
         return False
     if not batch.tagged:
         return True
-    blocks, rest = np.divmod(batch.sources, request.size)
-    same = request.size == producer.block_bytes == consumer.block_bytes
-    return same and not rest.any() and blocks.max() < len(producer.tags or ())
+    if not request.size == producer.block_bytes == consumer.block_bytes:
+        return False
+    if (batch.sources % request.size).any():
+        return False
+    return max(request.places) // request.size < len(producer.tags or ())

@@ -75,8 +75,11 @@ class Asker:
             self._greeted, self._heard_at = False, time.monotonic()
 
     def ask(self, request: Copy) -> None:
-        """As soon as the agent can hear it."""
+        """As soon as the agent can hear it: now, as a rule. Raises TransportError when it is
+        gone."""
         self._unsaid.append(request)
+        if self._line is not None:
+            self._say(self._line)
 
     def answers(self, *, awaited: bool) -> Iterator[Copied | Refused]:
         """What the agent has answered; ``awaited`` says whether it owes an answer. Raises

@@ -53,7 +53,10 @@ class Line:
         """Whether the socket took it; the descriptors stay the caller's. Raises TransportError when
         the agent is gone."""
         try:
-            socket.send_fds(self._sock, [encode(message)], list(descriptors))
+            if descriptors:
+                socket.send_fds(self._sock, [encode(message)], list(descriptors))
+            else:
+                self._sock.send(encode(message))
         except BlockingIOError:
             return False
         except OSError as error:

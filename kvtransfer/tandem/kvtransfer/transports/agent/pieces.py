@@ -18,6 +18,9 @@ def pieces_of(extents: Sequence[Extent], slot_bytes: int) -> list[Batch]:
     for batch in batches(extents):
         for part in (batch,) if batch.tagged else _lone(batch, slot_bytes):
             most = max(1, min(MAX_PLACES, slot_bytes // int(part.sizes[0])))
+            if len(part.sizes) <= most:
+                found.append(part)
+                continue
             starts = range(0, len(part.sizes), most)
             found += [_sliced(part, slice(first, first + most)) for first in starts]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -154,7 +154,10 @@ class AgentTransport:
             return ticket
         self.advance()  # an agent that ended while nothing was asked of it costs no read
         self._landing.add([Piece(peer, ticket, part) for part in range(len(pieces))])
-        self.advance()
+        if self._asker.connected and not self._later:
+            self._try(self._ask)  # it has been heard just now
+        else:
+            self.advance()
         return ticket
 
     def poll(self, ticket: Ticket) -> Progress:
@@ -175,11 +178,17 @@ class AgentTransport:
     def advance(self) -> None:
         """Hear the agent, take pieces out of their slots, ask for those that wait."""
         self._see_taken()
+        self._try(self._get_on)
+
+    def _get_on(self) -> None:
+        if self._landing.has_waiting or self._later:
+            self._asker.connect()
+        self._hear()
+        self._ask()
+
+    def _try(self, what: Callable[[], None]) -> None:
         try:
-            if self._landing.has_waiting or self._later:
-                self._asker.connect()
-            self._hear()
-            self._ask()
+            what()
         except TransportError as error:
             logger.warning("%s: %s", self.traits.name, error)
             self._lose()

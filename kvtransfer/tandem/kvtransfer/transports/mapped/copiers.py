@@ -123,6 +123,8 @@ class HostCopier:
 
     at_once = 16
     pieces = 1 << 16
+    _seen: tuple[Tensor, memoryview] | None = None
+    """What was copied into last, and its bytes."""
 
     def share(self, tensor: Tensor, *, writable: bool = False) -> tuple[int, int]:
         """See Copier."""
@@ -154,7 +156,9 @@ class HostCopier:
     def copy(self, target: Tensor, source: Source, batch: Batch) -> None:
         """See Copier."""
         assert isinstance(source, _HostSource)
-        bytes_here = target.numpy().data.cast("B")
+        if self._seen is None or self._seen[0] is not target:
+            self._seen = target, target.numpy().data.cast("B")
+        bytes_here = self._seen[1]
         rows = (each.tolist() for each in (batch.targets, batch.sources, batch.sizes))
         for offset, at, nbytes in zip(*rows, strict=True):
             bytes_here[offset : offset + nbytes] = source.bytes[at : at + nbytes]

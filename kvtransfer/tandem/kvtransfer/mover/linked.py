@@ -1,0 +1,141 @@
+"""What D's transfer thread stands on, and its links: met, probed, given up, made again."""
+
+from __future__ import annotations
+
+import logging
+
+from tandem.kvtransfer.config import millis
+from tandem.kvtransfer.control.mail import Drop
+from tandem.kvtransfer.control.peers import PeerBook
+from tandem.kvtransfer.events import ConsumerEvent
+from tandem.kvtransfer.handoff.actions import Millis, Read
+from tandem.kvtransfer.handoff.imports import ImportTable
+from tandem.kvtransfer.handoff.messages import ProducerCard
+from tandem.kvtransfer.handoff.pull import ConsumerPolicy
+from tandem.kvtransfer.handoff.slots import SlotRing
+from tandem.kvtransfer.handoff.tables import DState
+from tandem.kvtransfer.memory.header import HEADER_BYTES
+from tandem.kvtransfer.memory.slots import SlotMemory
+from tandem.kvtransfer.mover.ends import Ends
+from tandem.kvtransfer.mover.falls import Falls
+from tandem.kvtransfer.mover.items import ConsumerItem
+from tandem.kvtransfer.mover.make_slots import make_all_slots
+from tandem.kvtransfer.mover.mover import Mover, MoverParts
+from tandem.kvtransfer.mover.prober import Prober
+from tandem.kvtransfer.transports.base import Check, Transport
+from tandem.protocol.ids import Incarnation
+
+logger = logging.getLogger(__name__)
+
+
+class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
+    """Owns the import table, the receive slots and what is known of peers."""
+
+    name = "kv-transfer-d"
+
+    def __init__(self, parts: MoverParts) -> None:
+        super().__init__(parts)
+        config = parts.config
+        traits = [each.traits for each in parts.transports.values()]
+        self._slots = make_all_slots(config, config.kv_receive_slots, parts.slab, traits)
+        self.memory, sizes = self._slots.memory, self._slots.sizes
+        policy = ConsumerPolicy(
+            block_size=parts.layout.block_size,
+            groups=parts.groups(sizes),
+            header_bytes=HEADER_BYTES,
+            credits=sizes.credits,
+            transfer_ms=millis(config.kv_transfer_seconds),
+            commit_ms=millis(config.kv_commit_seconds),
+            tombstone_ms=millis(config.kv_tombstone_seconds),
+            wait_ms=millis(config.kv_wait_seconds),
+        )
+        ring = SlotRing(config.kv_receive_slots, config.kv_slots_per_peer)
+        self.table = ImportTable(policy, ring)
+        direct, blocks = parts.direct, parts.blocks()
+        for name, transport in parts.transports.items():
+            slots = self._slots.of(transport.traits)
+            transport.receive(slots, blocks if name in direct else None)
+        self.book = PeerBook()
+        self.prober = Prober(self)
+        self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
+        self._welcomes: dict[Incarnation, ProducerCard] = {}
+        self.ends = Ends(parts, policy)
+
+    def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
+        """Post a read, which is polled to its end, wanted or not."""
+        raise NotImplementedError
+
+    def transport_to(self, peer: Incarnation) -> Transport:
+        """By which the peer is read."""
+        return self.parts.transports[self._welcomes[peer].connector]
+
+    def slots_to(self, peer: Incarnation) -> SlotMemory:
+        """Those in which what is read of the peer lands."""
+        return self._slots.of(self.transport_to(peer).traits)
+
+    def welcome_of(self, peer: Incarnation) -> ProducerCard | None:
+        """What the peer said, while its link stands."""
+        return self._welcomes.get(peer)
+
+    def usable(self, peer: Incarnation, bytes_per_s: float) -> None:
+        """The probe passed, at this rate: hand-offs may start."""
+        self.table.link_up(peer)
+        connector = self._welcomes[peer].connector
+        said = (peer.hex()[:8], connector, bytes_per_s / 1e9)
+        logger.info("KV of %s comes by %s, the probe at %.2f GB/s", *said)
+        self.falls.worked(peer, connector)
+        reason = self.ends.fell_for(peer)
+        self.book.mark(peer, up=True, reason=reason, transport=connector, probed=bytes_per_s)
+        self.parts.notify()
+        self.observe()
+
+    def _meet(self, peer: Incarnation, host: str, card: ProducerCard, now: Millis) -> None:
+        rest = millis(self.config.kv_quarantine_seconds)
+        if (refused := self.ends.why_refused(card)) is not None:
+            logger.warning("no link to %s: %s", host, refused)
+            self.book.mark(peer, up=False, reason=refused)
+            self.drop(peer, refused, rest)
+        elif (uncut := self.ends.why_uncut(peer, card)) is not None:
+            self.metrics.uncut_links.labels(card.connector).inc()
+            self.book.mark(peer, up=False, reason=uncut)
+            self.fall(peer, uncut, now, rest)
+        else:
+            self.prober.begin(peer, host, card, now)
+
+    def _quarantine(self, peer: Incarnation, reason: str, now: Millis) -> None:
+        rest = millis(self.config.kv_quarantine_seconds)
+        logger.error("data of %s was wrong, the link is quarantined: %s", peer.hex()[:8], reason)
+        self.book.quarantine(peer, Millis(now + rest))
+        self.drop(peer, f"quarantined: {reason}", rest)
+
+    def drop(self, peer: Incarnation, reason: str, rest_ms: int = 0, again: str = "") -> None:
+        """Give the link up; ``LinkDown`` follows. By ``again`` the next may go at once."""
+        if (link := self._links.get(peer)) is not None and self.control is not None:
+            self.control.post(Drop(link, reason, rest_ms, again))
+
+    def fall(
+        self,
+        peer: Incarnation,
+        reason: str,
+        now: Millis,
+        rest_ms: int = 0,
+        *,
+        may_come: bool = False,
+    ) -> None:
+        """Give the link up as its transport failed: it is made again by the next, if there is
+        one, else after ``rest_ms``; ``may_come`` is what is not there yet."""
+        welcome, link = self._welcomes.get(peer), self._links.get(peer)
+        if welcome is None or len(self.parts.transports) < 2:
+            self.drop(peer, reason, rest_ms)
+        elif link is not None and self.control is not None:
+            pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
+            logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
+            self.control.post(Drop(link, reason, 0, welcome.connector, pause))
+
+    def _come_back(self, now: Millis) -> None:
+        """Links whose better way may work again are made anew, when no hand-off is on them."""
+        for peer, connector in self.falls.due(now):
+            ended, pulls = (DState.CLOSED, DState.FAILING), self.table.pulls.values()
+            if not any(each.producer == peer and each.state not in ended for each in pulls):
+                self.falls.tried(peer)
+                self.drop(peer, f"trying {connector} again", again=connector)

@@ -294,6 +294,23 @@ def test_a_value_of_any_length_is_whole(schema: Any, written: str, meant: Any) -
     assert said.content == ""
 
 
+@pytest.mark.parametrize("written", ['{{"a": 1}}', "{[1]: 2}", "[{{}: 1}]"])
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}])
+def test_a_value_that_hashes_what_has_no_hash_is_a_text(schema: Any, written: str) -> None:
+    """Python's syntax has sets and keys of anything; no value can be made of these."""
+    function = {"name": "f", "parameters": {"properties": {"x": schema}}}
+    stream = StreamParser(
+        tools=TOOL_FORMATS["qwen3_xml"],
+        schemas=ToolSchemas.of([{"type": "function", "function": function}]),
+    )
+    said = Said()
+    said.take(stream.feed(f"<tool_call>\n<function=f>\n<parameter=x>\n{written}\n</parameter>\n"))
+    said.take(stream.feed("</function>\n</tool_call>"))
+    said.take(stream.end())
+
+    assert said.meant == [("f", {"x": written})]
+
+
 PIECES = [mark for f in (*TOOL_FORMATS.values(), *REASONING_FORMATS.values()) for mark in f.marks]
 
 

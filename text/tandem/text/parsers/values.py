@@ -66,7 +66,7 @@ def _parsed(text: str) -> str | None:
         found = json.dumps(_value(text), ensure_ascii=False, allow_nan=False)
         found.encode()
         return found
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

@@ -278,10 +278,15 @@ def _verify_extra(given: Mapping[str, ExtraArg]) -> None:
         for each in values:
             if isinstance(each, str):
                 fits = len(each) <= MAX_EXTRA_TEXT
+            elif isinstance(each, int):
+                fits = -(2**63) <= each < 2**64  # what msgpack holds
             else:
-                fits = isinstance(each, int | float) and math.isfinite(each)
+                fits = isinstance(each, float) and math.isfinite(each)
             if not fits:
-                allowed = f"texts of at most {MAX_EXTRA_TEXT} characters and finite numbers"
+                allowed = (
+                    f"texts of at most {MAX_EXTRA_TEXT} characters, finite numbers, and integers "
+                    "of 64 bits"
+                )
                 raise InvalidParameter(f"vllm_xargs.{name}", each, allowed)
 
 

@@ -88,6 +88,16 @@ def test_bad_logit_bias(well: Served, bias: object, param: str) -> None:
     assert refused(answer)["param"] == param
 
 
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, ["a", 2**64]])
+def test_arguments_for_logits_processors_fit_64_bits(well: Served, value: object) -> None:
+    """What goes to workers holds no more; the largest that fits is taken."""
+    answer = well.post("/v1/completions", json={**TEXT, "vllm_xargs": {"word": value}})
+    most = well.post("/v1/completions", json={**TEXT, "vllm_xargs": {"word": 2**64 - 1}})
+
+    assert refused(answer)["param"] == "vllm_xargs.word"
+    assert most.status_code == 200
+
+
 @pytest.mark.parametrize(
     ("extra", "param"),
     [

@@ -110,3 +110,77 @@ def test_strict_and_a_form_of_the_whole_answer_exclude_each_other(served: Served
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "tools[1].function.strict"
+
+
+@pytest.fixture(scope="module")
+def tagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model that writes parameters between tags."""
+    folder = tmp_path_factory.mktemp("tagged-model")
+    write_model(folder)
+    worker = FakeWorker(WorkerRole.DECODE)
+    app = Served(str(folder), [worker], tool_call_parser="qwen3_xml")
+    yield app
+    app.stop()
+    worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "function", "function": {"strict": True}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": 5}}, "tools[1].function.name"),
+        ({"type": "function", "function": "f"}, "tools[1].function"),
+        ({"type": "function"}, "tools[1].function"),
+        ({"type": "search"}, "tools[1].type"),
+    ],
+)
+@pytest.mark.parametrize("between_tags", [False, True])
+def test_what_is_no_tool_is_refused_beside_a_strict_one(
+    served: Served, tagged: Served, between_tags: bool, tool: Any, param: str
+) -> None:
+    """Before a grammar is made of all."""
+    app = tagged if between_tags else served
+    body = {"model": "fake", "messages": CHAT, "tools": [STRICT, tool]}
+    answer = app.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("schema", "at"),
+    [
+        ({"required": 5}, "/required"),
+        ({"required": [["a"]]}, "/required"),
+        ({"properties": {"a": {"type": "string", "enum": 5}}}, "/properties/a/enum"),
+        ({"properties": {"a": {"type": "string", "enum": "bc"}}}, "/properties/a/enum"),
+        ({"properties": {"a": {"type": "string", "anyOf": 5}}}, "/properties/a/anyOf"),
+        ({"properties": {"a": {"type": "string", "oneOf": 5}}}, "/properties/a/oneOf"),
+        ({"properties": {"a": {"type": "string", "minLength": "5"}}}, "/properties/a/minLength"),
+        ({"properties": {"a": {"type": "string", "maxLength": [5]}}}, "/properties/a/maxLength"),
+        ({"properties": {"a": {"type": "string", "maxLength": -1}}}, "/properties/a/maxLength"),
+        ({"properties": {"a": {"type": "string", "maxLength": 0.5}}}, "/properties/a/maxLength"),
+    ],
+)
+def test_keywords_of_the_wrong_type_are_refused_by_their_place(
+    tagged: Served, schema: Any, at: str
+) -> None:
+    """Between tags, where a schema is taken apart."""
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+    body = {"model": "fake", "messages": CHAT, "tools": [tool]}
+    answer = tagged.post("/v1/chat/completions", json=body)
+
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "tools[0].function.parameters"
+    assert at in error["message"]
+
+
+def test_lengths_of_a_text_between_tags_are_integers_as_json_has_them(tagged: Served) -> None:
+    """2.0 is one, too."""
+    schema = {"properties": {"a": {"type": "string", "minLength": 2.0, "maxLength": 4}}}
+    tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}
+    held = wanted(tagged, tools=[tool])
+
+    assert held is not None
+    assert r"[^<\\n]{2,4}" in (held.structural_tag or "")

@@ -47,8 +47,8 @@ def parameters_form(schema: object, text: ParameterText) -> Form:
     properties = schema.get("properties") or {}
     if not isinstance(properties, Mapping):
         raise NotFollowed("/properties", "an object")
-    required = schema.get("required") or []
-    unknown = [each for each in required if each not in properties]
+    required = _listed(schema, "required", "") or []
+    unknown = [each for each in required if not isinstance(each, str) or each not in properties]
     if unknown:
         raise NotFollowed("/required", f"names in properties, not {unknown[0]!r}")
     defined = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
@@ -89,21 +89,42 @@ def _value(schema: object, text: ParameterText, defined: Form, at: str) -> tuple
         return {"type": "json_schema", "json_schema": schema}, False
     if types - {"string", "null"}:
         raise NotFollowed(at, "string, or other types, not both")
-    several = schema.get("anyOf", schema.get("oneOf"))
+    several = _listed(schema, "anyOf" if "anyOf" in schema else "oneOf", at)
     if several is not None and all(_is_plain(each) for each in several):
         _only(schema, frozenset({"anyOf", "oneOf"}), at)
         return {"type": "any_text"}, True
     _only(schema, _STRING, at)
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = [schema["const"]] if "const" in schema else _listed(schema, "enum", at)
     if values is not None:
         elements = [_constant(each, text, at, nullable="null" in types) for each in values]
         return {"type": "or", "elements": elements}, False
-    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if least or most != "":
+    least, most = _length(schema, "minLength", at), _length(schema, "maxLength", at)
+    if least or most is not None:
         if "null" in types:
             raise NotFollowed(at, "minLength and maxLength of a string that is never null")
-        return {"type": "regex", "pattern": f"[^<\\n]{{{least},{most}}}"}, False
+        ending = "" if most is None else most
+        return {"type": "regex", "pattern": f"[^<\\n]{{{least or 0},{ending}}}"}, False
     return {"type": "any_text"}, True
+
+
+def _listed(schema: Mapping[str, Any], keyword: str, at: str) -> list[Any] | None:
+    """What a keyword lists; None where it is not there. Raises NotFollowed for what is no list."""
+    listed = schema.get(keyword)
+    if listed is not None and not isinstance(listed, list):
+        raise NotFollowed(f"{at}/{keyword}", "a list")
+    return listed
+
+
+def _length(schema: Mapping[str, Any], keyword: str, at: str) -> int | None:
+    """Characters that a keyword counts. Raises NotFollowed for what is no count."""
+    length = schema.get(keyword)
+    if length is None:
+        return None
+    counts = isinstance(length, float) and length.is_integer()
+    counts = counts or (isinstance(length, int) and not isinstance(length, bool))
+    if not counts or length < 0:
+        raise NotFollowed(f"{at}/{keyword}", "an integer of at least 0")
+    return int(length)
 
 
 def _constant(value: object, text: ParameterText, at: str, *, nullable: bool) -> Form:

@@ -12,6 +12,7 @@ import pytest
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.beside import IN_LOOP
 from tandem.llm.outputs import RequestOutput
+from tandem.llm.sampling import Params
 from tandem.protocol.commands import CommandName
 from tandem.protocol.context import ORDINARY, RequestContext
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
@@ -85,6 +86,33 @@ async def test_the_models_own_defaults_fill_what_is_left_open(
 
     assert [request.params.temperature for request in client.requests] == [0.25, 1.5, 1.0]
     assert {request.params.top_p for request in client.requests} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [
+        (None, 2_048),
+        ({"min_tokens": 3_000}, 3_000),
+        ({"max_tokens": 3_000}, 3_000),
+        (SamplingParams(), 39_998),
+    ],
+)
+async def test_the_models_own_max_tokens_give_way(
+    tokenizer: Tokenizer,
+    says: Make,
+    make_client: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    params: Params,
+    most: int,
+) -> None:
+    """To the room that a prompt leaves, and to what the client says; a struct is complete."""
+    monkeypatch.setattr(tokenizer, "generation", {"max_new_tokens": 2_048})
+    client = make_client(says("a"))
+    llm = AsyncLLM(client, tokenizer)
+    await collect(llm.generate("hi", params))
+    await collect(llm.chat([{"role": "user", "content": "a" * 39_000}]))
+
+    assert [each.params.max_tokens for each in client.requests] == [most, 999]
 
 
 async def test_keys_are_ours_and_name_this_process(

@@ -13,6 +13,7 @@ from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.sampling import SamplingParams
 from tandem.text.errors import ContextLengthExceeded
+from tandem.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,25 @@ def test_the_tokens_are_the_models(smollm2: Path) -> None:
             max_model_len=llm.card.max_model_len,
         )
     assert list(output.outputs[0].token_ids) == drawn
+
+
+def test_the_models_own_max_tokens_give_way_to_the_context(smollm2: Path) -> None:
+    """A prompt that leaves no room for so many is answered all the same."""
+    tokenizer = Tokenizer.load(str(smollm2))
+    tokenizer.generation = {"max_new_tokens": 30}
+    with LLM(
+        str(smollm2),
+        executor=SimExecutor(64),
+        tokenizer=tokenizer,
+        device="cpu",
+        block_size=16,
+        max_model_len=128,
+    ) as llm:
+        open_ended = {"ignore_eos": True}
+        params: list[Any] = [open_ended, open_ended, SamplingParams(ignore_eos=True)]
+        answers = llm.generate([[5] * 120, [5] * 10, [5] * 10], params, use_tqdm=False)
+
+    assert [len(each.outputs[0].token_ids) for each in answers] == [8, 30, 118]
 
 
 def test_parameters_may_differ_by_prompt(llm: LLM) -> None:

@@ -14,7 +14,12 @@ from tandem.protocol.structured import ReasoningSpan
 from tandem.text.chat_template import ChatOptions
 from tandem.text.errors import ContextLengthExceeded
 from tandem.text.folder import TokenizerSettings
-from tandem.text.input_processor import InputOptions, InputProcessor, TruncationSide
+from tandem.text.input_processor import (
+    WHOLE_CONTEXT,
+    InputOptions,
+    InputProcessor,
+    TruncationSide,
+)
 from tandem.text.tokenizer import Tokenizer
 
 KEY = RequestKey(Incarnation(bytes(16)), "r1", 0)
@@ -115,6 +120,40 @@ def test_max_tokens_defaults_to_what_the_context_holds(processor: InputProcessor
     assert processor.process([1] * 60, SamplingParams(), KEY).request.params.max_tokens == 4
     kept = processor.process([1] * 60, SamplingParams(max_tokens=2), KEY)
     assert kept.request.params.max_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "params", "most"),
+    [
+        (10, SamplingParams(), 20),
+        (60, SamplingParams(), 4),
+        (10, SamplingParams(min_tokens=30), 30),
+        (10, SamplingParams(max_tokens=40), 40),
+        (10, SamplingParams(max_tokens=5), 5),
+    ],
+)
+def test_a_default_bounds_what_nobody_else_does(
+    processor: InputProcessor, num_prompt: int, params: SamplingParams, most: int
+) -> None:
+    """It gives way to the context, and to what the client says."""
+    options = InputOptions(default_max_tokens=20)
+    request = processor.process([1] * num_prompt, params, KEY, options).request
+    assert request.params.max_tokens == most
+
+
+def test_min_tokens_beyond_the_context_are_refused(processor: InputProcessor) -> None:
+    """Whatever the default: there is no room."""
+    options = InputOptions(default_max_tokens=20)
+    with pytest.raises(InvalidParameter, match=r"min_tokens.*which is 54"):
+        processor.process([1] * 10, SamplingParams(min_tokens=55), KEY, options)
+
+
+def test_a_default_costs_no_prompt_its_beginning(processor: InputProcessor) -> None:
+    """What fits is all that leaves room for a token."""
+    options = InputOptions(default_max_tokens=20, truncate_prompt_tokens=WHOLE_CONTEXT)
+    request = processor.process([1] * 100, SamplingParams(), KEY, options).request
+
+    assert (len(request.prompt_token_ids), request.params.max_tokens) == (63, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from tandem.llm.beside import Beside
@@ -75,6 +75,7 @@ class AsyncLLM:
         self._client = client
         self._incarnation = incarnation if incarnation is not None else new_incarnation()
         self._defaults = defaults_of(tokenizer.generation)
+        self._default_max_tokens: int | None = self._defaults.pop("max_tokens", None)
         self._outputs = OutputProcessor(tokenizer)
         self._inputs: InputProcessor | None = None
         self._numbers = itertools.count()
@@ -94,11 +95,12 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Check and tokenize a prompt; nothing is sent. Raises InvalidParameter."""
         inputs, key = _generating(await self._input_processor()), self._next_key()
+        filled = self._filled(options, params)
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
                 prompt_weight(prompt) + params_weight(params),
-                lambda: inputs.process(prompt, self._params(params), key, options),
+                lambda: inputs.process(prompt, self._params(params), key, filled),
             ),
         )
 
@@ -113,11 +115,12 @@ class AsyncLLM:
     ) -> PreparedRequest:
         """Check, render and tokenize a chat; nothing is sent. Raises InvalidParameter."""
         inputs, key = _generating(await self._input_processor()), self._next_key()
+        filled = self._filled(options, params)
         return PreparedRequest(
             request_id=request_id if request_id is not None else key.request,
             processed=await self._tokenized(
                 chat_weight(messages, chat) + params_weight(params),
-                lambda: inputs.process_chat(messages, self._params(params), key, options, chat),
+                lambda: inputs.process_chat(messages, self._params(params), key, filled, chat),
             ),
         )
 
@@ -370,6 +373,12 @@ class AsyncLLM:
 
     def _params(self, given: Params) -> SamplingParams:
         return params_from(given, self._defaults)
+
+    def _filled(self, options: InputOptions | None, given: Params) -> InputOptions | None:
+        """With the model's own max_tokens, which gives way where there is no room for so many."""
+        if self._default_max_tokens is None or isinstance(given, SamplingParams):
+            return options
+        return replace(options or InputOptions(), default_max_tokens=self._default_max_tokens)
 
     async def _input_processor(self) -> InputProcessor:
         """Of the model as it is served now; a fleet may change what that means."""

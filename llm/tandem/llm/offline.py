@@ -35,7 +35,7 @@ from tandem.llm.outputs import (
     data_of,
 )
 from tandem.llm.progress import BatchProgress
-from tandem.llm.sampling import Params, defaults_of, params_from
+from tandem.llm.sampling import Params, params_from
 from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.commands import (
@@ -116,8 +116,6 @@ class LLM:
             options.setdefault("revision", prepared.fingerprint)
         config = EngineConfig.of(prepared.path, **options)
         self.tokenizer = tokenizer if tokenizer is not None else Tokenizer.load(prepared.path)
-        self._defaults = defaults_of(self.tokenizer.generation)
-
         registry = CollectorRegistry()
 
         async def make() -> AsyncLLM:
@@ -164,7 +162,7 @@ class LLM:
         nothing of the batch goes on.
         """
         parsed = parse_prompts(prompts)
-        params = self._one_each(sampling_params, len(parsed))
+        params = _one_each(sampling_params, len(parsed))
 
         def adder(index: int) -> _Add:
             return lambda name: self.engine.add_request(name, parsed[index], params[index])
@@ -181,7 +179,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers to one chat or several, in order. Raises as ``generate`` does."""
         chats = _chats(messages)
-        params = self._one_each(sampling_params, len(chats))
+        params = _one_each(sampling_params, len(chats))
 
         def adder(index: int) -> _Add:
             return lambda name: self.engine.add_chat(name, chats[index], params[index], chat=chat)
@@ -335,20 +333,6 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _one_each(self, given: Params | Sequence[Params], count: int) -> list[SamplingParams]:
-        """Verified parameters for each request, to be answered once, at the end."""
-        listed = list(given) if isinstance(given, Sequence) else [given] * count
-        if len(listed) != count:
-            raise InvalidParameter(
-                "sampling_params", f"{len(listed)} of them", f"one, or one for each of {count}"
-            )
-        return [
-            msgspec.structs.replace(
-                params_from(each, self._defaults), output_kind=OutputKind.FINAL_ONLY
-            )
-            for each in listed
-        ]
-
     def _run(self, adders: Iterable[_Add], total: int, *, use_tqdm: bool) -> list[RequestOutput]:
         waiting = enumerate(adders)
         window = self._window
@@ -368,6 +352,25 @@ class LLM:
                 for name in running:
                     self.engine.abort_request(name)
         return [answers[str(index)] for index in range(total)]
+
+
+def _one_each(given: Params | Sequence[Params], count: int) -> list[Params]:
+    """Verified parameters for each request, to be answered once, at the end."""
+    if not isinstance(given, Sequence):
+        return [_at_the_end(given)] * count
+    if len(given) != count:
+        raise InvalidParameter(
+            "sampling_params", f"{len(given)} of them", f"one, or one for each of {count}"
+        )
+    return [_at_the_end(each) for each in given]
+
+
+def _at_the_end(given: Params) -> Params:
+    """The same, for one answer at the end; what a mapping leaves open stays so."""
+    params = params_from(given)
+    if isinstance(given, SamplingParams):
+        return msgspec.structs.replace(params, output_kind=OutputKind.FINAL_ONLY)
+    return {**(given or {}), "output_kind": OutputKind.FINAL_ONLY}
 
 
 def _check_sleep(level: int, mode: str) -> None:

@@ -64,6 +64,9 @@ class InputOptions:
     truncation_side: TruncationSide = TruncationSide.LEFT
     cache_salt: str | None = None
     """Requests share cached prefixes only with requests of the same salt."""
+    default_max_tokens: int | None = None
+    """Tokens of an answer whose parameters bound none: fewer where the context holds no more, more
+    where ``min_tokens`` asks for them; None is what the context holds."""
     adapter: str | None = None
     priority: int = 0
     """Lower goes first under the priority policy."""
@@ -192,7 +195,7 @@ class InputProcessor:
             ids = self._ids(prompt, params, options, param)
         if pooling is None:
             ids = self._truncate(ids, params, options)
-            params = self._with_bad_words(self._fit(params, len(ids), param))
+            params = self._with_bad_words(self._fit(params, len(ids), param, options))
         else:
             ids, pooling = self._fit_pooled(ids, pooling, options, param)
         if pooling is None:
@@ -249,7 +252,7 @@ class InputProcessor:
         kept = self._kept(options, self._room(params))
         from_left = options.truncation_side is TruncationSide.LEFT
         embeds = kept_embeds(given, kept, from_left=from_left)
-        self._fit(params, embeds.num_tokens, param)
+        self._fit(params, embeds.num_tokens, param, options)
         embeds.verify_values(param)
         return embeds
 
@@ -331,7 +334,9 @@ class InputProcessor:
             )
         return ids, pooling
 
-    def _fit(self, params: SamplingParams, num_prompt: int, param: str) -> SamplingParams:
+    def _fit(
+        self, params: SamplingParams, num_prompt: int, param: str, options: InputOptions
+    ) -> SamplingParams:
         """The parameters with max_tokens filled in, or an error that names all lengths."""
         room = self.card.max_model_len - num_prompt
         if room < 1 or (params.max_tokens or 1) > room:
@@ -343,7 +348,9 @@ class InputProcessor:
             )
         if params.max_tokens is not None:
             return params
-        return msgspec.structs.replace(params, max_tokens=room).verify()
+        usual = options.default_max_tokens
+        most = room if usual is None else min(room, max(usual, params.min_tokens))
+        return msgspec.structs.replace(params, max_tokens=most).verify()
 
     def _with_bad_words(self, params: SamplingParams) -> SamplingParams:
         """Each word as ids, both at the start of a text and after a space."""

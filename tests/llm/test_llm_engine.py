@@ -1,16 +1,20 @@
 """The synchronous face: add, step, abort, close."""
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from tests.waiting import wait_for
 
 from tandem.llm import llm_engine
 from tandem.llm.async_llm import AsyncLLM
 from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.outputs import PooledRequestOutput
+from tandem.llm.scoring import Side
 from tandem.protocol.card import ModelCard
 from tandem.protocol.errors import FailCause, InvalidParameter, RequestFailed
 from tandem.protocol.outputs import PooledOutput
@@ -183,6 +187,85 @@ def test_a_batch_that_is_pooled_ends_when_one_of_it_hangs(
         assert failed.value.cause is FailCause.TIMEOUT
         hung = next(each for each in client.requests if len(each.prompt_token_ids) == 3)
         assert hung.key.request in client.aborted
+
+
+class Interrupted(BaseException):
+    """What a signal raises here, as Ctrl-C raises KeyboardInterrupt."""
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """Raise ``Interrupted`` in the main thread, wherever it waits."""
+
+    def raise_it(*_: object) -> None:
+        raise Interrupted
+
+    main = threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGUSR1, raise_it)
+    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_an_interrupt_ends_what_is_pooled(
+    tokenizer: Tokenizer,
+    card: ModelCard,
+    make_client: Make,
+    interrupt: Callable[[], None],
+    scores: bool,
+) -> None:
+    """The caller is gone, so the engine has nobody to work for; it serves the next."""
+    asked: list[EngineCoreRequest] = []
+
+    def script(request: EngineCoreRequest) -> list[PooledOutput]:
+        asked.append(request)
+        if len(asked) == 2:
+            interrupt()
+        key = request.key
+        answer = PooledOutput(key.request, key.attempt, b"\0\0\x80?", 2, 0)
+        return [answer] if len(asked) > 2 else []
+
+    client = make_client(script, hangs=True)
+    client.card = msgspec.structs.replace(card, pooling=ModelPooling())
+    with engine_over(client, tokenizer) as engine:
+        sides = Side(["a"], "text_1"), Side(["b"], "text_2")
+        work: Callable[[], object] = (
+            partial(engine.score, *sides, activation=None, at_once=4)
+            if scores
+            else partial(engine.pool, ["a", "b"], None, _same, at_once=4)
+        )
+        with pytest.raises(Interrupted):
+            work()
+        wait_for(lambda: len(client.aborted) == 2)
+        assert set(client.aborted) == {each.key.request for each in asked}
+        assert engine.pool(["c"], None, _same, at_once=4)[0].floats[0] == 1.0
+
+
+def test_a_failure_that_nobody_saw_ends_with_its_batch(
+    tokenizer: Tokenizer, says: Make, make_client: Make
+) -> None:
+    """An abort takes it back; what follows is answered."""
+    failure, half = RequestFailed(FailCause.INTERNAL, "broken"), says("ab", finish=None)
+    whole = says("abc")
+
+    def script(request: EngineCoreRequest) -> list[Any]:
+        return whole(request) if len(request.prompt_token_ids) == 3 else [*half(request), failure]
+
+    client = make_client(script)
+    with engine_over(client, tokenizer) as engine:
+        engine.add_request("a", "hi", {"output_kind": "delta"})
+        assert client.ended.wait(10)
+        assert engine.card is not None  # the loop has answered, so all that was said is there
+        engine.step(timeout=10)
+        assert engine.has_unfinished_requests
+        engine.abort_request("b")
+        assert engine.has_unfinished_requests
+        engine.abort_request("a")
+
+        assert not engine.has_unfinished_requests
+        engine.add_request("c", "hey", FINAL)
+        assert [output.outputs[0].text for output in drain(engine)] == ["abc"]
 
 
 def _same(output: PooledRequestOutput) -> PooledRequestOutput:

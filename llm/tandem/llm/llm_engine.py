@@ -77,7 +77,8 @@ class LLMEngine:
         self._ready: queue.SimpleQueue[tuple[PreparedRequest, RequestOutput | Exception]]
         self._ready = queue.SimpleQueue()
         self._running: dict[str, _Running] = {}
-        self._failed: Exception | None = None
+        self._failed: tuple[str, Exception] | None = None
+        """What a request failed with, by its id, that ``step`` has not raised yet."""
         try:
             self._llm = self._call(make(), timeout=None)
         except BaseException:
@@ -157,7 +158,7 @@ class LLMEngine:
         computes these, those that follow are prepared and answers are made of those before.
 
         Raises InvalidParameter, what the first one failed with, and RequestFailed when one took
-        ``STEP_SECONDS``; then nothing of the batch goes on.
+        ``STEP_SECONDS``; then, and after Ctrl-C, nothing of the batch goes on.
         """
         return self._call(self._pool_all(prompts, params, shown, at_once), timeout=None)
 
@@ -176,18 +177,24 @@ class LLMEngine:
         deadline = time.monotonic() + timeout
         outputs: list[RequestOutput] = []
         while not outputs or not self._ready.empty():
-            item = self._next(max(0.0, deadline - time.monotonic()), timeout)
+            found = self._next(max(0.0, deadline - time.monotonic()), timeout)
+            if found is None:
+                continue
+            item = found[1]
             if isinstance(item, RequestOutput):
                 outputs.append(item)
-            elif item is not None and outputs:
-                self._failed = item
+            elif outputs:
+                self._failed = found[0], item
                 break
-            elif item is not None:
+            else:
                 raise item
         return outputs
 
     def abort_request(self, request_id: str) -> None:
-        """End a request, known or not; its outputs that were not fetched are lost."""
+        """End a request, known or not; its outputs that were not fetched are lost, and so is what
+        it failed with."""
+        if self._failed is not None and self._failed[0] == request_id:
+            self._failed = None
         running = self._running.pop(request_id, None)
         if running is not None:
             self._call(_cancel(running.task))
@@ -276,8 +283,10 @@ class LLMEngine:
         except Exception as error:
             self._ready.put((prepared, error))
 
-    def _next(self, remaining: float, timeout: float) -> RequestOutput | Exception | None:
-        """The next output or failure; None for one of a request that was aborted."""
+    def _next(
+        self, remaining: float, timeout: float
+    ) -> tuple[str, RequestOutput | Exception] | None:
+        """A request's id, and its next output or failure; None where it was aborted."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             return failed
@@ -290,7 +299,7 @@ class LLMEngine:
             return None
         if isinstance(item, Exception) or item.finished:
             del self._running[prepared.request_id]
-        return item
+        return prepared.request_id, item
 
     def _do(self, command: Coroutine[Any, Any, Reply]) -> None:
         reply = self._call(command, timeout=MAX_SLEEP_WAIT_S + 2 * MEMORY_SECONDS)
@@ -303,7 +312,7 @@ class LLMEngine:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
-        except TimeoutError:
+        except BaseException:  # Ctrl-C as well: nobody waits for it any more
             future.cancel()
             raise
 

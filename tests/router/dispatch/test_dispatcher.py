@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import aclosing
 
+import msgspec
 import pytest
 from tests.router.behaviours import ANSWER, Make, die_after
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
@@ -15,7 +16,7 @@ from tests.waiting import until
 
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.context import RequestContext, Route, Shape
-from tandem.protocol.errors import RequestFailed
+from tandem.protocol.errors import DeadlinePassed, RequestFailed
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import BlockEvents
 from tandem.protocol.requests import Consume, Produce
@@ -54,16 +55,32 @@ async def test_each_request_brings_its_own_wishes(
     now = asyncio.get_running_loop().time()
 
     for route in (pair, alone):
-        outputs = await stack.run(make_request(), RequestContext(route=route, arrived=now - 500))
+        outputs = await stack.run(make_request(), RequestContext(route=route, arrived=now - 5))
         assert tokens_of(outputs) == ANSWER
     assert (pair.served_shape, alone.served_shape) == (pair.shape, alone.shape)
     assert [request.kv is None for request in d.submitted] == [False, True]
     first_token = "vllm:time_to_first_token_seconds"
     assert stack.metric(f"{first_token}_count", model_name="fake") == 0
 
-    await stack.run(make_request(), RequestContext(arrived=now - 500))
+    await stack.run(make_request(), RequestContext(arrived=now - 5))
     assert stack.metric(f"{first_token}_count", model_name="fake") == 1
-    assert stack.metric(f"{first_token}_sum", model_name="fake") > 500
+    assert stack.metric(f"{first_token}_sum", model_name="fake") > 5
+
+
+async def test_a_deadline_counts_from_when_a_call_came(stack: Stack, decode: Make) -> None:
+    """The server's and the client's own; of a prompt whose turn comes too late no worker hears."""
+    d = decode()
+    await stack.find(d)
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlinePassed):
+        await stack.run(make_request(), RequestContext(arrived=now - 10.5))
+    own = msgspec.structs.replace(make_request(), budget_ms=3_000)
+    with pytest.raises(DeadlinePassed):
+        await stack.run(own, RequestContext(arrived=now - 3.5))
+
+    assert d.submitted == []
+    assert not stack.dispatcher.jobs
+    assert tokens_of(await stack.run(own)) == ANSWER
 
 
 async def test_without_prefill_worker(stack: Stack, decode: Make) -> None:

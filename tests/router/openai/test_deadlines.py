@@ -116,3 +116,38 @@ def test_the_header_counts_everywhere(serve: Serve, decode: Make, path: str) -> 
     body = {"model": "fake", "input": "Hi"} if path == "/v1/responses" else chat
     answer = served.post(path, json=body, headers={"X-Request-Timeout": "0.7"})
     assert answer.status_code == 504, answer.text
+
+
+BATCH = {"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 5}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_is_the_calls_not_each_prompts(
+    serve: Serve, decode: Make, own: bool, stream: bool
+) -> None:
+    """Three prompts of half a second, one at a time: a second ends the call before the third."""
+    d = decode(step=0.1)
+    served = serve(d, max_parallel_prompts=1, **({} if own else {"request_timeout": 1.0}))
+    body = {**BATCH, **({"timeout": 1.0} if own else {}), "stream": stream}
+    answer = served.post("/v1/completions", json=body)
+
+    if stream:
+        events = answer.text.split("\n\n")
+        assert '"text"' in events[0]
+        assert "deadline" in json.loads(events[-3][6:])["error"]["message"]
+        assert events[-2] == "data: [DONE]"
+    else:
+        assert answer.status_code == 504, answer.text
+    assert len(d.submitted) < 3
+
+
+def test_inputs_that_are_pooled_have_one_deadline(serve: Serve, decode: Make) -> None:
+    """That of their call."""
+    d = decode(step=0.5)
+    served = serve(d, max_parallel_prompts=1)
+    body = {"model": "fake", "input": ["a", "b", "c"], "timeout": 1.0}
+    answer = served.post("/v1/embeddings", json=body)
+
+    assert answer.status_code == 504, answer.text
+    assert len(d.submitted) < 3

@@ -334,3 +334,14 @@ def test_without_its_packages_it_is_refused(
     monkeypatch.setattr(app, "find_spec", lambda name: None)
     with pytest.raises(InvalidParameter, match="grpc_port: 8001 is not allowed; 0, unless"):
         app.create_app(RouterConfig(model=str(small_model), grpc_port=8001))
+
+
+def test_inputs_of_one_call_have_one_deadline(dial: Callable[..., Any], decode: Make) -> None:
+    """The server's, one input after the other."""
+    d = decode(step=0.5)
+    _, client = dial(d, max_parallel_prompts=1, request_timeout=1.0)
+    with pytest.raises(grpc.RpcError) as failed:
+        client.call("Embed", input=["a", "b", "c"])
+
+    assert code_of(failed) is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert len(d.submitted) < 3

@@ -71,7 +71,8 @@ class InputOptions:
     priority: int = 0
     """Lower goes first under the priority policy."""
     budget_ms: int | None = None
-    """Deadline of the whole request, from now on; None is none."""
+    """Deadline of the whole request, from when it came in, or is sent where nobody knows that; None
+    is none."""
     partial_on_timeout: bool = False
     """What was drawn by the deadline is the answer; otherwise passing it is an error."""
     seen_special_ids: frozenset[int] = frozenset()

@@ -140,9 +140,9 @@ class Dispatcher:
     ) -> AsyncIterator[EngineOutput]:
         """See ``EngineCoreClient.stream``. ``request.key`` is replaced by the router's own."""
         loop = asyncio.get_running_loop()
-        job = self._open(request, context.route, loop)
-        timer = loop.call_at(job.deadline, job.expire)
         came = loop.time() if context.arrived is None else context.arrived
+        job = self._open(request, context.route, came)
+        timer = loop.call_at(job.deadline, job.expire)
         recording = job.recording
         watch = Stopwatch(job.metrics, request, came, recording)
         try:
@@ -183,9 +183,7 @@ class Dispatcher:
             job.metrics.repeated(job.ledger.num_repeated)
             del self._jobs[job.name]
 
-    def _open(
-        self, request: EngineCoreRequest, route: Route | None, loop: asyncio.AbstractEventLoop
-    ) -> Job:
+    def _open(self, request: EngineCoreRequest, route: Route | None, came: float) -> Job:
         seconds = self._limits.request_timeout
         if request.budget_ms is not None:
             seconds = min(seconds, request.budget_ms / 1000)
@@ -196,7 +194,7 @@ class Dispatcher:
         job = Job(
             msgspec.structs.replace(request, params=params),
             name=name,
-            deadline=loop.time() + seconds,
+            deadline=came + seconds,
             max_attempts=self._limits.max_attempts,
             metrics=self._metrics if route is None else self.canary_metrics,
             route=route,
@@ -206,7 +204,9 @@ class Dispatcher:
         return job
 
     async def _enter(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for a turn, within the deadline."""
+        """Wait for a turn, within the deadline, which a call's last prompts may find passed."""
+        if job.deadline <= loop.time():
+            raise too_late(job)
         try:
             async with asyncio.timeout_at(job.deadline):
                 with marked("admission"):

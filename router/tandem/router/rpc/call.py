@@ -68,6 +68,8 @@ class Call:
         """``deadline`` is a time of the loop."""
         self.path = path
         self.metadata = metadata
+        self.arrived = asyncio.get_running_loop().time()
+        """When it came in."""
         self.deadline = deadline
         self.task: asyncio.Task[None] | None = None
         self.is_open = True
@@ -86,12 +88,6 @@ class Call:
         self._begun = False
         self._pending = b""
         self._drained = asyncio.Event()
-
-    def time_remaining(self) -> float | None:
-        """Seconds to the client's deadline."""
-        if self.deadline is None:
-            return None
-        return self.deadline - asyncio.get_running_loop().time()
 
     async def receive(self) -> bytes | None:
         """The client's next message; None when there is no other. Raises RpcError."""

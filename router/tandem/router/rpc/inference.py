@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -49,9 +48,9 @@ class Inference:
             embeds = body.take_embeds() if isinstance(body, CompletionBody) else []
             with blaming(body.client_names()), service.embeds.holding(embeds):
                 prepared = await self._prepared(body, kind, options, embeds)
-                writer, arrived = StepWriter(request_id), _arrived()
-                counters = service.counters(arrived)
-                async with aclosing(service.llm.stream(prepared, arrived)) as outputs:
+                writer, came = StepWriter(request_id), RequestContext(arrived=context.arrived)
+                counters = service.counters(came)
+                async with aclosing(service.llm.stream(prepared, came)) as outputs:
                     async for output in outputs:
                         count_finished(counters, output)
                         yield writer.step(output)
@@ -106,7 +105,7 @@ class Inference:
         service = self._service
         answer = begin("rpc", request_id, service.model_name(body.model))
         options = replace(options_of(body, service), budget_ms=_budget(context))
-        return PooledCall(service, answer, _arrived(), options)
+        return PooledCall(service, answer, RequestContext(arrived=context.arrived), options)
 
     async def tokenize(self, request: pb.TokenizeRequest, _: Call) -> pb.TokenizeResponse:
         """Ids of a text or of a chat."""
@@ -146,10 +145,7 @@ def _id_of(given: str) -> str:
 
 
 def _budget(context: Call) -> int | None:
-    """The client's deadline, in milliseconds from now."""
-    seconds = context.time_remaining()
-    return None if seconds is None else max(1, int(1000 * seconds))
-
-
-def _arrived() -> RequestContext:
-    return RequestContext(arrived=asyncio.get_running_loop().time())
+    """The client's deadline, in milliseconds from when the call came in."""
+    if context.deadline is None:
+        return None
+    return max(1, int(1000 * (context.deadline - context.arrived)))

@@ -16,7 +16,12 @@ from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import OutputKind, SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams
 from tandem.text.input_processor import ProcessedInput
-from tandem.text.output_processor import CompletionOutput, OutputProcessor, RequestState
+from tandem.text.output_processor import (
+    ChoiceState,
+    CompletionOutput,
+    OutputProcessor,
+    RequestState,
+)
 from tandem.text.stop_strings import StopMatcher
 from tandem.text.tokenizer import Tokenizer
 
@@ -228,6 +233,35 @@ def test_final_outputs_come_once_with_every_choice(byte_level: Tokenizer) -> Non
 
     assert [each.text for each in final] == ["", "the."]
     assert [each.finish_reason for each in final] == [FinishReason.STOP, FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_what_is_shown_once_is_copied_once(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """A copy of all that came is made of each choice at the end, not at each of its tokens."""
+    copied: list[int] = []
+    snapshot = ChoiceState.snapshot
+
+    def counted(choice: ChoiceState) -> CompletionOutput:
+        copied.append(choice.index)
+        return snapshot(choice)
+
+    monkeypatch.setattr(ChoiceState, "snapshot", counted)
+    ids = byte_level.encode("the dog sees the other dog")
+    state = begin(byte_level, n=2, output_kind=OutputKind.FINAL_ONLY, logprobs=1)
+    shown: list[CompletionOutput] = []
+    for choice in (0, 1):
+        for position, token in enumerate(ids):
+            logprobs = (TokenLogprobs(token, -0.5, 2, (7,), (-0.25,)),)
+            ends = not cut and position == len(ids) - 1
+            finish = FinishReason.LENGTH if ends else None
+            shown += state.feed(step(position, [token], choice, logprobs=logprobs, finish=finish))
+    shown += state.cut() if cut else []
+
+    assert copied == [0, 1]
+    assert [each.text for each in shown] == ["the dog sees the other dog"] * 2
+    assert [len(each.logprobs or ()) for each in shown] == [len(ids)] * 2
 
 
 def test_without_detokenizing_there_are_only_ids(byte_level: Tokenizer) -> None:

@@ -14,9 +14,14 @@ from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import Served
 from tokenizers import decoders, models, pre_tokenizers
 
+from tandem.llm.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from tandem.protocol.card import WorkerRole
 from tandem.protocol.errors import InvalidParameter
 from tandem.router.config import RouterConfig
+from tandem.router.openai.answers.chat_reader import ChatReader
+from tandem.router.openai.bodies.schemas import ChatBody
+from tandem.text.logprobs import Logprob
+from tandem.text.parsers.model import ModelParsers
 
 TEMPLATE = (
     "{% for t in tools or [] %}TOOL {{ t.function.name }} {% endfor %}"
@@ -269,3 +274,31 @@ def test_a_template_without_tools_refuses_them(well: Served) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "tools"
     assert set(message) == {"role", "content", "refusal"}
+
+
+def test_log_probabilities_are_kept_in_one_list() -> None:
+    """What came before is not copied for each token; what came is not changed."""
+    reader = ChatReader(ChatBody(messages=CHAT, logprobs=True), ModelParsers())
+    drawn = Logprob(token_id=5, logprob=-0.5, rank=1, decoded_token="a", bytes=b"a")
+    one = PositionLogprobs(drawn, ())
+    given: list[list[PositionLogprobs]] = []
+    kept: list[object] = []
+    for _ in range(3):
+        given.append([one])
+        choice = CompletionOutput(index=0, text="a", token_ids=[5], logprobs=given[-1])
+        output = RequestOutput(
+            request_id="r",
+            prompt="Hi",
+            prompt_token_ids=[1],
+            prompt_logprobs=None,
+            outputs=[choice],
+            finished=False,
+            num_cached_tokens=0,
+            num_generated_tokens=1,
+        )
+        reader.take(output, choice)
+        kept.append(reader.choices[0].logprobs)
+
+    assert kept[0] == [one] * 3
+    assert all(each is kept[0] for each in kept)
+    assert given == [[one]] * 3

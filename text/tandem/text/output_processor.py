@@ -117,7 +117,7 @@ class RequestState:
         self.num_generated_tokens += choice.num_tokens - before
         if choice.finish_reason is not None:
             self._running -= 1
-        if not self._final_only:
+        if shown is not None:
             return [shown]
         return [] if self._running else [each.snapshot() for each in self.choices]
 
@@ -131,7 +131,9 @@ class RequestState:
         running = [each for each in self.choices if each.finish_reason is None]
         ended = [each.cut() for each in running]
         self._running = 0
-        return [each.snapshot() for each in self.choices] if self._final_only else ended
+        if self._final_only:
+            return [each.snapshot() for each in self.choices]
+        return [each for each in ended if each is not None]
 
 
 def context_of(tokenizer: Tokenizer, request: EngineCoreRequest) -> Sequence[int]:
@@ -147,12 +149,13 @@ class ChoiceState:
         "_delta",
         "_detokenizer",
         "_eos",
+        "_final_only",
         "_hides_stop_token",
         "_logprobs",
         "_may_complete",
         "_min_tokens",
         "_stops",
-        "_text",
+        "_texts",
         "_token_ids",
         "_tokenizer",
         "cumulative_logprob",
@@ -186,7 +189,9 @@ class ChoiceState:
         self._may_complete = params.structured_outputs is not None
         self._eos = request.eos_token_ids
         self._delta = params.output_kind is OutputKind.DELTA
-        self._text = ""
+        self._final_only = params.output_kind is OutputKind.FINAL_ONLY
+        self._texts: list[str] = []
+        """Pieces of the text, in order."""
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] | None = None if params.logprobs is None else []
         self.index = index
@@ -195,34 +200,35 @@ class ChoiceState:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
 
-    def feed(self, output: EngineCoreOutput) -> CompletionOutput:
-        """Take the next tokens; the delta, or a snapshot for the other kinds."""
+    def feed(self, output: EngineCoreOutput) -> CompletionOutput | None:
+        """Take the next tokens; the delta, nothing (FINAL_ONLY), or a snapshot."""
         assert output.position == self.num_tokens, "positions come in order, without gaps"
         token_ids, text = self._read(output)
         self.num_tokens += len(token_ids)
         logprobs = self._with_texts(output, len(token_ids))
         if self._delta:
             return self._show(text, token_ids, logprobs)
-        self._text += text
+        self._texts.append(text)
         self._token_ids += token_ids
         if self._logprobs is not None:
             self._logprobs += logprobs or ()
-        return self.snapshot()
+        return None if self._final_only else self.snapshot()
 
-    def cut(self) -> CompletionOutput:
-        """End here, as ``abort``: what was held back of the text, or a snapshot for other kinds
-        than DELTA."""
+    def cut(self) -> CompletionOutput | None:
+        """End here, as ``abort``: what was held back of the text (DELTA), nothing (FINAL_ONLY), or
+        a snapshot."""
         text = "" if self._detokenizer is None else self._flush()
         self._end(FinishReason.ABORT, None)
         if self._delta:
             return self._show(text, [], None if self._logprobs is None else [])
-        self._text += text
-        return self.snapshot()
+        self._texts.append(text)
+        return None if self._final_only else self.snapshot()
 
     def snapshot(self) -> CompletionOutput:
         """All that came so far (kinds other than DELTA)."""
+        self._texts = ["".join(self._texts)]
         logprobs = None if self._logprobs is None else list(self._logprobs)
-        return self._show(self._text, list(self._token_ids), logprobs)
+        return self._show(self._texts[0], list(self._token_ids), logprobs)
 
     def _show(
         self,

@@ -51,7 +51,8 @@ class ChatReader(AnswerReader):
         if kept is not None:
             kept.token_ids += choice.token_ids
             if choice.logprobs is not None:
-                kept.logprobs = [*(kept.logprobs or ()), *choice.logprobs]
+                kept.logprobs = [] if kept.logprobs is None else kept.logprobs
+                kept.logprobs += choice.logprobs
         return self._delta(kept, events)
 
     def message(self, kept: KeptChoice, echoed: str) -> dict[str, Any]:

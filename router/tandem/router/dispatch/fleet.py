@@ -12,6 +12,7 @@ from tandem.protocol.card import WorkerRole
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.dispatch.failure import LINK_CAUSES, AttemptFailure
+from tandem.router.dispatch.tails import Tails
 from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
@@ -20,8 +21,8 @@ from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
-TAIL_SHARE = 0.2
-"""Weight of the latest hand-off in the mean of a link's tails."""
+PACE_LASTS = 30.0
+"""Seconds after which the pace of a link that nothing came by since is old."""
 
 
 @dataclass(slots=True)
@@ -48,8 +49,7 @@ class Fleet:
         self.links = LinkHealth()
         self.health = WorkerHealth()
         self.handoffs: dict[Pair, LinkCount] = {}
-        self._tails: dict[Pair, tuple[float, float]] = {}
-        """Mean, and mean difference from it."""
+        self.tails = Tails()
 
     def worker_up(self, worker: Worker) -> None:
         """Nothing is known of its cache yet."""
@@ -59,8 +59,7 @@ class Fleet:
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
-        for pair in [pair for pair in self._tails if worker.incarnation in pair]:
-            del self._tails[pair]
+        self.tails.forget(worker.incarnation)
         for pair in [pair for pair in self.handoffs if worker.incarnation in pair]:
             del self.handoffs[pair]
 
@@ -111,14 +110,21 @@ class Fleet:
             for worker in workers
         )
         links, pulls = self.usable_links(now), self.pull_links()
-        paces = {pair: self._pace(pair) for pair in links | pulls}
+        paces = {pair: self.pace(pair, now) for pair in links | pulls}
         return FleetSnapshot(views, links, paces, pulls)
 
-    def _pace(self, pair: Pair) -> LinkPace:
-        health = self.pool.workers[pair[1]].peers[pair[0]]
-        tail, spread = self._tails.get(pair, (None, 0.0))
-        probed = health.probed_bytes_per_s
-        return LinkPace(health.bytes_per_s, health.waiting_bytes, tail, probed, spread)
+    def pace(self, pair: Pair, now: float) -> LinkPace:
+        """Of a link that its second end has told of."""
+        worker = self.pool.workers[pair[1]]
+        health, tail = worker.peers[pair[0]], self.tails.of(pair, now)
+        return LinkPace(
+            bytes_per_s=health.bytes_per_s,
+            waiting_bytes=health.waiting_bytes,
+            tail_s=None if tail is None else tail.mean,
+            probed_bytes_per_s=health.probed_bytes_per_s,
+            tail_spread_s=0.0 if tail is None else tail.spread,
+            is_old=now - worker.paced_at.get(pair[0], now) > PACE_LASTS,
+        )
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:
         """A decode worker goes on with what a prefill worker computed."""
@@ -129,22 +135,11 @@ class Fleet:
         count.rate.note(1, now)
         count.token_rate.note(num_tokens, now)
 
-    def tail(self, pair: Pair) -> float | None:
-        """Mean seconds from token 1 to the decode worker's first word; None while unknown."""
-        return self._tails.get(pair, (None, 0.0))[0]
-
     def _count(self, pair: Pair) -> LinkCount:
         """Of a link whose ends are both known; for others one that nobody keeps."""
         if pair not in self.handoffs and not all(each in self.pool.workers for each in pair):
             return LinkCount()
         return self.handoffs.setdefault(pair, LinkCount())
-
-    def note_tail(self, pair: Pair, seconds: float) -> None:
-        """A hand-off's decode worker spoke so long after token 1."""
-        mean, spread = self._tails.get(pair, (seconds, 0.0))
-        apart = abs(seconds - mean)
-        spread += TAIL_SHARE * (apart - spread)
-        self._tails[pair] = mean + TAIL_SHARE * (seconds - mean), spread
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
         """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""

@@ -245,7 +245,10 @@ class WorkerPool:
             if late > self._times.beat_interval:
                 logger.warning("the router stood still for %.1f s", late)
             for connection in list(self._links.values()):
-                connection.tick(late)
+                try:
+                    connection.tick(late)
+                except Exception:  # of one link: without beats all others would be lost, too
+                    logger.exception("the link to %s failed to tick", connection.endpoint)
 
     # What connections say.
 

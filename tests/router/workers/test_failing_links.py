@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,6 +60,7 @@ async def test_keys_that_cannot_be_read_yet_are_waited_for(decode: Make, tmp_pat
     stack.pool.add("127.0.0.1:9")
     stack.pool.reconnect(d.endpoint)
     assert set(stack.pool.links().values()) == {LinkState.DOWN}
+    assert stack.pool.refused() == []
     key.write_bytes(whole)
 
     await until(lambda: d.incarnation in stack.pool.workers)
@@ -115,3 +117,26 @@ async def test_a_link_waits_for_room(
         await until(connected.is_set)
         dealer.close()
         dealer.close()
+
+
+async def test_a_link_that_came_up_by_itself_is_left_alone(stack: Stack, decode: Make) -> None:
+    """Handshakes failed before, as a process that begins takes calls and drops them: ZMQ's own next
+    try gets through, and no other is made."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as early:
+        early.settimeout(10)
+        port = early.getsockname()[1]
+        stack.pool.add(f"127.0.0.1:{port}")
+        dealer = stack.pool._links[f"127.0.0.1:{port}"]._dealer
+        dealer._failures = 20  # as after that many; another socket is due in 2 s
+        while dealer._next_key is None:
+            call, _ = await asyncio.to_thread(early.accept)
+            call.close()
+            await asyncio.sleep(0.05)
+    due = dealer._next_key.when()
+    d = decode(port=port)
+    await until(lambda: d.incarnation in stack.pool.workers)
+    worker = stack.pool.workers[d.incarnation]
+    await until(lambda: loop.time() > due + 0.1)
+    assert stack.pool.workers[d.incarnation] is worker, "it has not been lost meanwhile"
+    assert d.num_greeted == 1

@@ -109,8 +109,9 @@ class Dealer:
     def is_refused(self) -> bool:
         """Whether no key that is known for workers has led to a handshake since the last good one:
         the worker has another key than is told, or does not know ours."""
-        keys = 0 if self._curve is None else sum(len(self._curve.public_keys(r)) for r in _WORKERS)
-        return self._curve is not None and self._refusals > max(1, keys)
+        if self._curve is None or not self._refusals:
+            return False
+        return self._refusals > max(1, sum(len(self._curve.public_keys(r)) for r in _WORKERS))
 
     def _try_next_key_soon(self) -> None:
         """Once a socket, however often ZMQ tries again with the same key meanwhile: counting those
@@ -193,6 +194,9 @@ class Dealer:
                 return
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
+                if self._next_key is not None:  # ZMQ's own next try got through
+                    self._next_key.cancel()
+                    self._next_key = None
                 self._connected()
             elif event["event"] & HANDSHAKE_FAILED:
                 self._try_next_key_soon()

@@ -238,7 +238,7 @@ PAIR = (inc(1), inc(2))
 
 @pytest.mark.parametrize("cause", [FailCause.IDENTITY, FailCause.DIGEST])
 def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
-    """For ever, or until one end is another process."""
+    """For ever, or until one end is another process; one that was lost may come back."""
     links = LinkHealth()
     links.failed(PAIR, cause, 0.0)
     links.succeeded(PAIR)
@@ -246,7 +246,11 @@ def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
     assert not links.usable(PAIR, 1e9)
     assert links.quarantined() == {PAIR: cause}
     links.forget(inc(1))
-    assert links.usable(PAIR, 0.0)
+    assert not links.usable(PAIR, 1e9)
+    assert links.usable((inc(3), inc(2)), 0.0)
+    for other in range(health.MAX_QUARANTINED):
+        links.failed((inc(other + 10), inc(2)), cause, 0.0)
+    assert len(links.quarantined()) == health.MAX_QUARANTINED
 
 
 @pytest.mark.parametrize(

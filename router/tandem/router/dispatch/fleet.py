@@ -9,11 +9,12 @@ import time
 from dataclasses import dataclass, field
 
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.dispatch.failure import LINK_CAUSES, AttemptFailure
 from tandem.router.dispatch.tails import Tails
-from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
+from tandem.router.placement.links import WRONG_BYTES, LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
 from tandem.router.rates import DecayedRate
@@ -55,7 +56,8 @@ class Fleet:
         """Nothing is known of its cache yet."""
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Forget what was known of the incarnation."""
+        """Forget what was known of the incarnation, but which of its links gave wrong bytes: it may
+        come back, if only the link to it was lost."""
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
@@ -68,15 +70,33 @@ class Fleet:
         self.index.apply(worker.incarnation, events)
 
     def blame(self, failure: AttemptFailure, now: float) -> None:
-        """Count a failed attempt against its link or its worker; refusals against nobody."""
+        """Count a failed attempt against its link or its worker; refusals against nobody. Of those
+        that were lost meanwhile only wrong bytes are noted, since nothing else is kept of them."""
         if failure.cause is None:
             return
-        if failure.pair is not None:
-            self.links.failed(failure.pair, failure.cause, now)
+        pair = failure.pair
+        if pair is not None:
+            if failure.cause in WRONG_BYTES or self._knows(pair):
+                self.links.failed(pair, failure.cause, now)
             if failure.cause in LINK_CAUSES:
-                self._count(failure.pair).failed += 1
-        if failure.cause in _OWN_FAULTS and (failure.pair is None or failure.word == "internal"):
+                self._count(pair).failed += 1
+        own = failure.cause in _OWN_FAULTS and (pair is None or failure.word == "internal")
+        if own and failure.worker in self.pool.workers:
             self.health.fault(failure.worker, now)
+
+    def quarantined(self) -> dict[Pair, FailCause]:
+        """Links between workers that are up over which nothing goes, since wrong bytes came."""
+        found = self.links.quarantined()
+        return {pair: cause for pair, cause in found.items() if self._knows(pair)}
+
+    def note_tail(self, pair: Pair, seconds: float, now: float) -> None:
+        """A hand-off's decode worker spoke so long after token 1."""
+        if self._knows(pair):
+            self.tails.note(pair, seconds, now)
+
+    def _knows(self, pair: Pair) -> bool:
+        """Whether both ends are up."""
+        return all(each in self.pool.workers for each in pair)
 
     def usable_links(self, now: float) -> frozenset[Pair]:
         """(prefill, decode) pairs that the decode worker calls up and whose health allows it."""
@@ -137,7 +157,7 @@ class Fleet:
 
     def _count(self, pair: Pair) -> LinkCount:
         """Of a link whose ends are both known; for others one that nobody keeps."""
-        if pair not in self.handoffs and not all(each in self.pool.workers for each in pair):
+        if pair not in self.handoffs and not self._knows(pair):
             return LinkCount()
         return self.handoffs.setdefault(pair, LinkCount())
 

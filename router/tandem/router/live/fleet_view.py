@@ -42,7 +42,7 @@ class LiveFleet:
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
-        quarantined = fleet.links.quarantined()
+        quarantined = fleet.quarantined()
         pairs = [
             (worker, health)
             for worker in pool.workers.values()

@@ -233,6 +233,24 @@ def test_index_equals_sets(events) -> None:
         ]
 
 
+@pytest.mark.parametrize("shared", [1, 4, 8])
+def test_a_chain_that_is_asked_for_is_not_forgotten(shared: int) -> None:
+    """From its first block on, though it is stored once and others go on coming; nor is the rest of
+    it, where prompts share its start alone. One that nobody asks for goes."""
+    index = PrefixIndex(32 * ENTRY_BYTES)
+    chain, other = [block(n) for n in range(8)], [block(n) for n in range(8, 12)]
+    index.apply(inc(1), BlockEvents(stored=tuple(chain)))
+    index.apply(inc(1), BlockEvents(stored=tuple(other)))
+    for step in range(100):
+        new = tuple(block(100 + 4 * step + n) for n in range(4))
+        index.apply(inc(1), BlockEvents(stored=new))
+        assert index.hits(inc(1), [*chain[:shared], block(1000 + step)]) == shared
+        if step % 2:
+            assert index.hits(inc(1), chain) == 8
+        assert len(index) <= 32
+    assert index.hits(inc(1), other) == 0
+
+
 PAIR = (inc(1), inc(2))
 
 

@@ -201,6 +201,7 @@ class FakeWorker:
     block_size: int = 16
     load: LoadReport = _IDLE
     insomnia: str = ""  # why it never sleeps
+    curve_secret: bytes | None = None
 
     def __post_init__(self) -> None:
         self.incarnation = new_incarnation()
@@ -219,10 +220,10 @@ class FakeWorker:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 0
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        if self.port:
-            self._socket.bind(f"tcp://127.0.0.1:{self.port}")
-        else:
-            self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        if self.curve_secret is not None:
+            self._socket.curve_secretkey, self._socket.curve_server = self.curve_secret, True
+        self._socket.bind(f"tcp://127.0.0.1:{self.port or '*'}")
+        self.port = int(self._socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
         self.card = fake_card(
             self.role,
             self.incarnation,

@@ -6,15 +6,19 @@ role may have several generations at once while keys are rotated: callers try th
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.names import CURVE_PUBLIC_FILE, CURVE_SECRET_FILE
 
+logger = logging.getLogger(__name__)
+
 KEY_LENGTH = 40
 """Characters of a key in Z85."""
 _SUFFIX = ".public"
+_NEVER = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +37,9 @@ class KeyRing:
         self.public = public
         self.secret = secret
         self._peers = peers
-        self._known: tuple[float, dict[str, tuple[bytes, ...]]] = (-1.0, {})
+        self._known: tuple[float, dict[str, tuple[bytes, ...]]] = (_NEVER, {})
+        self._unread = ""
+        """What is wrong with the folder, if it could not be read the last time."""
 
     @classmethod
     def load(cls, keys: str | None, peers: str | None) -> KeyRing | None:
@@ -53,10 +59,23 @@ class KeyRing:
         return cls(public, secret, Path(peers))
 
     def public_keys(self, role: str) -> tuple[bytes, ...]:
-        """Keys of a role, the newest generation first; read again when the folder has changed."""
+        """Keys of a role, the newest generation first; read again when the folder has changed.
+        While it holds a file that is no key, or one goes as it is read, those known before.
+
+        Raises InvalidParameter where none were.
+        """
         changed = self._changed()
         if changed != self._known[0]:
-            self._known = (changed, self._read_peers())
+            try:
+                self._known = (changed, self._read_peers())
+            except InvalidParameter as error:
+                if self._known[0] == _NEVER:
+                    raise
+                if self._unread != str(error):
+                    logger.error("known keys stay, since others cannot be read: %s", error)
+                self._unread = str(error)
+            else:
+                self._unread = ""
         return self._known[1].get(role, ())
 
     def names(self) -> list[str]:

@@ -32,7 +32,7 @@ def register_gauges(
         up = sum(
             state.up for worker in known.values() for state in handoff_peers(worker, known).values()
         )
-        return {("up",): up, ("quarantined",): len(fleet.links.quarantined())}
+        return {("up",): up, ("quarantined",): len(fleet.quarantined())}
 
     def hit_ceiling() -> _Reading:
         share = ceiling.read()

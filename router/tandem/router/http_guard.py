@@ -2,14 +2,16 @@
 
 uvicorn reads a head of any length for any time, keeps a connection for ever whose client trickles
 bytes that nobody waits for, and a response that its client does not read. Here heads have a size, a
-count and a deadline, bodies a deadline and little framing, writes must move, and connections are
-counted. What goes beyond is answered in OpenAI's shape where that can still be, and closed.
+count and a deadline, bodies a deadline and little framing, writes must move, also those that are
+left when a connection closes, and connections are counted. What goes beyond is answered in OpenAI's
+shape where that can still be, and closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, ClassVar
@@ -66,6 +68,7 @@ class GuardedProtocol(JoinedProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.app = _Ended(self.app, self._watch_closing)
         self._phase = _Phase.IDLE
         self._raw = 0
         """Bytes of this phase."""
@@ -170,13 +173,24 @@ class GuardedProtocol(JoinedProtocol):
     def pause_writing(self) -> None:
         """The client takes less than it is sent."""
         super().pause_writing()
-        self._unsent = self.transport.get_write_buffer_size()
-        self._drain = self.loop.call_later(self.limits.write_seconds, self._check_drained)
+        self._stop_draining()
+        self._watch_unsent()
 
     def resume_writing(self) -> None:
-        """The client reads on."""
-        self._stop_draining()
+        """The client reads on; of a connection that closes, all of the rest."""
+        if not self.transport.is_closing():
+            self._stop_draining()
         super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No next request came."""
+        super().timeout_keep_alive_handler()
+        self._watch_closing()
+
+    def shutdown(self) -> None:
+        """The server ends."""
+        super().shutdown()
+        self._watch_closing()
 
     def send_400_response(self, msg: str) -> None:
         """The parser gave up, by itself or for us."""
@@ -185,15 +199,19 @@ class GuardedProtocol(JoinedProtocol):
     @property
     def idle(self) -> bool:
         """Whether the connection waits for a next request."""
-        return self.timeout_keep_alive_task is not None
+        return self.timeout_keep_alive_task is not None and not self.transport.is_closing()
 
     def _squeeze_in(self) -> None:
-        """The house is full: whoever is idle goes; else only probes are answered."""
+        """The house is full: whoever is idle goes; else only probes are answered. One that goes
+        may take the rest of its answer with it, but not where too many do so already."""
+        overflows = len(self.connections) > self.limits.connections + SPARE_CONNECTIONS
         for other in self.connections:
             if isinstance(other, GuardedProtocol) and other.idle:
                 other.timeout_keep_alive_handler()
+                if overflows:
+                    other.transport.abort()
                 return
-        if len(self.connections) > self.limits.connections + SPARE_CONNECTIONS:
+        if overflows:
             self.transport.abort()
         self.app = _ProbesOnly(self.app)
         self.timeout_keep_alive = 1
@@ -241,6 +259,17 @@ class GuardedProtocol(JoinedProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(b"".join(lines))
         self.transport.close()
+        self._watch_closing()
+
+    def _watch_closing(self) -> None:
+        """A connection closes when all is sent: a client that does not read would keep it."""
+        if self._drain is None and self.transport.is_closing():
+            self._watch_unsent()
+
+    def _watch_unsent(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        if self._unsent:
+            self._drain = self.loop.call_later(self.limits.write_seconds, self._check_drained)
 
     def _check_drained(self) -> None:
         left = self.transport.get_write_buffer_size()
@@ -254,6 +283,20 @@ class GuardedProtocol(JoinedProtocol):
         if self._drain is not None:
             self._drain.cancel()
             self._drain = None
+
+
+class _Ended:
+    """Tells when an answer has ended or was broken off, and uvicorn has done what follows."""
+
+    def __init__(self, app: Any, then: Callable[[], None]) -> None:
+        self._app = app
+        self._then = then
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            asyncio.get_running_loop().call_soon(self._then)
 
 
 class _ProbesOnly:

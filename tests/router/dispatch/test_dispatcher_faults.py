@@ -23,6 +23,7 @@ from tandem.protocol.errors import (
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.protocol.requests import Consume
+from tandem.router.dispatch.failure import AttemptFailure
 
 
 async def test_refusals_move_on(stack: Stack, prefill: Make, decode: Make) -> None:
@@ -103,23 +104,56 @@ async def test_at_most_three_attempts(stack: Stack, decode: Make) -> None:
     assert "internal" in caught.value.reasons[0]
 
 
+def bad_bytes(turn: Turn) -> Iterator[float]:
+    """A decode worker that can use nothing of what is handed over."""
+    if isinstance(turn.request.kv, Consume):
+        turn.accept()
+        turn.fail(FailCause.DIGEST)
+    else:
+        yield from serve_well(turn)
+
+
 async def test_bad_bytes_quarantine_the_link(stack: Stack, prefill: Make, decode: Make) -> None:
-    """One digest failure closes a link until one end is another process."""
-
-    def bad_bytes(turn: Turn) -> Iterator[float]:
-        if isinstance(turn.request.kv, Consume):
-            turn.accept()
-            turn.fail(FailCause.DIGEST)
-        else:
-            yield from serve_well(turn)
-
+    """One digest failure closes a link until one end is another process; an end whose own link was
+    lost for a moment is none."""
     p, d = prefill(step=0.05), decode(behaviour=bad_bytes)
     await stack.find(p, d)
+    pair = (p.incarnation, d.incarnation)
 
     assert tokens_of(await stack.run(make_request())) == ANSWER
-    assert (p.incarnation, d.incarnation) in stack.fleet.links.quarantined()
+    assert pair in stack.fleet.quarantined()
     await stack.run(make_request())
     assert len(p.submitted) == 1
+    d.skip_sequence()
+    await until(lambda: d.num_greeted == 2)
+    await stack.known(p, d)
+    await until(lambda: p.incarnation in stack.pool.workers[d.incarnation].peers)
+    assert pair in stack.fleet.quarantined()
+    await stack.run(make_request())
+    assert len(p.submitted) == 1
+
+
+async def test_of_those_that_are_gone_no_link_is_called_quarantined(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """Also where the failure is read when its worker is lost already; nothing else of it stays."""
+    p, d = prefill(), decode()
+    await stack.find(p, d)
+    pair = (p.incarnation, d.incarnation)
+    d.stop()
+    await until(lambda: d.incarnation not in stack.pool.workers)
+    for cause in (*[FailCause.TIMEOUT] * 3, *[FailCause.INTERNAL] * 3, FailCause.DIGEST):
+        failure = AttemptFailure(
+            worker=d.incarnation, worker_name="d", pair=pair, message="", cause=cause
+        )
+        stack.fleet.blame(failure, 0.0)
+    stack.fleet.note_tail(pair, 0.02, 0.0)
+
+    assert stack.fleet.quarantined() == {}
+    assert not stack.fleet.links.rests(pair, 1.0)
+    assert not stack.fleet.health.suspect(d.incarnation, 1.0)
+    assert stack.fleet.tails.of(pair, 0.0) is None
+    assert stack.fleet.handoffs == {}
 
 
 async def test_contradiction_fails_closed(stack: Stack, prefill: Make, decode: Make) -> None:

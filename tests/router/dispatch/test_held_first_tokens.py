@@ -184,10 +184,10 @@ async def test_tails_have_a_mean_and_a_spread(make_worker) -> None:
     await stack.find(producer, consumer)
     pair = (producer.incarnation, consumer.incarnation)
     for _ in range(9):
-        stack.fleet.note_tail(pair, 0.02)
+        stack.fleet.tails.note(pair, 0.02, 0.0)
     steady = stack.fleet.snapshot(0.0).paces[pair]
     assert [steady.tail_s, steady.tail_spread_s] == pytest.approx([0.02, 0.0])
-    stack.fleet.note_tail(pair, 0.07)
+    stack.fleet.tails.note(pair, 0.07, 0.0)
     later = stack.fleet.snapshot(0.0).paces[pair]
     assert [later.tail_s, later.tail_spread_s] == pytest.approx([0.03, 0.01])
     await stack.close()

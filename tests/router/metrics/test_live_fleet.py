@@ -186,9 +186,15 @@ def test_workers_and_links_are_told_whole(serve: Serve, prefill: Make, decode: M
     known.links.failed(pair, FailCause.DIGEST, time.monotonic())
     link = served.get("/debug/fleet")["handoff_links"][0]
     assert (link["state"], link["reason"]) == ("quarantined", "digest")
-    assert f'{series}_info{{{ends},state="quarantined",transport="tcp"}} 1.0' in served.metrics()
+    told = served.metrics()
+    assert f'{series}_info{{{ends},state="quarantined",transport="tcp"}} 1.0' in told
+    assert f'{series}s{{state="quarantined"}} 1.0' in told
     known.handed_over((inc(1), inc(2)), 5)
     assert set(known.handoffs) == {pair}, "nobody keeps counts of workers that are gone"
+    p.stop()
+    wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
+    assert served.get("/debug/fleet")["quarantined"] == []
+    assert f'{series}s{{state="quarantined"}} 0.0' in served.metrics()
 
 
 def holding(turn: Turn) -> Iterator[float]:

@@ -233,12 +233,30 @@ def test_index_equals_sets(events) -> None:
         ]
 
 
+@pytest.mark.parametrize("shared", [1, 4, 8])
+def test_a_chain_that_is_asked_for_is_not_forgotten(shared: int) -> None:
+    """From its first block on, though it is stored once and others go on coming; nor is the rest of
+    it, where prompts share its start alone. One that nobody asks for goes."""
+    index = PrefixIndex(32 * ENTRY_BYTES)
+    chain, other = [block(n) for n in range(8)], [block(n) for n in range(8, 12)]
+    index.apply(inc(1), BlockEvents(stored=tuple(chain)))
+    index.apply(inc(1), BlockEvents(stored=tuple(other)))
+    for step in range(100):
+        new = tuple(block(100 + 4 * step + n) for n in range(4))
+        index.apply(inc(1), BlockEvents(stored=new))
+        assert index.hits(inc(1), [*chain[:shared], block(1000 + step)]) == shared
+        if step % 2:
+            assert index.hits(inc(1), chain) == 8
+        assert len(index) <= 32
+    assert index.hits(inc(1), other) == 0
+
+
 PAIR = (inc(1), inc(2))
 
 
 @pytest.mark.parametrize("cause", [FailCause.IDENTITY, FailCause.DIGEST])
 def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
-    """For ever, or until one end is another process."""
+    """For ever, or until one end is another process; one that was lost may come back."""
     links = LinkHealth()
     links.failed(PAIR, cause, 0.0)
     links.succeeded(PAIR)
@@ -246,7 +264,11 @@ def test_one_wrong_byte_quarantines(cause: FailCause) -> None:
     assert not links.usable(PAIR, 1e9)
     assert links.quarantined() == {PAIR: cause}
     links.forget(inc(1))
-    assert links.usable(PAIR, 0.0)
+    assert not links.usable(PAIR, 1e9)
+    assert links.usable((inc(3), inc(2)), 0.0)
+    for other in range(health.MAX_QUARANTINED):
+        links.failed((inc(other + 10), inc(2)), cause, 0.0)
+    assert len(links.quarantined()) == health.MAX_QUARANTINED
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,20 @@ async def test_pods_come_and_go(stack: Stack, decode: Make) -> None:
     assert len(d2.submitted) == 1
 
 
+async def test_a_discovery_that_begins_anew_knows_whom_the_last_one_found(
+    stack: Stack, decode: Make
+) -> None:
+    """Pods that went in between are forgotten; those that are still there are left alone."""
+    gone, stays, new = decode(), decode(), decode()
+    discovery(stack).apply(found(gone, stays))
+    await until(lambda: len(stack.pool.workers) == 2)
+    discovery(stack).apply(found(stays, new))
+
+    assert set(stack.pool.links()) == {stays.endpoint, new.endpoint}
+    await until(lambda: set(stack.pool.workers) == {stays.incarnation, new.incarnation})
+    assert stays.num_greeted == 1
+
+
 async def test_a_leaving_pod_is_told_and_gets_nothing_new(stack: Stack, decode: Make) -> None:
     """At once by its deletion, before its own word; the command says how long it has."""
     d1, d2 = decode(), decode()

@@ -157,9 +157,13 @@ class KubernetesDiscovery:
             watcher.stop()
 
     def apply(self, found: Found) -> None:
-        """Add, remove and note; a pod that has begun to leave is told how long it has."""
-        for endpoint, before in self._known.items():
-            if endpoint not in found or found[endpoint].uid != before.uid:
+        """Add, remove and note; a pod that has begun to leave is told how long it has.
+
+        The pool's addresses are all discovery's, also those of one that failed before this began.
+        """
+        for endpoint in self._pool.links():
+            before, facts = self._known.get(endpoint), found.get(endpoint)
+            if facts is None or (before is not None and before.uid != facts.uid):
                 self._pool.remove(endpoint)
         for endpoint, facts in found.items():
             known = self._known.get(endpoint)

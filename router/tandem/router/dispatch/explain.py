@@ -74,7 +74,7 @@ class Explanations:
                 metrics.forecast(forecast.way, abs(seconds - forecast.ttft))
         elif pair is not None and not leg.is_prefill:
             explained.second = seconds - explained.ttft
-            fleet.note_tail(pair, explained.second)
+            fleet.note_tail(pair, explained.second, came)
 
     def to_json(self) -> list[dict[str, Any]]:
         """The latest first."""

@@ -9,10 +9,12 @@ import time
 from dataclasses import dataclass, field
 
 from tandem.protocol.card import WorkerRole
+from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import BlockHash, Incarnation
 from tandem.protocol.outputs import BlockEvents
 from tandem.router.dispatch.failure import LINK_CAUSES, AttemptFailure
-from tandem.router.placement.links import LinkHealth, Pair, WorkerHealth
+from tandem.router.dispatch.tails import Tails
+from tandem.router.placement.links import WRONG_BYTES, LinkHealth, Pair, WorkerHealth
 from tandem.router.placement.prefix_index import PrefixIndex
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, WorkerView
 from tandem.router.rates import DecayedRate
@@ -20,8 +22,8 @@ from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
-TAIL_SHARE = 0.2
-"""Weight of the latest hand-off in the mean of a link's tails."""
+PACE_LASTS = 30.0
+"""Seconds after which the pace of a link that nothing came by since is old."""
 
 
 @dataclass(slots=True)
@@ -48,19 +50,18 @@ class Fleet:
         self.links = LinkHealth()
         self.health = WorkerHealth()
         self.handoffs: dict[Pair, LinkCount] = {}
-        self._tails: dict[Pair, tuple[float, float]] = {}
-        """Mean, and mean difference from it."""
+        self.tails = Tails()
 
     def worker_up(self, worker: Worker) -> None:
         """Nothing is known of its cache yet."""
 
     def worker_lost(self, worker: Worker, reason: str) -> None:
-        """Forget what was known of the incarnation."""
+        """Forget what was known of the incarnation, but which of its links gave wrong bytes: it may
+        come back, if only the link to it was lost."""
         self.index.drop(worker.incarnation)
         self.links.forget(worker.incarnation)
         self.health.forget(worker.incarnation)
-        for pair in [pair for pair in self._tails if worker.incarnation in pair]:
-            del self._tails[pair]
+        self.tails.forget(worker.incarnation)
         for pair in [pair for pair in self.handoffs if worker.incarnation in pair]:
             del self.handoffs[pair]
 
@@ -69,15 +70,33 @@ class Fleet:
         self.index.apply(worker.incarnation, events)
 
     def blame(self, failure: AttemptFailure, now: float) -> None:
-        """Count a failed attempt against its link or its worker; refusals against nobody."""
+        """Count a failed attempt against its link or its worker; refusals against nobody. Of those
+        that were lost meanwhile only wrong bytes are noted, since nothing else is kept of them."""
         if failure.cause is None:
             return
-        if failure.pair is not None:
-            self.links.failed(failure.pair, failure.cause, now)
+        pair = failure.pair
+        if pair is not None:
+            if failure.cause in WRONG_BYTES or self._knows(pair):
+                self.links.failed(pair, failure.cause, now)
             if failure.cause in LINK_CAUSES:
-                self._count(failure.pair).failed += 1
-        if failure.cause in _OWN_FAULTS and (failure.pair is None or failure.word == "internal"):
+                self._count(pair).failed += 1
+        own = failure.cause in _OWN_FAULTS and (pair is None or failure.word == "internal")
+        if own and failure.worker in self.pool.workers:
             self.health.fault(failure.worker, now)
+
+    def quarantined(self) -> dict[Pair, FailCause]:
+        """Links between workers that are up over which nothing goes, since wrong bytes came."""
+        found = self.links.quarantined()
+        return {pair: cause for pair, cause in found.items() if self._knows(pair)}
+
+    def note_tail(self, pair: Pair, seconds: float, now: float) -> None:
+        """A hand-off's decode worker spoke so long after token 1."""
+        if self._knows(pair):
+            self.tails.note(pair, seconds, now)
+
+    def _knows(self, pair: Pair) -> bool:
+        """Whether both ends are up."""
+        return all(each in self.pool.workers for each in pair)
 
     def usable_links(self, now: float) -> frozenset[Pair]:
         """(prefill, decode) pairs that the decode worker calls up and whose health allows it."""
@@ -111,14 +130,21 @@ class Fleet:
             for worker in workers
         )
         links, pulls = self.usable_links(now), self.pull_links()
-        paces = {pair: self._pace(pair) for pair in links | pulls}
+        paces = {pair: self.pace(pair, now) for pair in links | pulls}
         return FleetSnapshot(views, links, paces, pulls)
 
-    def _pace(self, pair: Pair) -> LinkPace:
-        health = self.pool.workers[pair[1]].peers[pair[0]]
-        tail, spread = self._tails.get(pair, (None, 0.0))
-        probed = health.probed_bytes_per_s
-        return LinkPace(health.bytes_per_s, health.waiting_bytes, tail, probed, spread)
+    def pace(self, pair: Pair, now: float) -> LinkPace:
+        """Of a link that its second end has told of."""
+        worker = self.pool.workers[pair[1]]
+        health, tail = worker.peers[pair[0]], self.tails.of(pair, now)
+        return LinkPace(
+            bytes_per_s=health.bytes_per_s,
+            waiting_bytes=health.waiting_bytes,
+            tail_s=None if tail is None else tail.mean,
+            probed_bytes_per_s=health.probed_bytes_per_s,
+            tail_spread_s=0.0 if tail is None else tail.spread,
+            is_old=now - worker.paced_at.get(pair[0], now) > PACE_LASTS,
+        )
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:
         """A decode worker goes on with what a prefill worker computed."""
@@ -129,22 +155,11 @@ class Fleet:
         count.rate.note(1, now)
         count.token_rate.note(num_tokens, now)
 
-    def tail(self, pair: Pair) -> float | None:
-        """Mean seconds from token 1 to the decode worker's first word; None while unknown."""
-        return self._tails.get(pair, (None, 0.0))[0]
-
     def _count(self, pair: Pair) -> LinkCount:
         """Of a link whose ends are both known; for others one that nobody keeps."""
-        if pair not in self.handoffs and not all(each in self.pool.workers for each in pair):
+        if pair not in self.handoffs and not self._knows(pair):
             return LinkCount()
         return self.handoffs.setdefault(pair, LinkCount())
-
-    def note_tail(self, pair: Pair, seconds: float) -> None:
-        """A hand-off's decode worker spoke so long after token 1."""
-        mean, spread = self._tails.get(pair, (seconds, 0.0))
-        apart = abs(seconds - mean)
-        spread += TAIL_SHARE * (apart - spread)
-        self._tails[pair] = mean + TAIL_SHARE * (seconds - mean), spread
 
     def hits(self, hashes: dict[str, tuple[BlockHash, ...]]) -> dict[Incarnation, int]:
         """Cached prompt tokens per worker, from the prompt's hashes by fingerprint."""

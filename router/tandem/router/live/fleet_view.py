@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import LoadReport, PeerHealth
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.dispatcher import Dispatcher
@@ -43,7 +42,7 @@ class LiveFleet:
         now = time.monotonic()
         fleet, pool = self.fleet, self.fleet.pool
         underway = Underway.of(self.dispatcher.jobs)
-        quarantined = fleet.links.quarantined()
+        quarantined = fleet.quarantined()
         pairs = [
             (worker, health)
             for worker in pool.workers.values()
@@ -60,7 +59,7 @@ class LiveFleet:
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in quarantined.items()
             ],
-            "pull_links": [self._pull_link(*pair) for pair in sorted(fleet.pull_links())],
+            "pull_links": [self._pull_link(pair, now) for pair in sorted(fleet.pull_links())],
             "indexed_blocks": len(fleet.index),
             "handoff_links": [
                 self._link(worker, health, underway, quarantined, now)
@@ -72,12 +71,11 @@ class LiveFleet:
             "rates": self.rates.to_json(),
         }
 
-    def _pull_link(self, holder: Incarnation, puller: Incarnation) -> dict[str, Any]:
-        health = self.fleet.pool.workers[puller].peers[holder]
+    def _pull_link(self, pair: Pair, now: float) -> dict[str, Any]:
         return {
-            "holder": holder.hex(),
-            "puller": puller.hex(),
-            "bytes_per_s": round(health.bytes_per_s or health.probed_bytes_per_s),
+            "holder": pair[0].hex(),
+            "puller": pair[1].hex(),
+            "bytes_per_s": round(self.fleet.pace(pair, now).pull_bytes_per_s),
         }
 
     def _queue(self) -> dict[str, Any]:
@@ -145,7 +143,7 @@ class LiveFleet:
         now: float,
     ) -> dict[str, Any]:
         pair: Pair = (health.peer, decode.incarnation)
-        count, tail = self.fleet.handoffs.get(pair, _NOTHING), self.fleet.tail(pair)
+        count, tail = self.fleet.handoffs.get(pair, _NOTHING), self.fleet.tails.of(pair, now)
         state, reason = self.standing(pair, health, quarantined, now)
         return {
             "prefill": health.peer.hex(),
@@ -160,7 +158,7 @@ class LiveFleet:
             "failed": count.failed,
             "handoffs_per_s": round(count.rate.read(now), 3),
             "tokens_per_s": round(count.token_rate.read(now), 1),
-            "tail_ms": None if tail is None else round(1000 * tail, 3),
+            "tail_ms": None if tail is None else round(1000 * tail.mean, 3),
         }
 
     def standing(

@@ -70,7 +70,7 @@ def register_link_series(metrics: RouterMetrics, live: LiveFleet) -> None:
 def _shown(live: LiveFleet) -> tuple[list[_Link], int]:
     """Links with series, and how many have none."""
     pool, now = live.fleet.pool, time.monotonic()
-    quarantined = live.fleet.links.quarantined()
+    quarantined = live.fleet.quarantined()
     found = []
     for worker in pool.workers.values():
         for health in handoff_peers(worker, pool.workers).values():

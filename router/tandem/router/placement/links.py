@@ -2,7 +2,8 @@
 
 A link is a (prefill, decode) pair of incarnations. Only what a link can be blamed for counts:
 timeouts, a low rate, a wrong identity, a wrong digest; of the last two one is enough. Refusals,
-cancels and lost workers never count: a lost worker is lost for all links at once.
+cancels and lost workers never count: a lost worker is lost for all links at once. Wrong bytes are
+remembered over the loss of an end, which may come back as the same process.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from tandem.protocol.ids import Incarnation
 
 Pair = tuple[Incarnation, Incarnation]
 
+WRONG_BYTES = frozenset({FailCause.IDENTITY, FailCause.DIGEST})
 TIMEOUTS = 3
 """This many within ``WINDOW`` rest a link for ``REST``."""
 WINDOW = 60.0
 REST = 30.0
+MAX_QUARANTINED = 4096
+"""Of more links that gave wrong bytes the first are forgotten."""
 FAULTS = 3
 """Internal errors within ``WINDOW`` that make a worker suspect for ``REST``."""
 
@@ -27,19 +31,21 @@ FAULTS = 3
 class _Record:
     failures: deque[float] = field(default_factory=lambda: deque(maxlen=TIMEOUTS))
     rests_until: float = 0.0
-    quarantined: FailCause | None = None
 
 
 class LinkHealth:
-    """Outcomes per pair; forgotten with either incarnation."""
+    """Outcomes per pair: timeouts are forgotten with either incarnation, wrong bytes are not."""
 
     def __init__(self) -> None:
         self._records: dict[Pair, _Record] = {}
+        self._quarantined: dict[Pair, FailCause] = {}
 
     def failed(self, pair: Pair, cause: FailCause, now: float) -> None:
         """A hand-off over the link ended with ``cause``; causes that are not its fault pass."""
-        if cause in (FailCause.IDENTITY, FailCause.DIGEST):
-            self._records.setdefault(pair, _Record()).quarantined = cause
+        if cause in WRONG_BYTES:
+            self._quarantined[pair] = cause
+            if len(self._quarantined) > MAX_QUARANTINED:
+                del self._quarantined[next(iter(self._quarantined))]
         elif cause is FailCause.TIMEOUT:
             self._rest(self._records.setdefault(pair, _Record()), now)
 
@@ -49,18 +55,16 @@ class LinkHealth:
 
     def succeeded(self, pair: Pair) -> None:
         """A hand-off went through: earlier timeouts no longer count."""
-        record = self._records.get(pair)
-        if record is not None and record.quarantined is None:
-            del self._records[pair]
+        self._records.pop(pair, None)
 
     def usable(self, pair: Pair, now: float) -> bool:
         """Whether requests may use the link."""
-        record = self._records.get(pair)
-        return record is None or (record.quarantined is None and record.rests_until <= now)
+        return pair not in self._quarantined and not self.rests(pair, now)
 
     def quarantined(self) -> dict[Pair, FailCause]:
-        """Links that stay closed until one end is another process."""
-        return {pair: r.quarantined for pair, r in self._records.items() if r.quarantined}
+        """Links that stay closed until one end is another process, also those whose ends are
+        gone."""
+        return dict(self._quarantined)
 
     def rests(self, pair: Pair, now: float) -> bool:
         """Whether the link is left alone for a while, after timeouts."""
@@ -68,7 +72,7 @@ class LinkHealth:
         return record is not None and record.rests_until > now
 
     def forget(self, worker: Incarnation) -> None:
-        """An end of the links is gone."""
+        """An end of the links is gone, perhaps for a moment."""
         for pair in [pair for pair in self._records if worker in pair]:
             del self._records[pair]
 

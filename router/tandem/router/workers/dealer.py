@@ -16,7 +16,8 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tandem.link.curve import call_with
 from tandem.link.frames import MAX_FRAME_BYTES
-from tandem.link.sockets import HANDSHAKE_FAILED, Context, open_socket
+from tandem.link.sockets import HANDSHAKE_FAILED, Context, Socket, open_socket
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.keys import CallKeys, KeyRing
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ _CONNECT_MS = 3_000
 _HANDSHAKE_MS = 5_000
 _RETRY_MS = 100
 _RETRY_MAX_MS = 2_000
+"""Also until a socket that could not be made is tried again."""
 _CONNECT_AGAIN_MAX_MS = 500
 """A worker that comes up is seen after half of this in the mean; a refused call costs little."""
 _WORKERS = ("decode", "prefill")
@@ -57,12 +59,27 @@ class Dealer:
         self._refusals = 0
         """Sockets whose handshake failed since one last succeeded."""
         self._next_key: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        """While there is no socket."""
+        self._socket: Socket | None = None
+        self._monitor: Socket | None = None
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.Handle | None = None
         self._open()
 
     def _open(self) -> None:
-        socket = open_socket(
+        try:
+            self._connect()
+        except (zmq.ZMQError, InvalidParameter) as error:
+            logger.error("no socket for %s, another try soon: %s", self._address, error)
+            self.close()
+            self._failures += 1  # it may be the key that cannot be used
+            self._retry = self._loop.call_later(_RETRY_MAX_MS / 1000, self.reopen)
+
+    def _connect(self) -> None:
+        """Raises ZMQError where there is no room for a socket, or its key is none, and
+        InvalidParameter where no keys could be read yet."""
+        socket = self._socket = open_socket(
             self._context, zmq.DEALER, max_bytes=MAX_FRAME_BYTES, unsent=_SEND_QUEUE, unread=0
         )
         socket.setsockopt(zmq.IMMEDIATE, 1)  # never queue for a process that is not there
@@ -73,16 +90,15 @@ class Dealer:
         socket.setsockopt(zmq.IPV6, 1)
         if self._curve is not None:
             self._authenticate(socket, self._curve)
-        self._socket = socket
-        self._monitor = socket.get_monitor_socket(
+        monitor = self._monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
         )
         self._loop.add_reader(socket.FD, self._on_readable)
-        self._loop.add_reader(self._monitor.FD, self._on_monitor)
+        self._loop.add_reader(monitor.FD, self._on_monitor)
         socket.connect(f"tcp://{self._address}")
         self._loop.call_soon(self._on_monitor)
 
-    def _authenticate(self, socket: zmq.Socket[bytes], ring: KeyRing) -> None:
+    def _authenticate(self, socket: Socket, ring: KeyRing) -> None:
         keys = ring.call(_WORKERS, self._failures)
         if keys is None:
             logger.error("no public key of a worker is known; %s cannot be reached", self._address)
@@ -93,8 +109,9 @@ class Dealer:
     def is_refused(self) -> bool:
         """Whether no key that is known for workers has led to a handshake since the last good one:
         the worker has another key than is told, or does not know ours."""
-        keys = 0 if self._curve is None else sum(len(self._curve.public_keys(r)) for r in _WORKERS)
-        return self._curve is not None and self._refusals > max(1, keys)
+        if self._curve is None or not self._refusals:
+            return False
+        return self._refusals > max(1, sum(len(self._curve.public_keys(r)) for r in _WORKERS))
 
     def _try_next_key_soon(self) -> None:
         """Once a socket, however often ZMQ tries again with the same key meanwhile: counting those
@@ -116,47 +133,46 @@ class Dealer:
 
     def close(self) -> None:
         """Let go of the socket. May be called twice."""
-        if self._socket.closed:
-            return
-        for timer in (self._again, self._next_key):
+        for timer in (self._again, self._next_key, self._retry):
             if timer is not None:
                 timer.cancel()
-        self._again = self._next_key = None
-        self._loop.remove_reader(self._socket.FD)
-        self._loop.remove_reader(self._monitor.FD)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
+        self._again = self._next_key = self._retry = None
+        socket, monitor = self._socket, self._monitor
+        self._socket = self._monitor = None
+        if monitor is not None:
+            self._loop.remove_reader(monitor.FD)
+        if socket is not None:
+            self._loop.remove_reader(socket.FD)
+            socket.disable_monitor()
+            socket.close(0)
+        if monitor is not None:
+            monitor.close(0)
 
     def send(self, header: bytes, payload: bytes) -> bool:
         """Queue one frame; False when there is no connection or its queue is full."""
-        sent = self._try_send(header, payload)
-        if not sent and self._socket.getsockopt(zmq.EVENTS):
+        socket = self._socket
+        if socket is None:
+            return False
+        sent = _try_send(socket, header, payload)
+        if not sent and socket.getsockopt(zmq.EVENTS):
             # A pipe that was made since the last look is seen only after the look.
-            sent = self._try_send(header, payload)
-        self._look_again()
+            sent = _try_send(socket, header, payload)
+        self._look_again(socket)
         return sent
 
-    def _try_send(self, header: bytes, payload: bytes) -> bool:
-        try:
-            self._socket.send_multipart((header, payload), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def _look_again(self) -> None:
+    def _look_again(self, socket: Socket) -> None:
         """A send may swallow the descriptor's signal of frames that came meanwhile."""
-        if self._again is None and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if self._again is None and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._again = self._loop.call_soon(self._on_readable)
 
     def _on_readable(self) -> None:
         self._again = None
-        if self._drain(_BATCH):
-            self._look_again()
-
-    def _drain(self, limit: int) -> bool:
-        """Hand over up to ``limit`` frames; whether there may be more."""
         socket = self._socket
+        if socket is not None and self._drain(socket, _BATCH):
+            self._look_again(socket)
+
+    def _drain(self, socket: Socket, limit: int) -> bool:
+        """Hand over up to ``limit`` frames; whether there may be more."""
         for _ in range(limit):
             if socket.closed:
                 return False
@@ -168,7 +184,9 @@ class Dealer:
         return not socket.closed
 
     def _on_monitor(self) -> None:
-        monitor = self._monitor
+        socket, monitor = self._socket, self._monitor
+        if socket is None or monitor is None:
+            return
         while not monitor.closed:
             try:
                 event = recv_monitor_message(monitor, zmq.NOBLOCK)
@@ -176,11 +194,22 @@ class Dealer:
                 return
             if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._refusals = 0
+                if self._next_key is not None:  # ZMQ's own next try got through
+                    self._next_key.cancel()
+                    self._next_key = None
                 self._connected()
             elif event["event"] & HANDSHAKE_FAILED:
                 self._try_next_key_soon()
             elif event["event"] == zmq.EVENT_DISCONNECTED:
-                while self._drain(_BATCH):
+                while self._drain(socket, _BATCH):
                     pass  # what came before the end counts
                 if not monitor.closed:
                     self._disconnected()
+
+
+def _try_send(socket: Socket, header: bytes, payload: bytes) -> bool:
+    try:
+        socket.send_multipart((header, payload), zmq.NOBLOCK)
+    except zmq.Again:
+        return False
+    return True

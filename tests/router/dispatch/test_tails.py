@@ -1,0 +1,107 @@
+"""What a link once took is believed for a while: none is given up for one late word."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.router.behaviours import Make
+from tests.router.builders import Stack, beats, inc
+from tests.waiting import until
+
+from tandem.protocol.messages import LoadReport
+from tandem.router.dispatch.fleet import PACE_LASTS
+from tandem.router.dispatch.tails import LASTS, Tails
+from tandem.router.placement.damage import Targets
+from tandem.router.placement.elastic import ElasticPolicy
+from tandem.router.placement.snapshot import Exclusions, PromptFacts
+
+PAIR = (inc(1), inc(2))
+LOAD = LoadReport(
+    num_running=0,
+    num_waiting=0,
+    waiting_tokens=0,
+    free_blocks=20_000,
+    total_blocks=20_000,
+    residence_s=2.0,
+    prompt_steps=((64, 0.0045), (512, 0.0113), (2048, 0.0445)),
+    decode_steps=((1, 0.00407), (64, 0.00688), (256, 0.017)),
+)
+"""Of a large GPU."""
+
+
+async def test_a_pair_is_chosen_again_after_one_late_word(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """Nothing goes over a link that seems slow, so nothing would ever show that it is not."""
+    producer = prefill(load=replace(LOAD, chunk_tokens=2048))
+    mixed = replace(LOAD, chunk_tokens=700, num_running=50, num_decoding=50)
+    consumer = decode(load=mixed)
+    await stack.find(producer, consumer)
+    for each in (producer, consumer):
+        await beats(stack, each)
+    pair = (producer.incarnation, consumer.incarnation)
+    policy = ElasticPolicy(0, 0.1, Targets(0.3, 0.025))
+
+    def way(now: float) -> str:
+        placement = policy.place(
+            PromptFacts(num_tokens=1500, max_new_tokens=256),
+            stack.fleet.snapshot(now),
+            now,
+            Exclusions(),
+        )
+        assert placement is not None
+        assert placement.forecast is not None
+        return placement.forecast.way
+
+    assert way(0.0) == "pair"
+    stack.fleet.tails.note(pair, 5.0, 0.0)
+    assert way(1.0) != "pair"
+    assert way(60.0) == "pair"
+
+
+def test_an_old_tail_is_no_part_of_the_next_mean() -> None:
+    """Else the first hand-off of the link that comes in time would leave it as slow as it was."""
+    tails = Tails()
+    tails.note(PAIR, 5.0, 0.0)
+    tails.note(PAIR, 0.02, LASTS)
+    late = tails.of(PAIR, LASTS)
+    assert late is not None
+    assert late.mean == pytest.approx(4.004)
+    tails.note(PAIR, 0.02, 2 * LASTS + 1)
+    fresh = tails.of(PAIR, 2 * LASTS + 1)
+    assert fresh is not None
+    assert (fresh.mean, fresh.spread) == (0.02, 0.0)
+
+
+def test_tails_go_with_either_end() -> None:
+    """Others' stay."""
+    tails = Tails()
+    for pair in (PAIR, (inc(1), inc(3)), (inc(4), inc(2))):
+        tails.note(pair, 0.02, 0.0)
+    tails.forget(inc(1))
+    assert [tails.of(pair, 0.0) is None for pair in (PAIR, (inc(1), inc(3)))] == [True, True]
+    assert tails.of((inc(4), inc(2)), 0.0) is not None
+
+
+async def test_an_old_pace_gives_way_to_the_pattern_of_the_link(stack: Stack, decode: Make) -> None:
+    """Of pulls: a low one counts the steps of who lends. An old one that is high stands, and each
+    new sample counts from its beat on."""
+    one, two = decode(pull_peers=1), decode(pull_peers=1)
+    two.bytes_per_s, two.probed_bytes_per_s = 1e6, 5e9
+    await stack.find(one, two)
+    link = (one.incarnation, two.incarnation)
+    await until(lambda: link in stack.fleet.pull_links())
+    worker = stack.pool.workers[two.incarnation]
+
+    def rates() -> list[float]:
+        at = worker.paced_at[one.incarnation]
+        moments = at + PACE_LASTS, at + PACE_LASTS + 1
+        return [stack.fleet.snapshot(now).paces[link].pull_bytes_per_s for now in moments]
+
+    assert rates() == [1e6, 5e9]
+    first, heard = worker.paced_at[one.incarnation], worker.heard_at
+    await until(lambda: worker.heard_at > heard)
+    assert worker.paced_at[one.incarnation] == first
+    two.bytes_per_s = 9e9
+    await until(lambda: worker.paced_at[one.incarnation] > first)
+    assert rates() == [9e9, 9e9]

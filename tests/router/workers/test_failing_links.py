@@ -1,0 +1,142 @@
+"""What goes wrong with one link does so with no other, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from tests.curve_keys import write_keys
+from tests.router.behaviours import Make
+from tests.router.builders import Stack
+from tests.waiting import until
+
+from tandem.link.session import LinkState
+from tandem.protocol.errors import InvalidParameter
+from tandem.router.workers.dealer import Dealer
+
+
+async def test_a_key_file_that_is_none_ends_no_link(decode: Make, tmp_path: Path) -> None:
+    """While it is there: those that are up go on, and one that is lost comes back by the keys that
+    were known; a new key is known once its file is right."""
+    rings = write_keys(tmp_path, decode=1, router=1)
+    secret = rings["decode"].secret
+    d1, d2 = decode(curve_secret=secret), decode(curve_secret=secret)
+    stack = Stack(curve=rings["router"])
+    await stack.find(d1, d2)
+    peers = tmp_path / "peers"
+    (peers / "decode.2.public").write_bytes(b"half a key")
+    os.utime(peers, (1, 1))
+    d1.silent = True
+    await until(lambda: d1.incarnation not in stack.pool.workers)
+    d1.silent = False
+
+    await until(lambda: d1.incarnation in stack.pool.workers)
+    d2.silent = True
+    await until(lambda: d2.incarnation not in stack.pool.workers)
+    ring = rings["router"]
+    known = ring.public_keys("decode")
+    (peers / "decode.2.public").write_bytes(ring.public)
+    assert (known, ring.public_keys("decode")) == (known, (ring.public, *known))
+    await stack.close()
+
+
+async def test_keys_that_cannot_be_read_yet_are_waited_for(decode: Make, tmp_path: Path) -> None:
+    """With nothing known the link is made later; others are looked for meanwhile."""
+    rings = write_keys(tmp_path, decode=1, router=1)
+    d = decode(curve_secret=rings["decode"].secret)
+    key = tmp_path / "peers" / "decode.1.public"
+    whole = key.read_bytes()
+    key.write_bytes(whole[:7])
+    with pytest.raises(InvalidParameter, match="40 characters"):
+        rings["router"].public_keys("decode")
+    stack = Stack(curve=rings["router"])
+    stack.pool.add(d.endpoint)
+    stack.pool.add("127.0.0.1:9")
+    stack.pool.reconnect(d.endpoint)
+    assert set(stack.pool.links().values()) == {LinkState.DOWN}
+    assert stack.pool.refused() == []
+    key.write_bytes(whole)
+
+    await until(lambda: d.incarnation in stack.pool.workers)
+    await stack.close()
+
+
+async def test_a_tick_that_fails_is_that_links_alone(
+    stack: Stack, decode: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others have their beats."""
+    d1, d2 = decode(), decode()
+    await stack.find(d1, d2)
+    failed = []
+
+    def fail(late: float = 0.0) -> None:
+        failed.append(late)
+        raise zmq.ZMQError(errno.EMFILE)
+
+    stack.pool._links[d1.endpoint].tick = fail  # type: ignore[method-assign]
+    await until(lambda: len(failed) > 3)
+    d2.silent = True
+    await until(lambda: d2.incarnation not in stack.pool.workers)
+    assert "failed to tick" in caplog.text
+
+
+@pytest.fixture
+def narrow() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """A context with room for a link's sockets, and for no other."""
+    with zmq.Context() as made:
+        made.set(zmq.MAX_SOCKETS, 3)
+        yield made
+
+
+@pytest.mark.parametrize("others", [1, 2, 3])
+async def test_a_link_waits_for_room(
+    narrow: zmq.Context[zmq.Socket[bytes]], others: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For all of its sockets: it holds none while it lacks one."""
+    held = [narrow.socket(zmq.PAIR) for _ in range(others)]
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as worker:
+        port = worker.bind_to_random_port("tcp://127.0.0.1")
+        connected = asyncio.Event()
+        dealer = Dealer(
+            narrow,
+            f"127.0.0.1:{port}",
+            received=lambda _: None,
+            connected=connected.set,
+            disconnected=lambda: None,
+        )
+        assert "no socket for" in caplog.text
+        assert not dealer.send(b"", b"")
+        for each in held:
+            each.close(0)
+        await until(connected.is_set)
+        dealer.close()
+        dealer.close()
+
+
+async def test_a_link_that_came_up_by_itself_is_left_alone(stack: Stack, decode: Make) -> None:
+    """Handshakes failed before, as a process that begins takes calls and drops them: ZMQ's own next
+    try gets through, and no other is made."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as early:
+        early.settimeout(10)
+        port = early.getsockname()[1]
+        stack.pool.add(f"127.0.0.1:{port}")
+        dealer = stack.pool._links[f"127.0.0.1:{port}"]._dealer
+        dealer._failures = 20  # as after that many; another socket is due in 2 s
+        while dealer._next_key is None:
+            call, _ = await asyncio.to_thread(early.accept)
+            call.close()
+            await asyncio.sleep(0.05)
+    due = dealer._next_key.when()
+    d = decode(port=port)
+    await until(lambda: d.incarnation in stack.pool.workers)
+    worker = stack.pool.workers[d.incarnation]
+    await until(lambda: loop.time() > due + 0.1)
+    assert stack.pool.workers[d.incarnation] is worker, "it has not been lost meanwhile"
+    assert d.num_greeted == 1

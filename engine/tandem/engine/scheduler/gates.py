@@ -41,6 +41,11 @@ class Gate(Protocol):
         """Begin what is slow, or say why not; then nothing is held."""
         ...
 
+    def waits(self, request: Request) -> bool:
+        """Whether others are before it, so that nobody is at work for it: such time is not charged
+        to the work."""
+        ...
+
     def failed(self, request: Request) -> Refusal | None:
         """Why it never opens, which ends the request."""
         ...
@@ -50,7 +55,7 @@ class Gate(Protocol):
         ...
 
     def overdue(self, request: Request) -> Refusal:
-        """What to tell a request that waited for ``seconds``."""
+        """What to tell a request that waited for ``seconds``: for others, or for its own."""
         ...
 
     def enter(self, request: Request) -> None:
@@ -126,6 +131,8 @@ class Gates:
         self._gates = tuple(gates)
         self.waiting: dict[SeqId, tuple[Request, float]] = {}
         """With the time from which each is charged for its waiting, by the engine's clock."""
+        self._behind: set[SeqId] = set()
+        """Of those, who waited for others when last looked at."""
 
     def admit(self, source: EngineCoreRequest, requests: Sequence[Request]) -> Refusal | None:
         """Bring the sequences of a request to the gates that ask for it, or say why not."""
@@ -154,12 +161,13 @@ class Gates:
         for request, since in list(self.waiting.values()):
             if request.seq not in self.waiting:
                 continue  # it ended with another choice of its request
-            if any(gate.is_preparing for gate in request.group.gates):
+            if self._begins(request) or any(gate.is_preparing for gate in request.group.gates):
                 self.waiting[request.seq] = (request, since := now)
             refusal = self._refusal(request, now - since)
             if refusal is None and not all(gate.ready(request) for gate in request.group.gates):
                 continue
             del self.waiting[request.seq]
+            self._behind.discard(request.seq)
             if refusal is None:
                 for gate in request.group.gates:
                     gate.enter(request)
@@ -168,6 +176,7 @@ class Gates:
     def leave(self, request: Request) -> None:
         """A request that has gates ended."""
         self.waiting.pop(request.seq, None)
+        self._behind.discard(request.seq)
         self.release((request,))
 
     @staticmethod
@@ -181,6 +190,15 @@ class Gates:
         """The engine ends. May be called twice."""
         for gate in self._gates:
             gate.close()
+
+    def _begins(self, request: Request) -> bool:
+        """Whether a request waited for others until now, and no longer does."""
+        if any(gate.waits(request) for gate in request.group.gates):
+            self._behind.add(request.seq)
+            return False
+        was_behind = request.seq in self._behind
+        self._behind.discard(request.seq)
+        return was_behind
 
     @staticmethod
     def _refusal(request: Request, waited: float) -> Refusal | None:

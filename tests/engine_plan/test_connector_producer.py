@@ -165,6 +165,23 @@ def test_quotas_refuse_or_hold_back_a_producer():
     pair.check_empty()
 
 
+def test_a_handoff_that_may_not_start_is_still_in_the_queue():
+    """A worker that drains gives it back: it holds nothing, and waits for its lease alone."""
+    pair = Pair()
+    pair.producer.may_start = False
+    request = produce("a")
+    pair.p.add(request)
+    pair.p.step()
+    assert pair.p.core.stats()["parked"] == 1
+    assert pair.p.core.waiting_keys() == [request.key]
+
+    pair.producer.may_start = True
+    pair.p.step()
+    assert pair.p.core.waiting_keys() == []
+    pair.p.core.abort(request.key)
+    pair.check_empty()
+
+
 def test_a_revoked_producer_stops():
     """A lease revoked in mid-prompt fails the attempt; its blocks wait for Released."""
     pair = Pair(max_num_batched_tokens=16)

@@ -139,13 +139,14 @@ class Scheduler:
         return list(self.roster.held)
 
     def waiting_keys(self) -> list[RequestKey]:
-        """Requests that have computed nothing and hold no block yet."""
-        waiting, gated = self.roster.waiting, RequestState.GATED
+        """Requests that have computed nothing and hold no block yet: at gates, in the queue, and
+        hand-offs that may not start."""
+        waiting, aside = self.roster.waiting, (RequestState.GATED, RequestState.REMOTE)
         return [
             key
             for key, group in self.roster.groups.items()
             if group.live
-            and all(each in waiting or each.state is gated for each in group.live.values())
+            and all(each in waiting or each.state in aside for each in group.live.values())
         ]
 
     def holds(self, key: RequestKey) -> bool:

@@ -77,6 +77,23 @@ def test_who_waits_at_a_gate_counts_as_queued(compiler: HandCompiler):
     run(engine)
 
 
+@pytest.mark.parametrize("how", ["opens", "cancel"])
+def test_tokens_of_who_waits_at_a_gate_are_queued(compiler: HandCompiler, how: str):
+    """Until it is let in and starts, or goes."""
+    engine = Harness(gate=compiler.gate, max_num_queued_tokens=50)
+    compiler.may.clear()
+    request = request_of("a", 40, params=constrained("1 2"))
+    assert engine.add(request) is None
+    assert engine.add(request_of("b", 40)) is RefusalCode.CAPACITY
+    if how == "cancel":
+        engine.core.abort(request.key)
+    compiler.may.set()
+    run(engine)
+    assert engine.add(request_of("b", 40)) is None
+    run(engine)
+    assert engine.core.scheduler.roster.gates.num_tokens == 0
+
+
 def test_a_compile_has_a_deadline(compiler: HandCompiler):
     """It ends by a refusal that names the field; what compiles on hurts nobody."""
     gate = compiler.gate()

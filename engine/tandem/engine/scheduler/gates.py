@@ -131,6 +131,8 @@ class Gates:
         self._gates = tuple(gates)
         self.waiting: dict[SeqId, tuple[Request, float]] = {}
         """With the time from which each is charged for its waiting, by the engine's clock."""
+        self.num_tokens = 0
+        """Prompt and forced tokens of all that wait."""
         self._behind: set[SeqId] = set()
         """Of those, who waited for others when last looked at."""
 
@@ -154,6 +156,7 @@ class Gates:
     def wait(self, request: Request, now: float) -> None:
         """Keep a request that has gates aside until all are open."""
         self.waiting[request.seq] = (request, now)
+        self.num_tokens += request.num_prefill
 
     def look(self, now: float) -> Iterator[tuple[Request, Refusal | None]]:
         """Requests whose waiting is over, in the order in which they came: let in, or why they are
@@ -166,8 +169,7 @@ class Gates:
             refusal = self._refusal(request, now - since)
             if refusal is None and not all(gate.ready(request) for gate in request.group.gates):
                 continue
-            del self.waiting[request.seq]
-            self._behind.discard(request.seq)
+            self._forget(request)
             if refusal is None:
                 for gate in request.group.gates:
                     gate.enter(request)
@@ -175,8 +177,7 @@ class Gates:
 
     def leave(self, request: Request) -> None:
         """A request that has gates ended."""
-        self.waiting.pop(request.seq, None)
-        self._behind.discard(request.seq)
+        self._forget(request)
         self.release((request,))
 
     @staticmethod
@@ -190,6 +191,12 @@ class Gates:
         """The engine ends. May be called twice."""
         for gate in self._gates:
             gate.close()
+
+    def _forget(self, request: Request) -> None:
+        """A request no longer waits, if it did."""
+        if self.waiting.pop(request.seq, None) is not None:
+            self.num_tokens -= request.num_prefill
+        self._behind.discard(request.seq)
 
     def _begins(self, request: Request) -> bool:
         """Whether a request waited for others until now, and no longer does."""

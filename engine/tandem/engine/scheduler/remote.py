@@ -76,7 +76,7 @@ class RemoteKV:
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.REMOTE
-        self._roster.parked[request.seq] = request
+        self._roster.parked.add(request)
 
     def poll(self, now: float) -> None:
         """Act on what the connector has to say."""
@@ -177,7 +177,7 @@ class RemoteKV:
         request.num_computed = num_tokens
 
     def _compute_here(self, request: Request) -> None:
-        del self._roster.parked[request.seq]
+        self._roster.parked.discard(request)
         request.state = RequestState.WAITING
         self._roster.waiting.push(request)
 
@@ -192,7 +192,7 @@ class RemoteKV:
         if not self._turns.may_reserve(request, hits, count, headroom):
             return False
         manager.start(request, hits, count, extra=headroom)
-        del roster.parked[request.seq]
+        roster.parked.discard(request)
         local = len(hits) * manager.block_size
         tokens = range(local, max(local, remote.num_tokens))
         self._enter_loading(request, len(hits), tokens.stop)

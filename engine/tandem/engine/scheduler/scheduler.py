@@ -319,10 +319,11 @@ class Scheduler:
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:
         limit = self.config.max_num_queued_tokens
-        queued = self.roster.waiting.num_tokens
+        roster = self.roster
+        queued = roster.waiting.num_tokens + roster.parked.num_tokens + roster.gates.num_tokens
         if limit is None or not queued or queued + num_prompt <= limit:
             return None
-        self.roster.stats.refused_queue_tokens += 1
+        roster.stats.refused_queue_tokens += 1
         message = f"{queued} tokens wait already; with {num_prompt} more they pass {limit}"
         return Refusal(code=RefusalCode.CAPACITY, message=message)
 

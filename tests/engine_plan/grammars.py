@@ -10,6 +10,7 @@ from typing import Any
 from tests.engine_plan.builders import VOCAB, Harness, params_of
 
 from tandem.engine.structured import GrammarError, StructuredOutputManager
+from tandem.engine.structured.grammar import Waits, untold
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams
 
@@ -76,6 +77,9 @@ class HandCompiler:
     def __init__(self) -> None:
         self.may = threading.Event()
         """Cleared: who compiles waits."""
+        self.held: str | None = None
+        """A text that is compiled after ``let_go`` alone."""
+        self.let_go = threading.Event()
         self.masks = threading.Event()
         """Cleared: who makes a mask waits."""
         self.hopeless: int | None = None
@@ -90,10 +94,11 @@ class HandCompiler:
     is_preparing = False
     """See Compiler."""
 
-    def compile(self, wanted: StructuredOutputsParams) -> Paths:
+    def compile(self, wanted: StructuredOutputsParams, _waits: Waits = untold, /) -> Paths:
         """See Compiler."""
         text = wanted.regex or ""
         assert self.may.wait(SECONDS)
+        assert text != self.held or self.let_go.wait(SECONDS)
         self.compiled.append(text)
         if not text[0].isdigit():
             raise GrammarError("what begins with a digit")

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from tests.engine_plan.builders import EOS, config_of, params_of, request_of
@@ -37,6 +38,7 @@ class HeldExecutor(SimExecutor):
         self.go = threading.Event()
         self.entered = threading.Event()
         self.error: Exception | None = None
+        self.stopped = False
 
     def execute(self, plan: SchedulerOutput) -> Future[ModelRunnerOutput]:
         """Wait, then run or fail."""
@@ -45,6 +47,11 @@ class HeldExecutor(SimExecutor):
         if self.error is not None:
             raise self.error
         return super().execute(plan)
+
+    def stop(self) -> None:
+        """Noted."""
+        self.stopped = True
+        super().stop()
 
 
 def client_of(executor: SimExecutor | None = None, **flat: object) -> InprocClient:
@@ -231,6 +238,39 @@ async def test_a_closed_loop_frees_its_requests():
             pass
     assert stats.values["free_blocks"] == stats.values["total_blocks"]
     await client.close()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_closed_loop_does_not_keep_the_executor(broken, monkeypatch):
+    """Its streams leave while everybody is told of the end; whatever that meets, the executor
+    stops."""
+    executor = HeldExecutor()
+    client = client_of(executor)
+    first = asyncio.create_task(tokens_of(client, request_of("a")))
+    await asyncio.to_thread(executor.entered.wait, WAIT)
+    stream, tasks = client.stream(request_of("b")), list[Any]()
+
+    def elsewhere() -> None:
+        loop = asyncio.new_event_loop()
+        tasks.append(loop.create_task(anext(stream)))
+        loop.run_until_complete(asyncio.sleep(0))
+        tasks[0]._log_destroy_pending = False
+        loop.close()
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    await asyncio.to_thread(thread.join, WAIT)
+    if broken:
+        monkeypatch.setattr(client._core, "abort", lambda key: 1 / 0)
+    closing = asyncio.create_task(client.close())
+    await asyncio.sleep(0)
+    executor.go.set()
+    await closing
+    assert executor.stopped
+    if not broken:
+        with pytest.raises(RequestFailed, match="closed"):
+            await first
+    first.cancel()
 
 
 async def test_a_hung_engine_is_a_timeout(monkeypatch):

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 from tests.engine_plan.builders import params_of, request_of
 from tests.engine_plan.handoff import ConsumerSide
-from tests.engine_plan.pair import Pair, produce
+from tests.engine_plan.pair import Pair, consume, produce
 
 from tandem.engine.executor.base import WrittenAhead
 from tandem.engine.step import FenceDone, ModelRunnerOutput, SchedulerOutput
@@ -163,6 +163,57 @@ def test_quotas_refuse_or_hold_back_a_producer():
     assert pair.producer.exports[first.key].upto == 40
     pair.producer.release(first.key)
     pair.check_empty()
+
+
+def test_a_handoff_that_may_not_start_is_still_in_the_queue():
+    """A worker that drains gives it back: it holds nothing, and waits for its lease alone."""
+    pair = Pair()
+    pair.producer.may_start = False
+    request = produce("a")
+    pair.p.add(request)
+    pair.p.step()
+    assert pair.p.core.stats()["parked"] == 1
+    assert pair.p.core.waiting_keys() == [request.key]
+
+    pair.producer.may_start = True
+    pair.p.step()
+    assert pair.p.core.waiting_keys() == []
+    pair.p.core.abort(request.key)
+    pair.check_empty()
+
+
+def test_tokens_of_handoffs_that_may_not_start_are_queued():
+    """They count against the bound of the queue until they start, or go."""
+    pair = Pair(max_num_queued_tokens=50)
+    pair.producer.may_start = False
+    first, second = produce("a"), produce("b")
+    assert pair.p.add(first) is None
+    pair.p.step()
+    assert pair.p.add(second) is RefusalCode.CAPACITY
+    pair.p.core.abort(first.key)
+    pair.producer.release(first.key)
+    assert pair.p.add(second) is None
+
+    pair.producer.may_start = True
+    pair.p.step()
+    third = produce("c")
+    assert pair.p.add(third) is None, "b has started"
+    pair.p.core.abort(third.key)
+    pair.producer.release(third.key)
+    pair.producer.release(second.key)
+    pair.check_empty()
+
+
+def test_tokens_of_handoffs_whose_kv_is_late_are_queued():
+    """At the decode worker, too, until their blocks are reserved."""
+    pair = Pair(max_num_queued_tokens=50)
+    request = consume("a")
+    assert pair.d.add(request) is None
+    pair.d.step()
+    assert pair.d.add(consume("b")) is RefusalCode.CAPACITY
+    pair.consumer.ready[request.key] = 40
+    pair.d.step()
+    assert pair.d.add(consume("b")) is None
 
 
 def test_a_revoked_producer_stops():

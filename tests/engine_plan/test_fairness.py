@@ -72,6 +72,30 @@ def test_a_preempted_request_goes_before_hand_offs_that_came_later():
     assert preempted in harness.core.scheduler.roster.running
 
 
+def test_who_is_behind_a_hand_off_that_finds_no_room_is_not_looked_up(monkeypatch):
+    """A full worker has many that are ready: a look at each in every step costs their prompts'
+    length, and says what the first one's said already."""
+    line = Line(Traffic(seats=1))
+    harness, side = line.harness, line.side
+    harness.add(request_of("runs", 8, params=params_of(max_tokens=30, ignore_eos=True)))
+    harness.step()
+    for number in range(50):
+        late = consume(f"late{number}", 16)
+        harness.add(late)
+        side.ready[late.key] = 16
+    manager, looked = harness.core.scheduler.manager, []
+    find = manager.find_cached_prefix
+
+    def noted(request, max_tokens):
+        looked.append(request.key.request)
+        return find(request, max_tokens)
+
+    monkeypatch.setattr(manager, "find_cached_prefix", noted)
+    harness.step()
+    assert looked == ["late0"]
+    assert len(side.local) == 50, "whether they are ready is asked of all"
+
+
 def test_who_is_behind_a_hand_off_that_finds_no_room_waits_too():
     """Small requests that came later do not take, one by one, what a large hand-off waits for."""
     line = Line(Traffic(num_blocks=8))

@@ -77,6 +77,23 @@ def test_who_waits_at_a_gate_counts_as_queued(compiler: HandCompiler):
     run(engine)
 
 
+@pytest.mark.parametrize("how", ["opens", "cancel"])
+def test_tokens_of_who_waits_at_a_gate_are_queued(compiler: HandCompiler, how: str):
+    """Until it is let in and starts, or goes."""
+    engine = Harness(gate=compiler.gate, max_num_queued_tokens=50)
+    compiler.may.clear()
+    request = request_of("a", 40, params=constrained("1 2"))
+    assert engine.add(request) is None
+    assert engine.add(request_of("b", 40)) is RefusalCode.CAPACITY
+    if how == "cancel":
+        engine.core.abort(request.key)
+    compiler.may.set()
+    run(engine)
+    assert engine.add(request_of("b", 40)) is None
+    run(engine)
+    assert engine.core.scheduler.roster.gates.num_tokens == 0
+
+
 def test_a_compile_has_a_deadline(compiler: HandCompiler):
     """It ends by a refusal that names the field; what compiles on hurts nobody."""
     gate = compiler.gate()
@@ -132,6 +149,74 @@ def test_what_is_made_once_is_not_charged_to_who_comes_first(compiler: HandCompi
     engine.step()
     assert [each.request for each in engine.refused] == ["a"]
     compiler.may.set()
+
+
+def one_thread(compiler: HandCompiler) -> StructuredOutputManager:
+    """A gate behind which one text is compiled at a time."""
+    return StructuredOutputManager(lambda: compiler, vocab_size=VOCAB, threads=1)
+
+
+def test_a_wait_for_others_is_no_fault_of_the_text(compiler: HandCompiler):
+    """Whoever compiles is told that its text takes too long; whoever waits for a thread, that
+    others were before it."""
+    gate = one_thread(compiler)
+    engine = Harness(gate=lambda: gate)
+    compiler.may.clear()
+    engine.add(request_of("a", params=constrained("1 2")))
+    wait_for(lambda: not gate.is_preparing)
+    engine.add(request_of("b", params=constrained("3 4")))
+    engine.step()
+    engine.clock.now += COMPILE_SECONDS
+    engine.step()
+
+    codes = {each.request: each.refusal.code for each in engine.refused}
+    assert codes == {"a": RefusalCode.INVALID, "b": RefusalCode.CAPACITY}
+    (late,) = [each.refusal for each in engine.refused if each.request == "b"]
+    assert "compiled for 10 s before structured_outputs.regex" in late.message
+    assert not engine.core.has_work
+    compiler.may.set()
+
+
+def test_a_text_has_its_whole_time_once_it_is_begun(compiler: HandCompiler):
+    """What it waited before is not charged to it."""
+    gate = one_thread(compiler)
+    engine = Harness(gate=lambda: gate)
+    compiler.may.clear()
+    engine.add(request_of("a", params=constrained("1 2")))
+    wait_for(lambda: not gate.is_preparing)
+    engine.add(request_of("b", params=constrained("3 4")))
+    waiting = engine.core.scheduler.roster.gates.waiting.values()
+    (behind,) = [each for each, _ in waiting if each.key.request == "b"]
+    engine.step()
+    engine.clock.now += 0.9 * COMPILE_SECONDS
+    compiler.held = "3 4"
+    compiler.may.set()
+    wait_for(lambda: not gate.waits(behind))
+    engine.step()
+    engine.clock.now += 0.9 * COMPILE_SECONDS
+    step_until(engine, lambda: engine.finish("a"))
+    assert engine.refused == []
+
+    engine.clock.now += 0.1 * COMPILE_SECONDS
+    engine.step()
+    assert [each.refusal.code for each in engine.refused] == [RefusalCode.INVALID]
+    compiler.let_go.set()
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(compiler: HandCompiler):
+    """A text whose request has gone takes no thread from those behind it."""
+    gate = one_thread(compiler)
+    engine = Harness(gate=lambda: gate)
+    compiler.may.clear()
+    requests = [request_of(name, params=constrained(f"1 {at}")) for at, name in enumerate("abc")]
+    for each in requests:
+        engine.add(each)
+    wait_for(lambda: not gate.is_preparing)
+    assert engine.core.abort(requests[1].key)
+    compiler.may.set()
+    run(engine)
+    assert compiler.compiled == ["1 0", "1 2"]
+    engine.check_empty()
 
 
 @pytest.mark.parametrize("how", ["cancel", "budget"])

@@ -124,6 +124,29 @@ def test_the_first_steps_of_both_keep_within_the_bound() -> None:
     assert wide > 500, "they do grow"
 
 
+@pytest.mark.parametrize("held_up", ["one step", "all steps"])
+def test_a_width_that_seemed_too_slow_is_tried_again(held_up: str) -> None:
+    """Its first step was held up, or everything was four times as slow for fifty steps: the graph
+    within reach is the one that seems too slow, and no step would ever show that it is not."""
+    steps, graphs, crowd = MeasuredSteps(), padding(), Crowd(22, 22_000)
+    draw = random.Random(5)
+    slow = 4.0 if held_up == "all steps" else 1.0
+    for _ in range(40):
+        for tokens in (0, 64, 128, 256) if held_up == "one step" else (0, 64, 128, 256, 512):
+            weight = graphs.weight(22, tokens, 1) if tokens else 0
+            steps.note(crowd, weight, device(draw, 22, crowd.context, tokens))
+    if held_up == "one step":
+        steps.note(crowd, graphs.weight(22, 512, 1), 0.2)
+    sizes: list[int] = []
+    for number in range(1_000):
+        budget = steps.prompt_tokens_within(crowd, BOUND, 4096)
+        sizes.append(StepRoom(graphs, 22, budget, 0.0).most(0, 2048))
+        seconds = device(draw, 22, crowd.context, sizes[-1]) * (slow if number < 50 else 1.0)
+        steps.note(crowd, graphs.weight(22, sizes[-1], 1), seconds)
+    assert min(sizes[:100]) <= 256, "it does seem too slow"
+    assert set(sizes[-500:]) == {512}
+
+
 def test_the_margin_follows_a_quantile() -> None:
     """Whatever the distribution is; and no further than a device that is shared may push it."""
     draw, margin = random.Random(4), Margin()

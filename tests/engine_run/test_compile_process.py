@@ -19,7 +19,7 @@ from tests.waiting import wait_for
 
 from tandem.engine.executor.channel import Channel
 from tandem.engine.structured.backends import AutoCompiler
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.grammar import GrammarError, Waits, untold
 from tandem.engine.structured.llguidance import LLGuidanceCompiler
 from tandem.engine.structured.outlines import OutlinesCompiler
 from tandem.engine.structured.outlines.compile_process import (
@@ -140,6 +140,19 @@ def test_a_process_ends_with_the_engine(process: CompileProcess):
     assert child.wait(SECONDS) == 0
 
 
+def test_a_text_says_that_it_waits_for_its_turn(process: CompileProcess):
+    """Until it has the process: others' time is not its own."""
+    told: list[bool] = []
+    process.compile(SHORT, SECONDS)
+    with ThreadPoolExecutor(1) as threads:
+        with process._turn:
+            second = threads.submit(process.compile, SHORT, SECONDS, told.append)
+            wait_for(lambda: told)
+            assert told == [True]
+        second.result(SECONDS)
+    assert told == [True, False]
+
+
 def test_texts_behind_slow_ones_compile_meanwhile():
     """Two slow ones are in the other process; a third is told so, and quick ones are through."""
     lanes = Lanes(quick_seconds=0.5, slow_seconds=SECONDS)
@@ -169,10 +182,10 @@ class Counted(Lanes):
         super().__init__(quick_seconds=0.3, slow_seconds=0.3)
         self.jobs: list[Job] = []
 
-    def compile(self, job: Job) -> object:  # type: ignore[override]
+    def compile(self, job: Job, waits: Waits = untold) -> object:  # type: ignore[override]
         """See Lanes."""
         self.jobs.append(job)
-        return super().compile(job)
+        return super().compile(job, waits)
 
 
 def test_equal_texts_compile_once_and_too_slow_ones_are_remembered(smollm2: Path):

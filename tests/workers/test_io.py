@@ -276,6 +276,31 @@ def test_beats_go_on_while_the_step_loop_attends(worker: Worker, router: Router)
     loop.join()
 
 
+def test_a_frame_that_comes_while_a_beat_is_made_is_read(
+    worker: Worker, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing the beat swallows the socket's word of it: without another look it lies there until
+    somebody else says something."""
+    router.greet()
+    beat, me = worker.thread._beat, threading.get_ident()
+    said: list[Cancel] = []
+
+    def crossed() -> WorkerBeat:
+        if not said and threading.get_ident() == me:
+            said.append(Cancel("r", 6))
+            router.say(said[0])
+            time.sleep(0.05)  # it is in the socket, and a write processes what came
+        return beat()
+
+    monkeypatch.setattr(worker.thread, "_beat", crossed)
+    mine: list[object] = []
+    while not mine:  # routers of other tests are lost meanwhile, this one if it is not heard
+        worker.thread.attend(10)
+        heard = [each for each in worker.inbox.take() if isinstance(each, FromRouter | RouterLost)]
+        mine += [each for each in heard if each.router == router.link.me]
+    assert mine == [FromRouter(router.link.me, Cancel("r", 6))]
+
+
 def test_frames_that_come_while_others_are_written_are_all_read(
     worker: Worker, router: Router
 ) -> None:

@@ -97,8 +97,7 @@ class IOThread(threading.Thread):
             if self._closed:
                 return
             self._send_queued()
-            # Writing may have swallowed the socket's word of frames that came meanwhile.
-            if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if self._has_frames():
                 self.ring()
 
     def ring(self) -> None:
@@ -178,6 +177,7 @@ class IOThread(threading.Thread):
             with self._lock:
                 self._send_queued()
                 self._links.beat(beat, now, late)
+                self._more = self._more or self._has_frames()
 
     def _wait(self, until: float, awake_until: float) -> set[int]:
         """The descriptors that are ready, by ``until`` at the latest."""
@@ -205,6 +205,11 @@ class IOThread(threading.Thread):
         if frame is not None:
             with self._lock:
                 self._links.take(frame, time.monotonic())
+
+    def _has_frames(self) -> bool:
+        """Whether frames are there. To be asked after writing, under the lock: it may have
+        swallowed the socket's word of those that came meanwhile."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def _send_queued(self) -> None:
         for router, message in self._outbox.take():

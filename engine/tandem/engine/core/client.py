@@ -165,13 +165,17 @@ class InprocClient:
         except Exception as error:
             logger.exception("the engine failed")
             ended = RequestFailed(FailCause.INTERNAL, f"the engine failed: {error}")
-        with self._lock:
-            self._ended = ended
-        self._drain_inbox()
-        for stream in self._streams.values():
-            self._deliver_to(stream, [ended])
-        self._streams.clear()
-        self._core.close()
+        try:
+            with self._lock:
+                self._ended = ended
+            self._drain_inbox()
+            for stream in list(self._streams.values()):  # those of a closed loop leave meanwhile
+                self._deliver_to(stream, [ended])
+            self._streams.clear()
+        except Exception:
+            logger.exception("not everybody could be told that the engine ended")
+        finally:
+            self._core.close()
 
     def _loop(self) -> None:
         block = True

@@ -41,6 +41,11 @@ class Gate(Protocol):
         """Begin what is slow, or say why not; then nothing is held."""
         ...
 
+    def waits(self, request: Request) -> bool:
+        """Whether others are before it, so that nobody is at work for it: such time is not charged
+        to the work."""
+        ...
+
     def failed(self, request: Request) -> Refusal | None:
         """Why it never opens, which ends the request."""
         ...
@@ -50,7 +55,7 @@ class Gate(Protocol):
         ...
 
     def overdue(self, request: Request) -> Refusal:
-        """What to tell a request that waited for ``seconds``."""
+        """What to tell a request that waited for ``seconds``: for others, or for its own."""
         ...
 
     def enter(self, request: Request) -> None:
@@ -126,6 +131,10 @@ class Gates:
         self._gates = tuple(gates)
         self.waiting: dict[SeqId, tuple[Request, float]] = {}
         """With the time from which each is charged for its waiting, by the engine's clock."""
+        self.num_tokens = 0
+        """Prompt and forced tokens of all that wait."""
+        self._behind: set[SeqId] = set()
+        """Of those, who waited for others when last looked at."""
 
     def admit(self, source: EngineCoreRequest, requests: Sequence[Request]) -> Refusal | None:
         """Bring the sequences of a request to the gates that ask for it, or say why not."""
@@ -147,6 +156,7 @@ class Gates:
     def wait(self, request: Request, now: float) -> None:
         """Keep a request that has gates aside until all are open."""
         self.waiting[request.seq] = (request, now)
+        self.num_tokens += request.num_prefill
 
     def look(self, now: float) -> Iterator[tuple[Request, Refusal | None]]:
         """Requests whose waiting is over, in the order in which they came: let in, or why they are
@@ -154,12 +164,12 @@ class Gates:
         for request, since in list(self.waiting.values()):
             if request.seq not in self.waiting:
                 continue  # it ended with another choice of its request
-            if any(gate.is_preparing for gate in request.group.gates):
+            if self._begins(request) or any(gate.is_preparing for gate in request.group.gates):
                 self.waiting[request.seq] = (request, since := now)
             refusal = self._refusal(request, now - since)
             if refusal is None and not all(gate.ready(request) for gate in request.group.gates):
                 continue
-            del self.waiting[request.seq]
+            self._forget(request)
             if refusal is None:
                 for gate in request.group.gates:
                     gate.enter(request)
@@ -167,7 +177,7 @@ class Gates:
 
     def leave(self, request: Request) -> None:
         """A request that has gates ended."""
-        self.waiting.pop(request.seq, None)
+        self._forget(request)
         self.release((request,))
 
     @staticmethod
@@ -181,6 +191,21 @@ class Gates:
         """The engine ends. May be called twice."""
         for gate in self._gates:
             gate.close()
+
+    def _forget(self, request: Request) -> None:
+        """A request no longer waits, if it did."""
+        if self.waiting.pop(request.seq, None) is not None:
+            self.num_tokens -= request.num_prefill
+        self._behind.discard(request.seq)
+
+    def _begins(self, request: Request) -> bool:
+        """Whether a request waited for others until now, and no longer does."""
+        if any(gate.waits(request) for gate in request.group.gates):
+            self._behind.add(request.seq)
+            return False
+        was_behind = request.seq in self._behind
+        self._behind.discard(request.seq)
+        return was_behind
 
     @staticmethod
     def _refusal(request: Request, waited: float) -> Refusal | None:

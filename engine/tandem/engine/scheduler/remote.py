@@ -76,7 +76,7 @@ class RemoteKV:
         hits = self._manager.find_cached_prefix(request, request.num_prefill)
         request.group.num_hit = len(hits) * self._manager.block_size
         request.state = RequestState.REMOTE
-        self._roster.parked[request.seq] = request
+        self._roster.parked.add(request)
 
     def poll(self, now: float) -> None:
         """Act on what the connector has to say."""
@@ -112,7 +112,8 @@ class RemoteKV:
                 ready.append((request, remote))
         self._turns = Turns(self._roster, self._max_num_seqs)
         for request, remote in ready:
-            self._reserve(request, remote, planned)
+            if not self._reserve(request, remote, planned):
+                return  # nobody behind it gets room; each look costs as much as its prompt is long
 
     def way_of(self, request: Request) -> Way:
         """Decide on the request at the head of the queue, and take it from there if it goes."""
@@ -176,27 +177,29 @@ class RemoteKV:
         request.num_computed = num_tokens
 
     def _compute_here(self, request: Request) -> None:
-        del self._roster.parked[request.seq]
+        self._roster.parked.discard(request)
         request.state = RequestState.WAITING
         self._roster.waiting.push(request)
 
-    def _reserve(self, request: Request, remote: Remote, planned: int) -> None:
-        """Pin local hits and take all other blocks, with one to decode into, or leave it parked."""
+    def _reserve(self, request: Request, remote: Remote, planned: int) -> bool:
+        """Pin local hits and take all other blocks, with one to decode into; False leaves it
+        parked for want of room."""
         roster, manager = self._roster, self._manager
         count = request.num_prefill
         fits = blocks_for(count, manager.block_size) < manager.pool.num_blocks
         headroom = 1 if fits else 0
         hits = manager.find_cached_prefix(request, min(count, remote.num_tokens))
         if not self._turns.may_reserve(request, hits, count, headroom):
-            return
+            return False
         manager.start(request, hits, count, extra=headroom)
-        del roster.parked[request.seq]
+        roster.parked.discard(request)
         local = len(hits) * manager.block_size
         tokens = range(local, max(local, remote.num_tokens))
         self._enter_loading(request, len(hits), tokens.stop)
         # What these blocks held, or a load into them, may have to go with the coming step first.
         after = planned + 1 if self._in_step is not None and self._in_step.queued else planned
         self._to_load.append((after, request, tokens))
+        return True
 
     def _loaded(self, event: Loaded, now: float) -> bool:
         group = self._roster.groups.get(event.key)

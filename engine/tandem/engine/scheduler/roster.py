@@ -19,7 +19,7 @@ from tandem.engine.scheduler.drafts import Drafts
 from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.noted import closed
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats
-from tandem.engine.scheduler.waiting import WaitingQueue
+from tandem.engine.scheduler.waiting import Parked, WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey
@@ -105,7 +105,7 @@ class Roster:
         self.groups: dict[RequestKey, RequestGroup] = {}
         self.by_seq: dict[SeqId, Request] = {}
         self.waiting = WaitingQueue()
-        self.parked: dict[SeqId, Request] = {}
+        self.parked = Parked()
         self.loading: dict[SeqId, Request] = {}
         self.running: list[Request] = []
         """Best order first."""
@@ -187,7 +187,7 @@ class Roster:
         if self.drafts:
             self.drafts.drop(request)
         self.waiting.discard(request)
-        self.parked.pop(request.seq, None)
+        self.parked.discard(request)
         self.loading.pop(request.seq, None)
         request.state = RequestState.FINISHED
         if request.group.gates:

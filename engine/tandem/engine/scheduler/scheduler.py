@@ -139,13 +139,14 @@ class Scheduler:
         return list(self.roster.held)
 
     def waiting_keys(self) -> list[RequestKey]:
-        """Requests that have computed nothing and hold no block yet."""
-        waiting, gated = self.roster.waiting, RequestState.GATED
+        """Requests that have computed nothing and hold no block yet: at gates, in the queue, and
+        hand-offs that may not start."""
+        waiting, aside = self.roster.waiting, (RequestState.GATED, RequestState.REMOTE)
         return [
             key
             for key, group in self.roster.groups.items()
             if group.live
-            and all(each in waiting or each.state is gated for each in group.live.values())
+            and all(each in waiting or each.state in aside for each in group.live.values())
         ]
 
     def holds(self, key: RequestKey) -> bool:
@@ -318,10 +319,11 @@ class Scheduler:
 
     def _token_refusal(self, num_prompt: int) -> Refusal | None:
         limit = self.config.max_num_queued_tokens
-        queued = self.roster.waiting.num_tokens
+        roster = self.roster
+        queued = roster.waiting.num_tokens + roster.parked.num_tokens + roster.gates.num_tokens
         if limit is None or not queued or queued + num_prompt <= limit:
             return None
-        self.roster.stats.refused_queue_tokens += 1
+        roster.stats.refused_queue_tokens += 1
         message = f"{queued} tokens wait already; with {num_prompt} more they pass {limit}"
         return Refusal(code=RefusalCode.CAPACITY, message=message)
 

@@ -43,6 +43,9 @@ class StepClasses:
         self._steps: dict[int, deque[_Step]] = {}
         self._means: dict[int, list[float]] = {}
         """Size, context, seconds."""
+        self._count = 0
+        self._last: dict[int, int] = {}
+        """Of each class, which of all steps was its latest."""
         self._learned = 0
         self._ss = self._sc = self._cc = self._st = self._ct = 0.0
         """Sums of products of deviations: s size, c context, t seconds."""
@@ -56,12 +59,24 @@ class StepClasses:
         if steps is None:
             steps = self._steps[number] = deque(maxlen=KEPT)
         steps.append(_Step(size, context, seconds))
+        self._count += 1
+        self._last[number] = self._count
         means = self._means.get(number)
         if means is not None:
             self._learn(means, size, context, seconds)
         elif len(steps) == KEPT:  # medians, so that the first steps' kernels do not count
             self._means[number] = [float(median(column)) for column in zip(*steps, strict=True)]
         return is_first
+
+    def forget_largest(self, unseen: int) -> None:
+        """Drop the largest classes, as far as none of the last ``unseen`` steps was of theirs. For
+        sizes that are chosen by these times: a class that seems too slow bars itself, and never
+        shows that it is not; smaller ones bar nothing, as times never fall."""
+        for number in sorted(self._steps, reverse=True):
+            if self._count - self._last[number] < unseen:
+                return
+            del self._steps[number], self._last[number]
+            self._means.pop(number, None)
 
     @property
     def known(self) -> bool:

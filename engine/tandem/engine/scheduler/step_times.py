@@ -25,6 +25,8 @@ tokens on top of it, so that the next graph is within reach. Small ones hide beh
 weights, so that wide ones take longer than in proportion."""
 FRESH = 16
 """Steps until the medians are looked up anew, but for the first step of a class."""
+UNSEEN = 256
+"""Steps of prompts beside decodes after which a width that none of them had is tried again."""
 REFUTED = 0.8
 """Of what decodes were taken to need alone: a step of both that ended sooner says that they need
 less."""
@@ -55,6 +57,8 @@ class MeasuredSteps:
         """Of decodes, by steps of both, as long as no step of decodes alone was made."""
         self._prompt = StepClasses()
         self._beside = StepClasses()
+        """The only ones whose largest are forgotten: of the others, no size is chosen by these
+        times. As many decodes are made as there are, and prompts alone in steps of any width."""
         self._margin = Margin()
         self._stale = 0
         self.decode_steps: StepTimes = ()
@@ -120,6 +124,7 @@ class MeasuredSteps:
         self.context_s = decodes.slope
         self.decode_steps = decodes.points()
         self.prompt_steps = self._prompt.points()
+        self._beside.forget_largest(UNSEEN)
         self.beside_steps = self._beside.points()
 
     def prompt_steps_of(self, least: int) -> StepTimes:
@@ -143,7 +148,7 @@ class MeasuredSteps:
         measured. Where no decode was, a step of a few is taken to need what the step of the fewest
         prompt tokens did: either reads all weights once. Where no step of both was, prompt tokens
         are taken to need what they do alone; where some were, the next is little wider than
-        those."""
+        those, so that a width that seemed too slow comes back step by step once it is forgotten."""
         if not self.prompt_steps:
             return 0
         points = self.beside_steps or self.prompt_steps

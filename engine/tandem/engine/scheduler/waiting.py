@@ -1,4 +1,5 @@
-"""The queue of requests without blocks: new ones and preempted ones, best order first.
+"""The queue of requests without blocks: new ones and preempted ones, best order first; and those
+that wait beside it for their KV.
 
 By (priority, arrival, choice); under FCFS every priority is the same. A preempted request comes
 back to the place that its arrival gives it.
@@ -7,7 +8,7 @@ back to the place that its arrival gives it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from tandem.engine.request import Order, Request
 from tandem.engine.step import SeqId
@@ -79,3 +80,30 @@ class WaitingQueue:
 
     def _forget(self, request: Request) -> None:
         self._num_tokens -= self._tokens.pop(request.seq)
+
+
+class Parked:
+    """Requests that wait outside the queue until their KV may come, in no order."""
+
+    def __init__(self) -> None:
+        self._requests: dict[SeqId, Request] = {}
+        self.num_tokens = 0
+        """Tokens of all of them that were known when they came."""
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def values(self) -> Collection[Request]:
+        """All of them, the one parked first at first."""
+        return self._requests.values()
+
+    def add(self, request: Request) -> None:
+        """Park a request."""
+        assert request.seq not in self._requests, f"{request} is parked twice"
+        self._requests[request.seq] = request
+        self.num_tokens += request.num_prefill
+
+    def discard(self, request: Request) -> None:
+        """Let a request go, if it is here."""
+        if self._requests.pop(request.seq, None) is not None:
+            self.num_tokens -= request.num_prefill

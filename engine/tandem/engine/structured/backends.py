@@ -6,7 +6,14 @@ import logging
 from pathlib import Path
 from threading import Lock
 
-from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
+from tandem.engine.structured.grammar import (
+    Compiler,
+    Grammar,
+    GrammarError,
+    NoCompiler,
+    Waits,
+    untold,
+)
 from tandem.protocol.structured import StructuredOutputsParams
 
 logger = logging.getLogger(__name__)
@@ -57,16 +64,16 @@ class AutoCompiler:
         other = self._outlines
         return self._making.locked() if other is None else other.is_preparing
 
-    def compile(self, wanted: StructuredOutputsParams) -> Grammar:
+    def compile(self, wanted: StructuredOutputsParams, waits: Waits = untold, /) -> Grammar:
         """See Compiler."""
         try:
-            return self._guidance.compile(wanted)
+            return self._guidance.compile(wanted, waits)
         except GrammarError as error:
             other = self._other()
             if other is None:
                 raise
             try:
-                return other.compile(wanted)
+                return other.compile(wanted, waits)
             except GrammarError as also:
                 logger.debug("outlines refuses it, too: %s", also)
                 raise error from None

@@ -3,11 +3,19 @@ each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from tandem.protocol.errors import TandemError
 from tandem.protocol.structured import StructuredOutputsParams
+
+Waits = Callable[[bool], None]
+"""Told by a compiling thread that its text waits for others before it, and that it no longer
+does."""
+
+
+def untold(_waits: bool) -> None:
+    """Nobody wants to know."""
 
 
 class GrammarError(TandemError):
@@ -65,8 +73,9 @@ class Compiler(Protocol):
         """Whether a text waits for something that is made once, and that no later one waits for."""
         ...
 
-    def compile(self, wanted: StructuredOutputsParams) -> Grammar:
-        """The grammar of an empty answer. Raises GrammarError in words for whoever wrote it."""
+    def compile(self, wanted: StructuredOutputsParams, waits: Waits = untold, /) -> Grammar:
+        """The grammar of an empty answer; ``waits`` is told of turns that the text waits for.
+        Raises GrammarError in words for whoever wrote it."""
         ...
 
     def close(self) -> None:

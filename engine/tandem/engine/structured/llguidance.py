@@ -15,7 +15,7 @@ from pathlib import Path
 import llguidance
 
 from tandem.engine.structured.forms import grammar_text
-from tandem.engine.structured.grammar import GrammarError, NoCompiler
+from tandem.engine.structured.grammar import GrammarError, NoCompiler, Waits, untold
 from tandem.engine.structured.schema import place_of
 from tandem.protocol.structured import JSON_KINDS, StructuredOutputsParams
 
@@ -96,8 +96,10 @@ class LLGuidanceCompiler:
     is_preparing = False
     """See Compiler: all is read before there is one."""
 
-    def compile(self, wanted: StructuredOutputsParams) -> LLGuidanceGrammar:
-        """See Compiler."""
+    def compile(
+        self, wanted: StructuredOutputsParams, _waits: Waits = untold, /
+    ) -> LLGuidanceGrammar:
+        """See Compiler; no text waits for another."""
         grammar = grammar_text(wanted, self._special_ids)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         if matcher.is_error():

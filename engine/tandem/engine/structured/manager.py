@@ -21,7 +21,14 @@ from tandem.engine.request import Request
 from tandem.engine.step import SeqId
 from tandem.engine.structured.backends import COMPILING_THREADS, make_compiler
 from tandem.engine.structured.constraint import Constraint, make_mask
-from tandem.engine.structured.grammar import Compiler, Grammar, GrammarError, NoCompiler
+from tandem.engine.structured.grammar import (
+    Compiler,
+    Grammar,
+    GrammarError,
+    NoCompiler,
+    Waits,
+    untold,
+)
 from tandem.engine.structured.mask_threads import MaskThreads
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.requests import EngineCoreRequest
@@ -30,7 +37,8 @@ from tandem.protocol.structured import StructuredOutputsParams
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 10.0
-"""A request whose grammar is not compiled by then is refused; the compiler is there by then."""
+"""A request whose grammar is not compiled by then is refused; the compiler is there by then. Where
+others are compiled before it, this bounds the wait for its turn, and then its own time."""
 MAX_GRAMMARS = 32
 """Compiled grammars that are kept while nobody uses them."""
 _CLOSED = "the engine is closed"
@@ -43,6 +51,13 @@ class _Begun:
 
     wanted: StructuredOutputsParams
     constraint: Future[Constraint]
+    grammar: Future[Grammar] | None = None
+    waits: bool = True
+    """Whether other texts are before its own. Written by the thread that compiles."""
+
+    def say_waits(self, waits: bool) -> None:
+        """See Waits."""
+        self.waits = waits
 
 
 class StructuredOutputManager:
@@ -89,12 +104,16 @@ class StructuredOutputManager:
         """Begin to compile, or to wait for the request that has the same text."""
         wanted = wanted_of(request.source)
         assert request.seq not in self._begun, f"{request} is admitted twice"
-        grammar = self._grammar_of(wanted)
         constraint: Future[Constraint] = Future()
-        self._begun[request.seq] = _Begun(wanted, constraint)
+        self._begun[request.seq] = begun = _Begun(wanted, constraint)
+        begun.grammar = grammar = self._grammar_of(begun)
         forced = tuple(request.token_ids[request.num_prompt :])
         grammar.add_done_callback(lambda done: self._follow(request, done, forced, constraint))
         return None
+
+    def waits(self, request: Request) -> bool:
+        """See Gate."""
+        return self._begun[request.seq].waits
 
     def ready(self, request: Request) -> bool:
         """See Gate."""
@@ -120,7 +139,11 @@ class StructuredOutputManager:
         return Refusal(code=RefusalCode.INVALID, message=str(error), param=error.param)
 
     def overdue(self, request: Request) -> Refusal:
-        """See Gate."""
+        """See Gate: a text that no thread had time for may be right."""
+        if self._begun[request.seq].waits:
+            field = f"structured_outputs.{wanted_of(request.source).kind}"
+            message = f"others were compiled for {self.seconds:g} s before {field}"
+            return Refusal(code=RefusalCode.CAPACITY, message=message, param=field)
         return self.refusal(request, f"what compiles within {self.seconds:g} s, which it did not")
 
     def enter(self, request: Request) -> None:
@@ -135,6 +158,8 @@ class StructuredOutputManager:
     def release(self, request: Request) -> None:
         """See Gate."""
         begun = self._begun.pop(request.seq, None)
+        if begun is not None and begun.grammar is not None:
+            begun.grammar.cancel()  # unless a thread has begun it
         constraint = request.constraint
         if constraint is None:
             return
@@ -153,26 +178,28 @@ class StructuredOutputManager:
             if self._compiler is not None:
                 self._compiler.close()
 
-    def _grammar_of(self, wanted: StructuredOutputsParams) -> Future[Grammar]:
+    def _grammar_of(self, begun: _Begun) -> Future[Grammar]:
         """A grammar that nobody uses, begun now where none is kept."""
         if self._compiling is None:
             self._compiling = ThreadPoolExecutor(self._num_threads, "grammar")
         for at, (kept, grammar) in enumerate(self._kept):
-            if kept == wanted:
+            if kept == begun.wanted:
+                begun.waits = False
                 del self._kept[at]
                 made: Future[Grammar] = Future()
                 made.set_result(grammar)
                 return made
-        return self._compiling.submit(self._compile, wanted)
+        return self._compiling.submit(self._compile, begun.wanted, begun.say_waits)
 
-    def _compile(self, wanted: StructuredOutputsParams) -> Grammar:
+    def _compile(self, wanted: StructuredOutputsParams, waits: Waits = untold) -> Grammar:
         """In a thread."""
+        waits(False)
         with self._reading:
             if self._closed:
                 raise GrammarError(_CLOSED)
             if self._compiler is None:
                 self._compiler = self._make_compiler()
-        return self._compiler.compile(wanted)
+        return self._compiler.compile(wanted, waits)
 
     def _follow(
         self,

@@ -18,7 +18,7 @@ from threading import Lock
 import msgspec
 
 from tandem.engine.executor.channel import Channel, ChannelClosed
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.grammar import GrammarError, Waits, untold
 from tandem.engine.structured.outlines.jobs import Job, Limits
 from tandem.engine.structured.outlines.tables import MAX_BYTES, TableError, Tables, unpack
 
@@ -82,10 +82,13 @@ class CompileProcess:
             self._channel = Channel(here)
             self._is_ready = False
 
-    def compile(self, job: Job, seconds: float) -> Tables:
-        """The table of a job that is given ``seconds``; whoever is before it is waited for. Raises
-        GrammarError: OvertimeError and LostError, after which there is another process."""
+    def compile(self, job: Job, seconds: float, waits: Waits = untold) -> Tables:
+        """The table of a job that is given ``seconds``; whoever is before it is waited for, which
+        ``waits`` is told. Raises GrammarError: OvertimeError and LostError, after which there is
+        another process."""
+        waits(True)
         with self._turn:
+            waits(False)
             self.start()
             channel = self._channel
             if channel is None:

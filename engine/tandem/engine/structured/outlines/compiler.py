@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.grammar import GrammarError, Waits, untold
 from tandem.engine.structured.llguidance import read_tokenizer
 from tandem.engine.structured.outlines.compile_process import LostError, OvertimeError
 from tandem.engine.structured.outlines.grammar import Automaton, OutlinesGrammar
@@ -62,7 +62,7 @@ class OutlinesCompiler:
         """See Compiler."""
         return self._lanes.is_preparing
 
-    def compile(self, wanted: StructuredOutputsParams) -> OutlinesGrammar:
+    def compile(self, wanted: StructuredOutputsParams, waits: Waits = untold, /) -> OutlinesGrammar:
         """See Compiler."""
         job = job_of(wanted)
         with self._lock:
@@ -75,17 +75,19 @@ class OutlinesCompiler:
                 kept = self._kept[job] = _Kept()
             self._kept.move_to_end(job)
         if mine:
-            self._make(job, kept)
+            self._make(job, kept, waits)
+        else:
+            waits(True)
         return OutlinesGrammar(kept.made.result(_WAIT_SECONDS))
 
     def close(self) -> None:
         """See Compiler."""
         self._lanes.close()
 
-    def _make(self, job: Job, kept: _Kept) -> None:
+    def _make(self, job: Job, kept: _Kept, waits: Waits) -> None:
         """Into ``kept``, which another thread may wait for."""
         try:
-            automaton = Automaton(self._lanes.compile(job), self._vocabulary)
+            automaton = Automaton(self._lanes.compile(job, waits), self._vocabulary)
         except OvertimeError as error:
             kept.until = time.monotonic() + OVERTIME_KEPT_SECONDS
             kept.made.set_exception(error)

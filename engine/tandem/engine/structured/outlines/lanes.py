@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from threading import BoundedSemaphore
 
-from tandem.engine.structured.grammar import GrammarError
+from tandem.engine.structured.grammar import GrammarError, Waits, untold
 from tandem.engine.structured.outlines.compile_process import CompileProcess, OvertimeError
 from tandem.engine.structured.outlines.jobs import Job
 from tandem.engine.structured.outlines.tables import Tables
@@ -38,17 +38,17 @@ class Lanes:
         """Whether a text waits for the first process of either kind to begin."""
         return self.quick.is_beginning or self.slow.is_beginning
 
-    def compile(self, job: Job) -> Tables:
-        """The table of a job. Raises GrammarError."""
+    def compile(self, job: Job, waits: Waits = untold) -> Tables:
+        """The table of a job; see Compiler for ``waits``. Raises GrammarError."""
         quick, slow = self._seconds
         try:
-            return self.quick.compile(job, quick)
+            return self.quick.compile(job, quick, waits)
         except OvertimeError:
             pass
         if not self._places.acquire(blocking=False):
             raise BusyError(f"what compiles within {quick:g} s while {MAX_SLOW} others take longer")
         try:
-            return self.slow.compile(job, slow)
+            return self.slow.compile(job, slow, waits)
         finally:
             self._places.release()
 

@@ -11,7 +11,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import now_ms
-from tandem.kvtransfer.mover import prober
+from tandem.kvtransfer.mover import pace, prober
 from tandem.kvtransfer.mover.prober import RATE_READS
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import InvalidParameter
@@ -140,6 +140,24 @@ def test_a_link_that_is_used_is_not_probed_again(workers, soon):
     seen, end = probes(consumer), time.monotonic() + 0.4
     consumer.until(lambda: time.monotonic() > end)
     assert probes(consumer) == seen
+
+
+def test_a_link_that_was_used_long_ago_is_probed_again(workers, soon, monkeypatch):
+    """Its pace is unknown again, and the pattern's best rate stands in for it."""
+    monkeypatch.setattr(pace, "IDLE_SECONDS", 0.3)
+    producer, consumer = workers(Producer), workers(Consumer)
+    consumer.meet(producer)
+    key = make_key("over")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
+    consumer.load(key, [5, 6, 7])
+    consumer.wait_for(events.Loaded, key)
+    mover = consumer.service._mover
+    mover.book.faster(producer.incarnation, 1.0)
+    mover.pace._links[producer.incarnation].pace = 1.0
+    consumer.until(lambda: consumer.service.peer_health()[0].probed_bytes_per_s > 1.0)
+    assert consumer.service.peer_health()[0].bytes_per_s == 0.0
+    assert consumer.service.peer_up(producer.incarnation)
 
 
 def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):

@@ -182,7 +182,8 @@ class ConsumerMover(LinkedMover):
         if self._asleep and not self.reads:  # also when a link's probe has woken one
             for each in self._resting:
                 each.rest()
-        self.pace.look(self.table.pulls)
+        for peer in self.pace.look(self.table.pulls):
+            self.prober.idle(peer, now)
         actions += self.prober.work(now)
         self._come_back(now)
         due = self.table.next_deadline()

@@ -1,7 +1,8 @@
 """Whether a new link delivers: D reads P's known pattern before any request may use it.
 
-The pattern's rate is all that placement knows of a link that nothing has used, and workers that
-start keep their machine busy: such a link is probed again a few times, and its best rate counts.
+The pattern's rate is all that placement knows of a link that nothing has used (of late), and
+workers that start keep their machine busy: such a link is probed again a few times, and its best
+rate counts.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Probing:
 
 @dataclass(slots=True)
 class _Unused:
-    """A link that only its pattern has come by."""
+    """A link that only its pattern has come by, for minutes at least."""
 
     best: float
     """Bytes a second of the fastest probe."""
@@ -161,6 +162,13 @@ class Prober:
     def used(self, peer: Incarnation) -> None:
         """KV came by the link: its rate is measured by that from now on."""
         self._unused.pop(peer, None)
+
+    def idle(self, peer: Incarnation, now: Millis) -> None:
+        """Nothing has used the link for minutes: what was measured is old, and nothing may use it
+        before it is known to be fast."""
+        if peer in self._mover.table.links and peer not in self._unused:
+            self._unused[peer] = unused = _Unused(self._mover.book.probed(peer))
+            unused.next(now)
 
     def ready(self, peer: Incarnation, message: ProbeReady, now: Millis) -> None:
         """P moves its end."""

@@ -35,6 +35,7 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.kvtransfer.resolver import Lookup, Resolver
 from tandem.link.session import Session, Verdict
 from tandem.link.sockets import HANDSHAKE_FAILED
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.messages import Reset, Welcome, encode
 
 logger = logging.getLogger(__name__)
@@ -184,11 +185,13 @@ class ControlClient(Channel):
         return f"[{number}]:{port}" if found[0] is AddressFamily.AF_INET6 else f"{number}:{port}"
 
     def _try_to_connect(self, producer: _Producer, address: str, now: Millis) -> None:
-        """A link for which there is no descriptor left is one that is not made: others go on."""
+        """A link for which there is no descriptor left, or no key that is one, is one that is not
+        made: others go on, and it is tried again, with the next of the known keys."""
         try:
             self._connect(producer, address, now)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, InvalidParameter) as error:
             logger.error("no link to %s: %s", producer.endpoint, error)
+            producer.failures += 1
             self._pause(producer, now)
 
     def _connect(self, producer: _Producer, address: str, now: Millis) -> None:
@@ -200,7 +203,7 @@ class ControlClient(Channel):
                 lenders = ("decode",) if self.config.kv_pull_peers else ()
                 self.guard.call(socket, "prefill", *lenders, attempt=producer.failures)
             monitor = socket.get_monitor_socket(_ENDS)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, InvalidParameter):
             socket.close(0)
             raise
         number = LinkNumber(next(self._numbers))

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_MS = 50
 LONGEST_PAUSE_MS = 2000
+STEADY_MS = 3000
+"""A link that stood for so long was a good one: the next is made soon."""
 LOOKUP_MS = 20
 """Between two looks whether a name has got its address."""
 _BATCH = 512
@@ -58,8 +60,13 @@ class _Link:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     session: Session
-    stands: bool = False
-    """Whether WELCOME has come."""
+    since: Millis | None = None
+    """When WELCOME came."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether WELCOME has come."""
+        return self.since is not None
 
 
 @dataclass(slots=True)
@@ -109,10 +116,18 @@ class ControlClient(Channel):
         if isinstance(item, Say):
             self._send(producer, item.message, now)
         else:
-            if item.without:
-                producer.without[item.without] = Millis(now + item.without_ms)
             self._send(producer, Reset(item.reason[:500]), now)
             self._lose(producer, item.reason, now, rest_ms=item.rest_ms)
+            if item.without:
+                producer.without[item.without] = Millis(now + item.without_ms)
+                self._go_by_the_next(producer, now)
+
+    def _go_by_the_next(self, producer: _Producer, now: Millis) -> None:
+        """A way failed: the next is tried soon, and where all have, none before one may be."""
+        until = [producer.without.get(each, now) for each in self.connectors]
+        first = min(until, default=now)
+        producer.pause_ms = FIRST_PAUSE_MS
+        producer.retry_at = Millis(max(now + FIRST_PAUSE_MS, first))
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
         """Read from the links that have something; an EOF ends its link at once."""
@@ -249,7 +264,7 @@ class ControlClient(Channel):
                 self._lose(producer, "it says more than is taken", now)
         elif verdict is Verdict.UP:
             assert isinstance(message, Welcome)
-            self._on_welcome(producer, link, message.card)
+            self._on_welcome(producer, link, message.card, now)
         elif verdict is Verdict.GARBAGE or (verdict is Verdict.STRAY and link.stands):
             self.garbage()
         elif verdict is Verdict.REFUSED:
@@ -259,9 +274,10 @@ class ControlClient(Channel):
             # On a connection of its own even a stray frame is a doubt.
             self._lose(producer, session.why or "a frame was lost or misdirected", now)
 
-    def _on_welcome(self, producer: _Producer, link: _Link, card: ProducerCard) -> None:
-        link.stands = True
-        producer.pause_ms = FIRST_PAUSE_MS
+    def _on_welcome(
+        self, producer: _Producer, link: _Link, card: ProducerCard, now: Millis
+    ) -> None:
+        link.since = now
         host = producer.endpoint.rpartition(":")[0].strip("[]")
         self._deliver(LinkUp(link.session.peer, link.number, card.connector, host, card))
 
@@ -287,6 +303,8 @@ class ControlClient(Channel):
             return
         stood = link.stands
         self._close(producer)
+        if link.since is not None and now - link.since >= STEADY_MS:
+            producer.pause_ms = FIRST_PAUSE_MS
         self._pause(producer, now, rest_ms)
         producer.failures += not stood
         if stood:

@@ -123,12 +123,15 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         may_come: bool = False,
     ) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
-        one, else after ``rest_ms``; ``may_come`` is what is not there yet."""
+        one, else after ``rest_ms``, or, if that is 0, when a way may be tried again; ``may_come``
+        is what is not there yet."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
         if welcome is None or len(self.parts.transports) < 2:
             self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
             pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
+            if rest_ms:
+                pause = min(pause, rest_ms)
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
             self.control.post(Drop(link, reason, 0, welcome.connector, pause))
 

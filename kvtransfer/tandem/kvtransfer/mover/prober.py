@@ -226,7 +226,7 @@ class Prober:
                 return actions
         mover.say(read.peer, ProbeDone(probing.number, right))
         if right:
-            self._judge(read.peer, probing.best, now)
+            self._judge(read.peer, probing, now)
         else:
             fault = "the pattern is wrong" if done else "the pattern could not be read"
             mover.fall(read.peer, fault, now)
@@ -237,13 +237,15 @@ class Prober:
         least = config.kv_min_megabytes_per_second
         return least is not None and config.kv_preflight != "off" and bytes_per_s < least * 1e6
 
-    def _judge(self, peer: Incarnation, bytes_per_s: float, now: Millis) -> None:
+    def _judge(self, peer: Incarnation, probing: _Probing, now: Millis) -> None:
         """A link delivers: what its rate says of it."""
-        mover = self._mover
+        mover, bytes_per_s = self._mover, probing.best
         mover.metrics.probe_rate.observe(bytes_per_s)
-        known = self._unused.get(peer)
-        if known is not None:
-            if bytes_per_s > known.best:
+        if (
+            probing.again
+        ):  # the link is in use, and if KV has come by it meanwhile, that measures it
+            known = self._unused.get(peer)
+            if known is not None and bytes_per_s > known.best:
                 known.best = bytes_per_s
                 mover.book.faster(peer, bytes_per_s)
             return

@@ -12,6 +12,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 from tests.kvtransfer.held_copies import KEY, Held
 
 from tandem.kvtransfer import events
+from tandem.kvtransfer.control import client
 from tandem.kvtransfer.control.mail import Say
 from tandem.kvtransfer.handoff.messages import Final, ProbeReady
 from tandem.kvtransfer.mover.items import Rest
@@ -88,6 +89,41 @@ def test_beats_keep_their_time_while_bytes_are_on_their_way(workers) -> None:
         assert end.metric("tandem:kv_links_lost_total", role=role) == 0
     held.transport.hold.clear()
     held.consumer.wait_for(events.Loaded, KEY)
+
+
+def test_more_frames_than_one_look_takes_are_all_heard(workers, monkeypatch) -> None:
+    """A socket says once that frames have come, and a thread takes a bounded number in its turn."""
+    config = make_config(kv_beat_seconds=30.0, kv_beat_timeout=60.0)
+    producer, consumer = workers(Producer, config), workers(Consumer, config)
+    consumer.meet(producer)
+    mover, channel = consumer.service._mover, consumer.service._channel
+    go_on, stuck, work = threading.Event(), threading.Event(), mover.work
+
+    def held(now: Any) -> Any:
+        stuck.set()
+        return work(now) if go_on.wait(60) else []
+
+    monkeypatch.setattr(mover, "work", held)
+    mover.inbox.put(Rest(asleep=False))  # this thread is the transfer thread from here on
+    assert stuck.wait(30)
+    heard = threads_of(channel, "_on_frames", monkeypatch)
+    link = producer.service._mover._links[consumer.incarnation]
+    frames, taken, mine = 2 * client._BATCH + 76, 0, WakeQueue[object]()
+    for turn in range(1, 6):  # frames may be late on a busy machine: then it is tried again
+        with channel._lock:  # nobody hears them before all are there
+            for _ in range(frames):
+                producer.service._channel.post(Say(link, ProbeReady(1 << 20, 1)))
+            time.sleep(0.5)
+        before = len(heard)
+        assert channel.attend(mine, 30.0)
+        assert channel.nap(mine, 0.0)
+        taken = len(heard) - before
+        if taken == frames:
+            break
+        while len(heard) < turn * frames:
+            channel.look()
+    assert taken == frames
+    go_on.set()
 
 
 def test_a_read_that_gets_on_goes_first_and_what_came_beside_it_is_heard_next(

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
-from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
+from prometheus_client import CollectorRegistry
+from tests.kvtransfer.builders import (
+    FINGERPRINT,
+    LAYOUT,
+    NUM_BLOCKS,
+    SECONDS,
+    Consumer,
+    Producer,
+    make_config,
+    make_key,
+    slab_for,
+)
 
 from tandem.kernels.memory.shared import shared_tensor
 from tandem.kvtransfer import events
+from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.handoff.actions import Millis
+from tandem.kvtransfer.handoff.pull import Cancel, Opened, Pull
 from tandem.kvtransfer.memory.allocator import slab_allocator
+from tandem.kvtransfer.mover import falls as falls_of_links
+from tandem.kvtransfer.mover.consumer import ConsumerMover
 from tandem.kvtransfer.mover.falls import MAX_DOUBLINGS, MAX_REMEMBERED, Falls
+from tandem.kvtransfer.service.parts import make_parts
 from tandem.kvtransfer.transports.choose import make_transports
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import FailCause
-from tandem.protocol.ids import Incarnation, new_incarnation
+from tandem.protocol.ids import Incarnation, RequestKey, new_incarnation
 
 PEER = Incarnation(b"p" * 16)
 
@@ -197,6 +214,104 @@ def test_a_link_comes_back_though_another_thread_counts_the_pause_from_later(wor
     (known,) = mover.control._producers.values()
     known.without["shm"] = Millis(known.without["shm"] + 3_600_000)
     pair.consumer.until(lambda: pair.transport == "shm")
+
+
+def test_a_link_comes_back_though_it_is_never_idle(workers, folder, monkeypatch):
+    """Each hand-off begins before the one before it ends; none fails for it, and none is begun
+    while its decode worker would refuse it."""
+    monkeypatch.setattr(falls_of_links, "BUSY_MS", 300)
+    monkeypatch.setattr(falls_of_links, "DRAIN_MS", 200)
+    pair = Pair(workers, folder, folder, kv_quarantine_seconds=0.5)
+    producer, consumer = pair.producer, pair.consumer
+    broken = make_key("broken")
+    consumer.open(broken, producer.incarnation)
+    consumer.service._mover.parts.transports["shm"]._peers[producer.incarnation].closed = True
+    producer.hand_over(broken, 4, [0], consumer.incarnation)
+    consumer.load(broken, [1])
+    consumer.wait_for(events.LoadFailed, broken)
+    consumer.until(lambda: pair.transport in ("nixl", "tcp"))
+    last: RequestKey | None = make_key("first")
+    consumer.open(last, producer.incarnation)
+    number, end = 0, time.monotonic() + SECONDS
+    while pair.transport != "shm":
+        assert time.monotonic() < end, "it does not come back"
+        following = make_key(f"follows{number}")
+        number += 1
+        begins = consumer.service.peer_up(producer.incarnation)
+        if begins:
+            consumer.open(following, producer.incarnation)
+        if last is not None:
+            producer.hand_over(last, 4, [number % 60], consumer.incarnation)
+            consumer.load(last, [number % 60])
+            consumer.wait_for(events.Loaded, last)
+        last = following if begins else None
+        consumer.until(lambda: True)
+    failed = [each.key for each in consumer.seen if isinstance(each, events.LoadFailed)]
+    assert failed == [broken]
+    pair.hand_over("again")
+
+
+def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
+    """Tombstones stand for a minute, tens of thousands of them; the thread turns thousands of
+    times a second."""
+    config = make_config(kv_connector="auto", kv_node_folder=str(folder))
+    parts = make_parts(
+        config,
+        "consumer",
+        slab=slab_for(config),
+        layout=LAYOUT,
+        num_blocks=NUM_BLOCKS,
+        fingerprint=FINGERPRINT,
+        incarnation=new_incarnation(),
+        registry=CollectorRegistry(),
+        notify=lambda: None,
+        transports=None,
+    )
+    mover, now, looked = ConsumerMover(parts), Millis(1000), []
+
+    class Seen(dict[RequestKey, Pull]):
+        def __iter__(self):
+            looked.append("keys")
+            return super().__iter__()
+
+        def values(self):
+            looked.append("values")
+            return super().values()
+
+        def items(self):
+            looked.append("items")
+            return super().items()
+
+    for number in range(20_000):
+        mover.table.apply(Opened(make_key(f"{number}"), PEER, None, link_up=False), now)
+    mover.table.link_up(PEER)
+    mover.table.apply(Opened(make_key("open"), PEER, None, link_up=True), now)
+    mover.table.pulls = Seen(mover.table.pulls)
+    assert len(mover.table.pulls) == 20_001
+    mover.falls.worked(PEER, "shm")
+    mover.falls.failed(PEER, "shm", Millis(0))
+    now = Millis(millis(config.kv_quarantine_seconds) + 1)
+    mover.work(now)
+    assert mover.falls.due(now)
+    assert not looked
+    mover.table.apply(Cancel(make_key("open")), now)
+    mover.work(now)
+    assert not mover.falls.due(now)
+    assert not looked
+    mover.stop()
+
+
+def test_a_busy_link_is_drained_in_turns():
+    """For longer each time, as what is open may take long to end."""
+    falls = Falls(1000, ("shm", "tcp"))
+    falls.worked(PEER, "shm")
+    falls.failed(PEER, "shm", Millis(0))
+    turns, drained = [], False
+    for second in range(1, 200):
+        if falls.is_drained(PEER, Millis(1000 * second)) != drained:
+            drained = not drained
+            turns.append(second - 1)
+    assert turns == [15, 20, 35, 45, 60, 80, 95, 135, 150]
 
 
 def test_pauses_double_and_only_what_worked_is_tried_again():

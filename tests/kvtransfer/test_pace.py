@@ -19,7 +19,13 @@ from tandem.kvtransfer.handoff.pull import Flight, Pull
 from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.sizes import slot_sizes
 from tandem.kvtransfer.metrics import metrics_of
-from tandem.kvtransfer.mover.pace import PHASES_OF_WAITING, WARN_SECONDS, Pace, phase_of
+from tandem.kvtransfer.mover.pace import (
+    IDLE_SECONDS,
+    PHASES_OF_WAITING,
+    WARN_SECONDS,
+    Pace,
+    phase_of,
+)
 from tandem.protocol.ids import RequestKey
 
 TOKEN_BYTES = 1000
@@ -112,6 +118,55 @@ def test_a_link_that_came_to_rest_is_told_once_more():
     assert seen.pace.rest() is None
     seen.pace.end(A)
     assert seen.pace.rest() is None
+
+
+def test_a_wait_for_blocks_of_ones_own_says_nothing_of_the_link():
+    """A full decode worker has KV announced for seconds and asks for none; its bytes are told."""
+    seen = Watched()
+    seen.begin(pull())
+    for _ in range(10):
+        seen.pace.moved(P_INC, 50_000, 0.001)
+        seen.wait(0.1)
+    seen.pace.end(A)
+    paced = seen.book.snapshot()[0].bytes_per_s
+    waits = pull(make_key("full"), state=DState.WAITING, start=None)
+    seen.begin(waits)
+    seen.wait(5)
+    health = seen.book.snapshot()[0]
+    assert health.bytes_per_s == paced
+    assert health.waiting_bytes == 640 * TOKEN_BYTES
+    seen.pulls[waits.key] = pull(waits.key)
+    seen.wait(5)
+    assert seen.book.snapshot()[0].bytes_per_s < paced / 2
+
+
+def test_a_pace_is_forgotten_when_nothing_has_used_the_link_for_minutes():
+    """Placement uses no link that was slow: it would never be measured again. The thread wakes for
+    that, once."""
+    seen = Watched()
+    seen.begin(pull())
+    for _ in range(10):
+        seen.pace.moved(P_INC, 50, 0.001)
+        seen.wait(0.1)
+    seen.pace.end(A)
+    seen.wait(0.1)
+    assert seen.book.snapshot()[0].bytes_per_s == pytest.approx(500, rel=0.3)
+    rest = seen.pace.rest() or 0.0
+    assert rest == pytest.approx(IDLE_SECONDS, abs=1)
+    seen.now += rest - 1
+    assert seen.pace.look(seen.pulls) == []
+    assert seen.book.snapshot()[0].bytes_per_s
+    seen.now += 1
+    assert seen.pace.look(seen.pulls) == [P_INC]
+    assert seen.book.snapshot()[0].bytes_per_s == 0
+    assert seen.pace.rest() is None
+    seen.wait(1)
+    assert seen.pace.look(seen.pulls) == []
+    seen.begin(pull())
+    for _ in range(10):
+        seen.pace.moved(P_INC, 500_000, 0.001)
+        seen.wait(0.1)
+    assert seen.book.snapshot()[0].bytes_per_s == pytest.approx(5_000_000, rel=0.3)
 
 
 @pytest.mark.parametrize(

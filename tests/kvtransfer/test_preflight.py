@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 
 import pytest
 from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
@@ -11,11 +12,12 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config, make_key
 from tandem.kvtransfer import events
 from tandem.kvtransfer.config import KVTransferConfig
 from tandem.kvtransfer.control.channel import now_ms
-from tandem.kvtransfer.mover import prober
+from tandem.kvtransfer.mover import pace, prober
 from tandem.kvtransfer.mover.prober import RATE_READS
+from tandem.kvtransfer.transports.base import Check, Extent, Progress, Ticket
 from tandem.kvtransfer.transports.memory import MemoryTransport
 from tandem.protocol.errors import InvalidParameter
-from tandem.protocol.ids import new_incarnation
+from tandem.protocol.ids import Incarnation, new_incarnation
 
 NEVER = 10**9
 """MB/s that no link gives."""
@@ -95,6 +97,30 @@ def test_a_slow_link_gets_several_reads(workers, monkeypatch):
     assert len(reads) == RATE_READS
 
 
+class Sieve(MemoryTransport):
+    """Reads of patterns wait, others do not."""
+
+    holds_patterns = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: set[Ticket] = set()
+
+    def read(self, peer: Incarnation, extents: Sequence[Extent]) -> Ticket:
+        """See Transport."""
+        ticket = super().read(peer, extents)
+        if extents[0].check is Check.PATTERN:
+            self.held.add(ticket)
+        return ticket
+
+    def poll(self, ticket: Ticket) -> Progress:
+        """See Transport."""
+        if ticket in self.held and self.holds_patterns:
+            return Progress.PENDING
+        self.held.discard(ticket)
+        return super().poll(ticket)
+
+
 @pytest.fixture
 def soon(monkeypatch):
     """A link that nothing uses is probed again within moments, twice."""
@@ -140,6 +166,60 @@ def test_a_link_that_is_used_is_not_probed_again(workers, soon):
     seen, end = probes(consumer), time.monotonic() + 0.4
     consumer.until(lambda: time.monotonic() > end)
     assert probes(consumer) == seen
+
+
+def test_a_later_probe_during_which_kv_comes_judges_nothing(workers, soon, monkeypatch):
+    """KV measures the link from then on; a slow probe beside it was taken for the link's first, and
+    the link given up."""
+    config = make_config(
+        kv_connector="memory", kv_preflight="require", kv_min_megabytes_per_second=NEVER
+    )
+    lax = make_config(kv_connector="memory")
+    producer, transport = workers(Producer, lax), Sieve()
+    consumer = workers(Consumer, lax, transports={"memory": transport})
+    consumer.meet(producer)
+    mover = consumer.service._mover
+    seen, usable = [], mover.usable
+
+    def noted(peer, bytes_per_s):
+        seen.append(peer)
+        usable(peer, bytes_per_s)
+
+    monkeypatch.setattr(mover, "usable", noted)
+    monkeypatch.setattr(mover, "config", config)
+    transport.holds_patterns = True
+    consumer.until(lambda: transport.held)
+    key = make_key("over")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
+    consumer.load(key, [5, 6, 7])
+    consumer.wait_for(events.Loaded, key)
+    had = probes(consumer)
+    transport.holds_patterns = False
+    consumer.until(lambda: probes(consumer) == had + 1)
+    end = time.monotonic() + 0.3
+    consumer.until(lambda: time.monotonic() > end)
+    assert not seen
+    assert consumer.service.peer_up(producer.incarnation)
+    assert consumer.metric(SLOW) == 0
+
+
+def test_a_link_that_was_used_long_ago_is_probed_again(workers, soon, monkeypatch):
+    """Its pace is unknown again, and the pattern's best rate stands in for it."""
+    monkeypatch.setattr(pace, "IDLE_SECONDS", 0.3)
+    producer, consumer = workers(Producer), workers(Consumer)
+    consumer.meet(producer)
+    key = make_key("over")
+    consumer.open(key, producer.incarnation)
+    producer.hand_over(key, 12, [0, 1, 2], consumer.incarnation)
+    consumer.load(key, [5, 6, 7])
+    consumer.wait_for(events.Loaded, key)
+    mover = consumer.service._mover
+    mover.book.faster(producer.incarnation, 1.0)
+    mover.pace._links[producer.incarnation].pace = 1.0
+    consumer.until(lambda: consumer.service.peer_health()[0].probed_bytes_per_s > 1.0)
+    assert consumer.service.peer_health()[0].bytes_per_s == 0.0
+    assert consumer.service.peer_up(producer.incarnation)
 
 
 def test_a_link_that_is_up_stays_so_though_a_later_probe_hangs(workers, soon):

@@ -131,6 +131,15 @@ def test_a_broken_link_fails_what_is_asked_of_it_later(ends: Ends):
     assert ends.outcome(ends.read(1, 1)) is Progress.FAILED
 
 
+def test_nobody_looks_after_a_stream_that_is_closed(ends: Ends):
+    """Its thread keeps it until the link is made again, which may be never."""
+    assert ends.outcome(ends.read(0, 0)) is Progress.DONE
+    (link,) = ends.consumer._links.values()
+    ends.producer.stop()
+    assert ends.outcome(ends.read(1, 1)) is Progress.FAILED
+    assert [each.wants() for each in link.streams] == [(None, 0)] * STREAMS
+
+
 def test_the_transfer_thread_wakes_when_a_read_has_ended(ends: Ends):
     """By a descriptor, which rests again when it was looked at."""
     poller = select.poll()

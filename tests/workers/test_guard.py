@@ -149,6 +149,42 @@ def test_decode_workers_reach_prefill_workers(rings: dict[str, KeyRing]) -> None
 
 
 @pytest.mark.parametrize(
+    ("published", "key"),
+    [(("prefill.2.public",), b"abc"), (("prefill.2.public",), b"~" * 40), ((), b"")],
+    ids=["short", "no Z85", "none at all"],
+)
+def test_a_key_that_is_none_costs_its_links_alone_until_it_is_right(
+    rings: dict[str, KeyRing], tmp_path: Path, published: tuple[str, ...], key: bytes
+) -> None:
+    """A rotation that went wrong, or has not begun: the control plane stands, and calls again."""
+    p_guard = CurveGuard(rings["prefill"])
+    p_guard.start()
+    peers, right = tmp_path / "peers", rings["prefill"].public
+    (peers / "prefill.1.public").unlink()
+    for name in published:
+        (peers / name).write_bytes(key)
+    d_guard = _SharedContext(
+        KeyRing(rings["decode"].public, rings["decode"].secret, peers), p_guard
+    )
+    config = make_config()
+    producer, consumer = Producer(config, guard=p_guard), Consumer(config, guard=d_guard)
+    channel = consumer.service._channel
+    try:
+        consumer.service.set_peers({producer.service.control: producer.incarnation})
+        consumer.until(lambda: sum(each.failures for each in channel._producers.values()) > 1)
+        assert consumer.service.problem() is None
+        (peers / "prefill.3.public").write_bytes(right)
+        for name in published:
+            (peers / name).write_bytes(right)
+        os.utime(peers, (1, 1))
+        consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
+    finally:
+        consumer.service.close()
+        producer.service.close()
+        p_guard.stop()
+
+
+@pytest.mark.parametrize(
     ("gives", "takes", "pulls"),
     [
         ("prefill", "prefill", True),

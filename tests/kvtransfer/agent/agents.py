@@ -21,7 +21,7 @@ from tandem.kvtransfer.nodeagent.server import NodeAgent
 from tandem.kvtransfer.transports.agent.sizes import LandingSizes
 from tandem.kvtransfer.transports.agent.transport import AgentTransport
 from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import HostCopier, Mark
+from tandem.kvtransfer.transports.mapped.copiers import Copier, HostCopier, Mark
 from tandem.protocol.ids import new_incarnation
 
 SLOT = 2 * BYTES
@@ -55,7 +55,15 @@ class Running:
 class AgentWorker:
     """A transport over a slab, slots and tags, whose blocks the agent brings."""
 
-    def __init__(self, folder: Path, fill: int, *, slots: int = 4, per_peer: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fill: int,
+        *,
+        slots: int = 4,
+        per_peer: int = 3,
+        copier: Copier | None = None,
+    ) -> None:
         self.incarnation = new_incarnation()
         self.slab = shared_tensor(BLOCKS * BYTES).fill_(fill).view(BLOCKS, BYTES)
         self.blocks = Blocks(self.slab, SharedTags(BLOCKS))
@@ -65,7 +73,7 @@ class AgentWorker:
         )
         sizes = LandingSizes(config)
         self.transport = AgentTransport(
-            "shm_agent", self.incarnation, HostCopier(), folder, sizes, on_gpu=False
+            "shm_agent", self.incarnation, copier or HostCopier(), folder, sizes, on_gpu=False
         )
 
     def serve(self) -> bytes:

@@ -155,14 +155,14 @@ def test_an_agent_that_ends_fails_what_it_has_not_answered(
     peer = linked(consumer, producer)
     ticket = consumer.transport.read(peer, [block(0, 0), block(1, 1), block(2, 2)])
     begun(consumer, held, 2)
-    old = consumer.transport._asker._memory
+    old = consumer.transport._asker.memory
     first.stop()
     assert ended(consumer.transport, ticket) is Progress.FAILED
     assert not consumer.slab.any()
     held.through = True
     second = Running(folder)
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
-    assert consumer.transport._asker._memory is not old
+    assert consumer.transport._asker.memory is not old
     assert consumer.slab[0].all()
     second.stop()
     third = Running(folder)  # nothing was asked of the second as it ended
@@ -181,7 +181,7 @@ def test_an_agent_that_hangs_is_given_up(
     peer = linked(consumer, producer)
     assert read(consumer, peer, block(0, 0)) is Progress.FAILED
     assert held.begun == 1
-    assert consumer.transport._asker._memory is None
+    assert consumer.transport._asker.memory is None
     held.through = True
     assert read(consumer, peer, block(0, 0)) is Progress.DONE
     running.stop()

@@ -3,6 +3,8 @@ link; and links come back to the agent when it comes back, or comes at all."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from tests.kvtransfer.agent.agents import Running
@@ -10,6 +12,7 @@ from tests.kvtransfer.builders import Consumer, Producer, make_config
 from tests.kvtransfer.test_falls import Pair, choosing
 
 from tandem.kvtransfer.config import KVTransferConfig
+from tandem.kvtransfer.control import client
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.memory.allocator import slab_allocator
 from tandem.kvtransfer.transports.agent.sizes import GPU_FACTOR, LandingSizes
@@ -58,6 +61,47 @@ def test_workers_that_do_not_meet_have_no_link_by_name(workers, folder, running)
 
     near.consumer.until(lambda: "does not meet the agent" in reason())
     assert not service.peer_up(producer.incarnation)
+
+
+@pytest.mark.parametrize("copy", ["agent", "auto"])
+def test_a_link_whose_ways_fail_at_once_is_not_made_again_and_again(
+    workers, folder, running, monkeypatch, copy
+):
+    """Each time it was called, greeted, dropped and called again, twenty times a second."""
+    more = {"kv_connector": "shm", "kv_node_copy": copy, "kv_quarantine_seconds": 1.0}
+    apart = folder / "apart"
+    apart.mkdir()
+    producer = workers(Producer, make_config(kv_node_folder=str(apart), **more))
+    consumer = workers(Consumer, make_config(kv_node_folder=str(folder), **more))
+    channel, calls = consumer.service._channel, []
+    connect = channel._connect
+
+    def counted(*args):
+        calls.append(time.monotonic())
+        connect(*args)
+
+    monkeypatch.setattr(channel, "_connect", counted)
+    consumer.service.set_peers({producer.service.control: producer.incarnation})
+    consumer.until(
+        lambda: "does not meet the agent" in consumer.service.why_down(producer.incarnation)
+    )
+    end = time.monotonic() + 3.0
+    consumer.until(lambda: time.monotonic() > end)
+    assert 1 < len(calls) < 12
+
+
+def test_a_link_that_stood_for_long_is_made_again_soon(workers, monkeypatch):
+    """Whatever its pauses were before; one that has just begun to stand changes nothing of them."""
+    producer, consumer = workers(Producer), workers(Consumer)
+    consumer.meet(producer)
+    (known,) = consumer.service._channel._producers.values()
+    for steady, pause in ((10**9, 2000), (0, 2 * client.FIRST_PAUSE_MS)):
+        monkeypatch.setattr(client, "STEADY_MS", steady)
+        known.pause_ms, link = client.LONGEST_PAUSE_MS, known.link
+        consumer.service._mover.drop(producer.incarnation, "a word of the test")
+        consumer.until(lambda link=link: known.link not in (None, link))
+        assert known.pause_ms == pause
+        consumer.until(lambda: consumer.service.peer_up(producer.incarnation))
 
 
 def test_a_choice_that_nothing_would_follow_is_refused():

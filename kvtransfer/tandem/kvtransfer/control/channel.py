@@ -82,7 +82,8 @@ class Channel:
         """Descriptors of what the poller has, once asked for."""
         self.watch(self._inbox.fileno())
         self._more = False
-        """Sockets may have something of which they will not say so again."""
+        """Sockets may have something of which they will not say so again: the last look at them
+        found something."""
         times = LinkTimes(
             beat_interval=config.kv_beat_seconds,
             beat_timeout=config.kv_beat_timeout,
@@ -227,7 +228,8 @@ class Channel:
         if self._lock.acquire(blocking=False):
             try:
                 # What is sent may swallow a socket's word of what has come.
-                self._more = self._serve(0) and self._serve(0)
+                if self._serve(0):
+                    self._serve(0)
             finally:
                 self._attended_at = time.monotonic()
                 self._lock.release()
@@ -300,12 +302,13 @@ class Channel:
         if self._over.is_set():
             return False
         try:
-            return self._turn(milliseconds)
+            self._more = self._turn(milliseconds)
         except Exception as error:
             logger.exception("the control thread ends")
             self.problem = f"the KV control thread ended: {error}"
             self._over.set()
             return False
+        return self._more
 
     def _turn(self, milliseconds: int | None = None) -> bool:
         said = self._say_all()  # before sockets are asked: a peer waits for it

@@ -35,12 +35,15 @@ from tandem.kvtransfer.handoff.messages import (
 from tandem.kvtransfer.resolver import Lookup, Resolver
 from tandem.link.session import Session, Verdict
 from tandem.link.sockets import HANDSHAKE_FAILED
+from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.messages import Reset, Welcome, encode
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_MS = 50
 LONGEST_PAUSE_MS = 2000
+STEADY_MS = 3000
+"""A link that stood for so long was a good one: the next is made soon."""
 LOOKUP_MS = 20
 """Between two looks whether a name has got its address."""
 _BATCH = 512
@@ -57,8 +60,13 @@ class _Link:
     socket: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     session: Session
-    stands: bool = False
-    """Whether WELCOME has come."""
+    since: Millis | None = None
+    """When WELCOME came."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether WELCOME has come."""
+        return self.since is not None
 
 
 @dataclass(slots=True)
@@ -108,10 +116,18 @@ class ControlClient(Channel):
         if isinstance(item, Say):
             self._send(producer, item.message, now)
         else:
-            if item.without:
-                producer.without[item.without] = Millis(now + item.without_ms)
             self._send(producer, Reset(item.reason[:500]), now)
             self._lose(producer, item.reason, now, rest_ms=item.rest_ms)
+            if item.without:
+                producer.without[item.without] = Millis(now + item.without_ms)
+                self._go_by_the_next(producer, now)
+
+    def _go_by_the_next(self, producer: _Producer, now: Millis) -> None:
+        """A way failed: the next is tried soon, and where all have, none before one may be."""
+        until = [producer.without.get(each, now) for each in self.connectors]
+        first = min(until, default=now)
+        producer.pause_ms = FIRST_PAUSE_MS
+        producer.retry_at = Millis(max(now + FIRST_PAUSE_MS, first))
 
     def on_ready(self, ready: dict[object, int], now: Millis) -> None:
         """Read from the links that have something; an EOF ends its link at once."""
@@ -184,11 +200,13 @@ class ControlClient(Channel):
         return f"[{number}]:{port}" if found[0] is AddressFamily.AF_INET6 else f"{number}:{port}"
 
     def _try_to_connect(self, producer: _Producer, address: str, now: Millis) -> None:
-        """A link for which there is no descriptor left is one that is not made: others go on."""
+        """A link for which there is no descriptor left, or no key that is one, is one that is not
+        made: others go on, and it is tried again, with the next of the known keys."""
         try:
             self._connect(producer, address, now)
-        except zmq.ZMQError as error:
+        except (zmq.ZMQError, InvalidParameter) as error:
             logger.error("no link to %s: %s", producer.endpoint, error)
+            producer.failures += 1
             self._pause(producer, now)
 
     def _connect(self, producer: _Producer, address: str, now: Millis) -> None:
@@ -200,7 +218,7 @@ class ControlClient(Channel):
                 lenders = ("decode",) if self.config.kv_pull_peers else ()
                 self.guard.call(socket, "prefill", *lenders, attempt=producer.failures)
             monitor = socket.get_monitor_socket(_ENDS)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, InvalidParameter):
             socket.close(0)
             raise
         number = LinkNumber(next(self._numbers))
@@ -246,7 +264,7 @@ class ControlClient(Channel):
                 self._lose(producer, "it says more than is taken", now)
         elif verdict is Verdict.UP:
             assert isinstance(message, Welcome)
-            self._on_welcome(producer, link, message.card)
+            self._on_welcome(producer, link, message.card, now)
         elif verdict is Verdict.GARBAGE or (verdict is Verdict.STRAY and link.stands):
             self.garbage()
         elif verdict is Verdict.REFUSED:
@@ -256,9 +274,10 @@ class ControlClient(Channel):
             # On a connection of its own even a stray frame is a doubt.
             self._lose(producer, session.why or "a frame was lost or misdirected", now)
 
-    def _on_welcome(self, producer: _Producer, link: _Link, card: ProducerCard) -> None:
-        link.stands = True
-        producer.pause_ms = FIRST_PAUSE_MS
+    def _on_welcome(
+        self, producer: _Producer, link: _Link, card: ProducerCard, now: Millis
+    ) -> None:
+        link.since = now
         host = producer.endpoint.rpartition(":")[0].strip("[]")
         self._deliver(LinkUp(link.session.peer, link.number, card.connector, host, card))
 
@@ -284,6 +303,8 @@ class ControlClient(Channel):
             return
         stood = link.stands
         self._close(producer)
+        if link.since is not None and now - link.since >= STEADY_MS:
+            producer.pause_ms = FIRST_PAUSE_MS
         self._pause(producer, now, rest_ms)
         producer.failures += not stood
         if stood:

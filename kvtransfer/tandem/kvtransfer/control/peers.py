@@ -67,6 +67,12 @@ class PeerBook:
             if known is not None and known.up:
                 self._peers[peer] = msgspec.structs.replace(known, probed_bytes_per_s=probed)
 
+    def probed(self, peer: Incarnation) -> float:
+        """At which rate the pattern of a peer came, bytes a second; 0 of one that is down."""
+        with self._lock:
+            known = self._peers.get(peer)
+        return 0.0 if known is None else known.probed_bytes_per_s
+
     def pace(self, peer: Incarnation, *, bytes_per_s: float, waiting_bytes: int) -> None:
         """How fast KV comes from a known peer (0 while unknown), and how much of it waits."""
         with self._lock:

@@ -7,6 +7,7 @@ whose read was given up is quarantined here until ``read_ended``. Pure.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -24,6 +25,8 @@ from tandem.protocol.errors import FailCause
 from tandem.protocol.ids import Incarnation, RequestKey
 
 MAX_TOMBSTONES = 65536
+_OVER = (DState.CLOSED, DState.FAILING)
+"""Nothing more is asked of the producer."""
 
 
 class ImportTable:
@@ -42,6 +45,8 @@ class ImportTable:
         self._hungry: dict[RequestKey, None] = {}
         self._age = Age()
         self._closed: dict[RequestKey, None] = {}
+        self._open_with: Counter[Incarnation] = Counter()
+        """Pulls that are not over, by producer."""
         self._timers = Timers()
         self._has_direct = False
         """Parts of some pull need no slot."""
@@ -114,6 +119,10 @@ class ImportTable:
         """Pulls that have not ended."""
         return len(self.pulls) - len(self._closed)
 
+    def is_pulling(self, peer: Incarnation) -> bool:
+        """Whether anything is still wanted of the producer under any key."""
+        return peer in self._open_with
+
     def copy(self) -> ImportTable:
         """An independent table in the same state (deadlines apart)."""
         other = type(self)(self.policy, self.ring.copy(), max_tombstones=self._max_tombstones)
@@ -122,6 +131,7 @@ class ImportTable:
         other._hungry = dict(self._hungry)
         other._age = self._age.copy()
         other._closed = dict(self._closed)
+        other._open_with = self._open_with.copy()
         other._has_direct = self._has_direct
         return other
 
@@ -148,6 +158,7 @@ class ImportTable:
     def _store(self, key: RequestKey, was: Pull | None, after: Pull | None) -> None:
         self._hungry.pop(key, None)
         self._closed.pop(key, None)
+        self._count(was, after)
         if after is None:
             self.pulls.pop(key, None)
             self._age.forget(key)
@@ -164,6 +175,16 @@ class ImportTable:
             if len(self._closed) > self._max_tombstones:
                 oldest = next(iter(self._closed))
                 self._store(oldest, self.pulls[oldest], None)
+
+    def _count(self, was: Pull | None, after: Pull | None) -> None:
+        before = was is not None and was.state not in _OVER
+        now = after is not None and after.state not in _OVER
+        known = after or was
+        if known is None or before == now:
+            return
+        self._open_with[known.producer] += 1 if now else -1
+        if not self._open_with[known.producer]:
+            del self._open_with[known.producer]
 
     def _feed(self, actions: list[Action], now: Millis) -> None:
         """Grant free slots to the oldest key's queued parts, then to the next one's; copies need

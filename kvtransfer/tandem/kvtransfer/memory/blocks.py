@@ -103,6 +103,11 @@ class BlockTags:
                 del self._holders[block]
                 self._write(block, CLEARED)
 
+    def clear_all(self) -> None:
+        """Every key lets go: what is copied from now on, or was not compared yet, is of no use."""
+        for key in list(self._by_key):
+            self.clear(key)
+
     def _write(self, block: int, tag: bytes) -> None:
         at = self._turns_at + block * TURN_BYTES
         turn = int.from_bytes(self._bytes[at : at + TURN_BYTES], "little") + 1

@@ -116,6 +116,7 @@ class ConsumerMover(LinkedMover):
         if self._links.get(peer) != item.link:
             return []
         del self._links[peer]
+        self._drained.pop(peer, None)
         actions = self.table.link_lost(peer, item.reason, now)
         self.prober.end(peer)
         transport = self.parts.transports.get(self._welcomes.pop(peer).connector)
@@ -182,7 +183,8 @@ class ConsumerMover(LinkedMover):
         if self._asleep and not self.reads:  # also when a link's probe has woken one
             for each in self._resting:
                 each.rest()
-        self.pace.look(self.table.pulls)
+        for peer in self.pace.look(self.table.pulls):
+            self.prober.idle(peer, now)
         actions += self.prober.work(now)
         self._come_back(now)
         due = self.table.next_deadline()

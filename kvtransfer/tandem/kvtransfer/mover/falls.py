@@ -2,6 +2,8 @@
 
 A link that fails on one way is made again without it (``control/client``). One on which the better
 way had worked, or may yet, comes back to it at a moment without hand-offs, with doubling pauses.
+Where there is no such moment for long, new hand-offs are kept off the link until there is, in turns
+with time for them: what is open ends as it would.
 """
 
 from __future__ import annotations
@@ -15,6 +17,10 @@ from tandem.protocol.ids import Incarnation
 MAX_REMEMBERED = 256
 """Peers; the longest known are forgotten first, and then come back when they are linked anew."""
 MAX_DOUBLINGS = 5
+BUSY_MS = 15_000
+"""For which hand-offs may follow one another on a link that is due."""
+DRAIN_MS = 5_000
+"""For which new ones are then kept off it, the first time; twice as long each time after that."""
 
 
 @dataclass(slots=True)
@@ -73,6 +79,16 @@ class Falls:
             for peer, each in found
             if each.due is not None and each.due <= now
         ]
+
+    def is_drained(self, peer: Incarnation, now: Millis) -> bool:
+        """Of a peer that is due and busy: whether new hand-offs are kept off its link now."""
+        due, drain = self._peers[peer].due, DRAIN_MS
+        assert due is not None, "only who is due waits"
+        since = now - due
+        while since >= BUSY_MS + drain:
+            since -= BUSY_MS + drain
+            drain *= 2
+        return since >= BUSY_MS
 
     def tried(self, peer: Incarnation) -> None:
         """The better way is being tried: it works or fails anew."""

@@ -13,7 +13,6 @@ from tandem.kvtransfer.handoff.imports import ImportTable
 from tandem.kvtransfer.handoff.messages import ProducerCard
 from tandem.kvtransfer.handoff.pull import ConsumerPolicy
 from tandem.kvtransfer.handoff.slots import SlotRing
-from tandem.kvtransfer.handoff.tables import DState
 from tandem.kvtransfer.memory.header import HEADER_BYTES
 from tandem.kvtransfer.memory.slots import SlotMemory
 from tandem.kvtransfer.mover.ends import Ends
@@ -59,6 +58,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.prober = Prober(self)
         self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
+        self._drained: dict[Incarnation, float] = {}
+        """Links that stand and get no new hand-offs, and the rates of their probes."""
         self.ends = Ends(parts, policy)
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
@@ -123,19 +124,38 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         may_come: bool = False,
     ) -> None:
         """Give the link up as its transport failed: it is made again by the next, if there is
-        one, else after ``rest_ms``; ``may_come`` is what is not there yet."""
+        one, else after ``rest_ms``, or, if that is 0, when a way may be tried again; ``may_come``
+        is what is not there yet."""
         welcome, link = self._welcomes.get(peer), self._links.get(peer)
         if welcome is None or len(self.parts.transports) < 2:
             self.drop(peer, reason, rest_ms)
         elif link is not None and self.control is not None:
             pause = self.falls.failed(peer, welcome.connector, now, may_come=may_come)
+            if rest_ms:
+                pause = min(pause, rest_ms)
             logger.warning("%s fails for KV of %s: %s", welcome.connector, peer.hex()[:8], reason)
             self.control.post(Drop(link, reason, 0, welcome.connector, pause))
 
     def _come_back(self, now: Millis) -> None:
         """Links whose better way may work again are made anew, when no hand-off is on them."""
         for peer, connector in self.falls.due(now):
-            ended, pulls = (DState.CLOSED, DState.FAILING), self.table.pulls.values()
-            if not any(each.producer == peer and each.state not in ended for each in pulls):
+            if not self.table.is_pulling(peer):
                 self.falls.tried(peer)
                 self.drop(peer, f"trying {connector} again", again=connector)
+            elif peer in self.table.links:
+                self._drain(peer, connector, now)
+
+    def _drain(self, peer: Incarnation, connector: str, now: Millis) -> None:
+        """Keep new hand-offs off a link that is due and never idle, or let them on it again."""
+        drained = self.falls.is_drained(peer, now)
+        if drained and peer not in self._drained:
+            self._drained[peer] = self.book.probed(peer)
+            reason = f"its hand-offs are to end before {connector} is tried again"
+            self.book.mark(peer, up=False, reason=reason)
+        elif not drained and peer in self._drained:
+            reason, by = self.ends.fell_for(peer), self._welcomes[peer].connector
+            probed = self._drained.pop(peer)
+            self.book.mark(peer, up=True, reason=reason, transport=by, probed=probed)
+        else:
+            return
+        self.parts.notify()

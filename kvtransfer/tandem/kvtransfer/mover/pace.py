@@ -1,7 +1,9 @@
 """How fast KV comes over each of D's links, what waits there, and which hand-offs are slow for it.
 
 A link's pace is bytes over the seconds in which announced KV waited, so that waits for slots,
-packing and unpacking count, and the computing of prompts does not. Placement reads it. A hand-off
+packing and unpacking count, and neither the computing of prompts nor D's own wait for blocks does.
+Placement reads it, and may use a slow link no more: one that is unused for minutes is unknown
+again, and probed again. A hand-off
 is slow when its prompt is done, ``kv_slow_seconds`` have passed, and its bytes would have come
 four times over at the best rate of its link: it is counted by what it waits for, and warned of.
 Lives in the transfer thread.
@@ -26,6 +28,8 @@ LOOK_SECONDS = 0.05
 """Between two looks at what waits."""
 SAMPLE_SECONDS = 0.5
 """Busy seconds that make one sample of a link's pace."""
+IDLE_SECONDS = 180.0
+"""After which the pace of a link that nothing uses is old."""
 NEW_SHARE = 0.5
 """Weight of a new sample."""
 SLOW_FACTOR = 4.0
@@ -44,6 +48,8 @@ class _Link:
     pace: float = 0.0
     busy: float = 0.0
     moved: int = 0
+    used_at: float = 0.0
+    """When KV last came or waited."""
     warned_at: float = float("-inf")
     unsaid: int = 0
 
@@ -97,7 +103,7 @@ class Pace:
     def moved(self, peer: Incarnation, nbytes: int, seconds: float) -> None:
         """One part was read."""
         link = self._links.setdefault(peer, _Link())
-        link.moved += nbytes
+        link.moved, link.used_at = link.moved + nbytes, self._clock()
         link.best_read = max(link.best_read, nbytes / max(seconds, 1e-6))
 
     def forget(self, peer: Incarnation) -> None:
@@ -105,32 +111,47 @@ class Pace:
         self._links.pop(peer, None)
 
     def rest(self) -> float | None:
-        """Seconds until the next look is due; None while nothing is open and that has been told."""
-        return LOOK_SECONDS if self._open or not self._told else None
+        """Seconds until the next look is due; None while nothing is open, that has been told, and
+        no pace grows old."""
+        if self._open or not self._told:
+            return LOOK_SECONDS
+        oldest = min((each.used_at for each in self._links.values() if each.pace), default=None)
+        return None if oldest is None else max(LOOK_SECONDS, oldest + IDLE_SECONDS - self._clock())
 
-    def look(self, pulls: Mapping[RequestKey, Pull]) -> None:
-        """Sum up what waits on each link, measure its pace, and find what is slow."""
+    def look(self, pulls: Mapping[RequestKey, Pull]) -> list[Incarnation]:
+        """Sum up what waits on each link, measure its pace, and find what is slow. Peers whose
+        link has been unused for so long that its pace is unknown again."""
         now = self._clock()
         since = now - self._looked_at
         if since < LOOK_SECONDS:
-            return
+            return []
         self._looked_at = now
         waiting: dict[Incarnation, float] = dict.fromkeys(self._links, 0.0)
+        comes: set[Incarnation] = set()
         for key, known in self._open.items():
             pull = pulls.get(key)
             if pull is None:
                 continue
             announced = max(0, pull.upto - (pull.start or 0) - pull.unpacked) * self._token_bytes
             waiting[pull.producer] = waiting.get(pull.producer, 0.0) + announced
+            if announced and pull.start is not None:  # else it waits for blocks of D's
+                comes.add(pull.producer)
             if known.final_at is not None and not known.slow:
                 self._judge(pull, known, now)
+        old = []
         for peer, nbytes in waiting.items():
             link = self._links.setdefault(peer, _Link())
-            if nbytes:
+            if peer in comes:
                 self._measure(link, since)
+            if nbytes:
+                link.used_at = now
+            elif link.pace and now - link.used_at >= IDLE_SECONDS:
+                link.pace, link.busy, link.moved = 0.0, 0.0, 0
+                old.append(peer)
             self._book.pace(peer, bytes_per_s=link.pace, waiting_bytes=int(nbytes))
         self._metrics.waiting_bytes.set(sum(waiting.values()))
         self._told = True
+        return old
 
     def _measure(self, link: _Link, seconds: float) -> None:
         link.busy += seconds

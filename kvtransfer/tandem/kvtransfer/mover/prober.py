@@ -1,7 +1,8 @@
 """Whether a new link delivers: D reads P's known pattern before any request may use it.
 
-The pattern's rate is all that placement knows of a link that nothing has used, and workers that
-start keep their machine busy: such a link is probed again a few times, and its best rate counts.
+The pattern's rate is all that placement knows of a link that nothing has used (of late), and
+workers that start keep their machine busy: such a link is probed again a few times, and its best
+rate counts.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class _Probing:
 
 @dataclass(slots=True)
 class _Unused:
-    """A link that only its pattern has come by."""
+    """A link that only its pattern has come by, for minutes at least."""
 
     best: float
     """Bytes a second of the fastest probe."""
@@ -162,6 +163,13 @@ class Prober:
         """KV came by the link: its rate is measured by that from now on."""
         self._unused.pop(peer, None)
 
+    def idle(self, peer: Incarnation, now: Millis) -> None:
+        """Nothing has used the link for minutes: what was measured is old, and nothing may use it
+        before it is known to be fast."""
+        if peer in self._mover.table.links and peer not in self._unused:
+            self._unused[peer] = unused = _Unused(self._mover.book.probed(peer))
+            unused.next(now)
+
     def ready(self, peer: Incarnation, message: ProbeReady, now: Millis) -> None:
         """P moves its end."""
         probing = self._probing.get(peer)
@@ -218,7 +226,7 @@ class Prober:
                 return actions
         mover.say(read.peer, ProbeDone(probing.number, right))
         if right:
-            self._judge(read.peer, probing.best, now)
+            self._judge(read.peer, probing, now)
         else:
             fault = "the pattern is wrong" if done else "the pattern could not be read"
             mover.fall(read.peer, fault, now)
@@ -229,13 +237,15 @@ class Prober:
         least = config.kv_min_megabytes_per_second
         return least is not None and config.kv_preflight != "off" and bytes_per_s < least * 1e6
 
-    def _judge(self, peer: Incarnation, bytes_per_s: float, now: Millis) -> None:
+    def _judge(self, peer: Incarnation, probing: _Probing, now: Millis) -> None:
         """A link delivers: what its rate says of it."""
-        mover = self._mover
+        mover, bytes_per_s = self._mover, probing.best
         mover.metrics.probe_rate.observe(bytes_per_s)
-        known = self._unused.get(peer)
-        if known is not None:
-            if bytes_per_s > known.best:
+        if (
+            probing.again
+        ):  # the link is in use, and if KV has come by it meanwhile, that measures it
+            known = self._unused.get(peer)
+            if known is not None and bytes_per_s > known.best:
                 known.best = bytes_per_s
                 mover.book.faster(peer, bytes_per_s)
             return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tandem.kvtransfer.config import millis
-from tandem.kvtransfer.control.mail import FromPeer, LinkDown, LinkUp
+from tandem.kvtransfer.control.mail import Drop, FromPeer, LinkDown, LinkUp
 from tandem.kvtransfer.errors import TransportError
 from tandem.kvtransfer.events import ProducerEvent, Revoked
 from tandem.kvtransfer.handoff import export as p_events
@@ -114,6 +114,8 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         """Consumers that copy blocks."""
         self._hashes: dict[RequestKey, tuple[BlockHash, ...]] = {}
         self._link_view: frozenset[Incarnation] = frozenset()
+        self._over: str | None = None
+        """Why no link is made any more."""
         self.takes = Takes()
         self._fences: list[Computed] = []
         self._packs = Packs(parts, self.memory)
@@ -129,7 +131,7 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
     def welcome(self, connectors: tuple[str, ...]) -> ProducerCard | str:
         """Answer to a HELLO that offers these transports, or why not; called by the control
         thread."""
-        refused = why_not_carried(self.parts.layout)
+        refused = self._over or why_not_carried(self.parts.layout)
         if refused is not None:
             return refused
         for name in connectors:
@@ -313,6 +315,17 @@ class ProducerMover(Mover[ProducerItem, ProducerEvent]):
         elif self._needs_advance:
             naps.append(self.doze())
         return min((each for each in naps if each is not None), default=None)
+
+    def _end(self, problem: str) -> None:
+        """See Mover; before the engine takes its blocks back nobody may find their tags fit, and
+        who waits for more of them hears that nothing comes."""
+        if self.blocks is not None:
+            self.blocks.tags.clear_all()
+        self._over = problem
+        for link in self._links.values():
+            if self.control is not None:
+                self.control.post(Drop(link, problem))
+        super()._end(problem)
 
     def observe(self) -> None:
         """Slots and leases."""

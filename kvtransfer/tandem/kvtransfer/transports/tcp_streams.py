@@ -114,8 +114,10 @@ class Stream:
 
     def wants(self) -> tuple[socket.socket | None, int]:
         """The socket and poll's events for it; without a socket, whether to look again: 1 or 0."""
+        if self._closed:
+            return None, 0
         if self._lookup is not None:
-            return None, int(not self._closed)
+            return None, 1
         sending = select.POLLOUT if self._outgoing else 0
         return self.sock, sending | select.POLLIN
 

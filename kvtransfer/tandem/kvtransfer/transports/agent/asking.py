@@ -43,11 +43,12 @@ class Asker:
         self._sizes = (1, 1, 1)
         self._line: Line | None = None
         self._greeted = False
-        self._memory: Tensor | None = None
+        self.memory: Tensor | None = None
+        """The landing slots of the agent that is there: mapped as long as anybody refers to it."""
         self._unsaid: deque[Copy] = deque()
         self._heard_at = 0.0
         self.slots: Source | None = None
-        """The landing slots of the agent that is there."""
+        """The same as a source, which need not keep it."""
 
     def receive(self, *, slot_bytes: int, num_slots: int, block_bytes: int) -> None:
         """What is to be registered."""
@@ -61,7 +62,7 @@ class Asker:
     @property
     def held_bytes(self) -> int:
         """Of the landing slots' memory; read by any thread."""
-        memory = self._memory
+        memory = self.memory
         return 0 if memory is None else memory.numel()
 
     def filenos(self) -> list[int]:
@@ -108,13 +109,13 @@ class Asker:
         """Forget the agent; it lets go of the slots when it sees that."""
         if self._line is not None:
             self._line.close()
-        self._line = self._memory = self.slots = None
+        self._line = self.memory = self.slots = None
         self._unsaid.clear()
 
     def _register(self, line: Line) -> None:
         slot_bytes, num_slots, block_bytes = self._sizes
-        self._memory, self.slots = self._copier.make(slot_bytes * num_slots)
-        descriptor, _ = self._copier.share(self._memory, writable=True)
+        self.memory, self.slots = self._copier.make(slot_bytes * num_slots)
+        descriptor, _ = self._copier.share(self.memory, writable=True)
         where = self._copier.where()
         try:
             said = Take(VERSION, self._incarnation, slot_bytes, num_slots, block_bytes, where)

@@ -36,7 +36,7 @@ from tandem.kvtransfer.transports.agent.wire import (
 )
 from tandem.kvtransfer.transports.base import Extent, Progress, Region, Ticket
 from tandem.kvtransfer.transports.mapped.batches import Batch
-from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, Source, traits_of
+from tandem.kvtransfer.transports.mapped.copiers import Copier, Mark, traits_of
 from tandem.kvtransfer.transports.mapped.wire import Given
 from tandem.kvtransfer.waiting import is_foretold
 from tandem.protocol.ids import Incarnation
@@ -73,8 +73,8 @@ class _Taking(NamedTuple):
     mark: Mark
     slot: int
     generation: int
-    slots: Source
-    """Mapped as long as the copy runs."""
+    memory: Tensor
+    """Of the slots: mapped as long as the copy runs, though the agent be gone."""
     read: _Read
 
 
@@ -261,7 +261,8 @@ class AgentTransport:
     def _take(self, piece: Piece, read: _Read, slot: int, answer: Copied) -> None:
         """What has landed goes into blocks, or into a slot that a pattern is read to."""
         batch = read.pieces[piece.part]
-        slots = self._asker.slots
+        memory, slots = self._asker.memory, self._asker.slots
+        assert memory is not None, "only who has slots is answered"
         assert slots is not None, "only who has slots is answered"
         if len(answer.tags) != TAG_BYTES * len(batch.sizes) * batch.tagged:
             self._landing.over(slot, self._landing.generation)
@@ -277,7 +278,7 @@ class AgentTransport:
         read.left -= 1
         read.taking += 1
         generation = self._landing.generation
-        self._taking.append(_Taking(self._copier.mark(), slot, generation, slots, read))
+        self._taking.append(_Taking(self._copier.mark(), slot, generation, memory, read))
         self._see_taken()
 
     def _refused(self, piece: Piece, read: _Read, fault: Fault) -> None:

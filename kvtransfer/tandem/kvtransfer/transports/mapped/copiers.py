@@ -61,7 +61,8 @@ class Copier(Protocol):
 
     def make(self, size: int) -> tuple[Tensor, Source]:
         """New memory of at least ``size`` bytes, flat uint8, that others can be given, and that is
-        there: each page has been touched; and the same as a source. Raises TransportError."""
+        there: each page has been touched; and the same as a source, from which may be copied as
+        long as the caller keeps the memory. Raises TransportError."""
         ...
 
     def map(self, descriptor: int, size: int) -> Source:

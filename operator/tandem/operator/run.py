@@ -126,7 +126,7 @@ class Operator:
         ]
         working.append(listing)
         heard = watch.Heard(because(Why.SERVICE), repairs.heard, self._store, self._metrics)
-        watching = _thread(watch.run, self._settings, heard, self._stop)
+        watching = _thread(watch.run, self._settings, heard, self._stop, self._resync.served)
         try:
             while not self._stop.wait(0.2):
                 over = ended({"watching": [watching], "looking at services": working})
@@ -146,15 +146,20 @@ class Operator:
             reach.close()
 
     def _await_crds(self) -> None:
-        namespace = next(iter(self._settings.namespaces), None)
-        while not self._stop.is_set():
-            try:
-                self._cluster.items("LLMService", namespace)
-                self._cluster.items("LLMRoleScaler", namespace)
+        """Until a namespace that is served answers; others may have been deleted."""
+        while not any(map(self._has_crds, self._settings.namespaces or (None,))):
+            if self._stop.wait(CRD_WAIT):
                 return
-            except ClusterError as error:
-                logger.warning("waiting for the custom resources: %s", error)
-                self._stop.wait(CRD_WAIT)
+
+    def _has_crds(self, namespace: str | None) -> bool:
+        try:
+            self._cluster.items("LLMService", namespace)
+            self._cluster.items("LLMRoleScaler", namespace)
+        except ClusterError as error:
+            where = namespace or "the cluster"
+            logger.warning("waiting for the custom resources in %s: %s", where, error)
+            return False
+        return True
 
     def _alive(self) -> str | None:
         if not self._leader.alive() and not self._stop.is_set():

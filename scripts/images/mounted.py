@@ -17,7 +17,8 @@ from scripts.images.builder import REPOSITORY, ImageError, run
 PATH = "/opt/tandem-mounted"
 LIGHT = ("--extra", "hub", "--extra", "router", "--extra", "tracing", "--group", "model")
 """What the thin image holds; the router's extra brings all small packages of the worker."""
-ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH}
+ARGUMENTS = {"CHOICE": " ".join(LIGHT), "MOUNTED": PATH, "COMPILER": ""}
+"""No compiler either: nodes of tests have no GPU."""
 WHOLE = ("--extra", "hub", "--extra", "worker", "--extra", "outlines")
 PYTHON = "3.11"
 """Python of the made base."""

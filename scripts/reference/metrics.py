@@ -52,7 +52,7 @@ class Series(NamedTuple):
 def registries() -> dict[str, CollectorRegistry]:
     """By heading; nothing is read of what they will count."""
     router = RouterMetrics()
-    register_gauges(router, *cast(Any, (None, None, None)))
+    register_gauges(router, *cast(Any, (None, None, None)), ready_decode=1)
     register_link_series(router, cast(Any, None))
     worker = CollectorRegistry()
     engine = EngineMetrics(worker, model_name="", max_model_len=1)

@@ -94,6 +94,13 @@ def test_first_tokens_in_time_are_a_bucket():
     assert set(settings) == set(chart.values()["settings"])
 
 
+def test_answers_without_tokens_are_a_bucket():
+    """The smallest one, which is how an alert tells vectors and scores from texts."""
+    text = RouterMetrics("demo").text().decode()
+    assert 'vllm:request_generation_tokens_bucket{le="1.0",model_name="demo"}' in text
+    assert '_bucket{engine="",le="1.0"}' in chart.alerts()["TandemNoFirstToken"]["expr"]
+
+
 @pytest.mark.parametrize(
     ("expression", "names", "grouped"),
     [

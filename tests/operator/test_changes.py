@@ -162,6 +162,24 @@ def test_a_rotation_publishes_before_it_rolls(harness: Harness):
     assert harness.service()["status"]["keys"]["rotating"] is True
 
 
+def test_keys_rotated_while_suspended_take_the_old_ones_with_them_last(harness: Harness):
+    """On resume the stable revision comes first, with the keys that its template mounts; the rest
+    of the rotation follows it."""
+    harness.create()
+    harness.ready()
+    harness.change({"spec": {"suspend": True}})
+    roles = ("prefill", "decode", "router")
+    harness.wait(lambda: not any(pods(harness, role) for role in roles), text="no pods")
+    harness.change({"spec": {"security": {"keyRotationID": "a"}}})
+    both = {f"demo-{role}-g{n}" for role in roles for n in (1, 2)}
+    harness.wait(lambda: harness.service()["status"]["keys"].get("generation") == 2)
+    assert harness.key_pairs() == both
+    assert harness.service()["status"]["keys"]["rotating"] is True
+    harness.change({"spec": {"suspend": False}})
+    harness.wait(lambda: harness.key_pairs() == {name for name in both if name.endswith("2")})
+    harness.wait(lambda: harness.condition("Progressing")[1] == "Stable")
+
+
 def test_a_rotation_waits_for_pods_and_no_longer(harness: Harness, router: FakeRouter):
     """Pods that lack the keys are brought to their kubelets' notice; when all say that they have
     them the rotation goes on, long before the time of those who say nothing."""

@@ -121,6 +121,27 @@ def test_a_model_that_does_not_fit_starts_nothing(
     assert verdict.may_start is (reason is Reason.FETCH_FAILED)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine__maxModelLen": 9000}, "made for 8192"),
+        ({"decode__parallelism": {"tensor": 2}}, "9 heads"),
+        ({"decode__parallelism": {"tensor": 9}}, "3 KV heads"),
+    ],
+)
+def test_a_misfit_is_one_when_the_jobs_pod_is_gone(changes: dict[str, Any], said: str):
+    """What was read of the model is kept: a node that is cleaned up makes nothing fit, and a
+    corrected spec is judged without another Job."""
+    first = judge(typed(**changes), done(**FITS), ModelStatus(), None)
+    ended = JobView(name="job", succeeded=True, failed=False, report=None, problem=None)
+    for job in (ended, None):
+        verdict = judge(typed(**changes), job, first.status, None)
+        assert (verdict.ready, verdict.reason) == (False, Reason.MODEL_MISMATCH)
+        assert said in verdict.message
+        assert verdict.status == first.status
+        assert judge(typed(), job, first.status, None).ready
+
+
 def test_mounted_models_are_checked_beside_the_starting_pods():
     """Pods do not wait for the check of files that are mounted, but for a fetch they do."""
     assert judge(typed(), None, ModelStatus(), None).may_start

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from tests.operator.builders import spec as demo
 
-from tandem.operator.api.status import Keys
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.api.status import Keys, LLMServiceStatus, RolloutStatus
 from tandem.operator.clock import time_text
 from tandem.operator.decide.keyring import KeyPlan, may_speak, plan_keys
-from tandem.operator.desired.naming import Role
+from tandem.operator.decide.plan import see
+from tandem.operator.decide.snapshot import Snapshot
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Identity, Role
+from tandem.operator.desired.workload import rendered, stored_template
+from tandem.operator.settings import OperatorSettings
 
 NOW = 1_800_000_000.0
 PUBLISH_SECONDS = 90.0
@@ -167,3 +175,29 @@ def test_first_keys_that_could_not_be_made_whole_are_tried_again():
     left = plan({}, Keys(), in_use=[]).held_back(Keys())
     again = plan({(Role.ROUTER, 1): "router1"}, left.status, in_use=[])
     assert (again.generation, again.missing) == (1, [Role.PREFILL, Role.DECODE])
+
+
+def test_keys_stay_that_the_stable_revision_mounts():
+    """A service that was suspended and rotated meanwhile has no pods, and goes back to its stable
+    revision on resume: its pods would wait for their Secrets for ever. Nobody waits for those keys
+    to be read."""
+    spec = msgspec.convert(demo(suspend=True), LLMServiceSpec)
+    owner = Identity("ns", "demo", "uid")
+    facts = Facts(owner=owner, spec=spec, settings=OperatorSettings(), key_generation=1)
+    stable = {role: facts.revision(role) for role in Role}
+    templates = {
+        (owner.child(role, name)): stored_template(facts, role, name, rendered(facts, role))
+        for role, name in stable.items()
+    }
+    rollout = RolloutStatus(stable={str(role): name for role, name in stable.items()})
+    before = LLMServiceStatus(rollout=rollout, keys=status(2))
+    seen = see(owner, 1, spec, before, Snapshot({"ControllerRevision": templates}))
+    assert seen.in_use() == []
+    assert seen.needed() == {1}
+    made = plan_keys(
+        held(1, 2), before.keys, rotation_id=None, in_use=[], needed=seen.needed(), now=NOW,
+        publish_seconds=PUBLISH_SECONDS,
+    )  # fmt: skip
+    assert (made.active, made.waits, made.retired, made.status.rotating) == (2, 0, [], True)
+    moved = LLMServiceStatus(rollout=RolloutStatus(stable={"decode": "another"}))
+    assert see(owner, 1, spec, moved, Snapshot({"ControllerRevision": templates})).needed() == set()

@@ -8,6 +8,7 @@ import pytest
 from tests.operator.control_plane import ControlPlane
 from tests.operator.harness import Harness, Operators
 from tests.operator.node import Node
+from tests.operator.prepared import make_namespace
 from tests.operator.proxy import Proxy
 from tests.operator.silent import Silent, routers_apart
 
@@ -141,3 +142,27 @@ def test_a_rotation_ends_with_new_keys_alone(lone: Harness, operators: Operators
     assert peers is not None
     assert {name.split(".")[1] for name in peers["data"]} == {"2"}
     lone.wait(lambda: lone.service()["status"]["keys"].get("rotating") is None)
+
+
+def test_a_namespace_without_rights_holds_up_no_other(
+    lone: Harness, operators: Operators, plane: ControlPlane
+):
+    """Of two watched namespaces one was deleted, and its Role with it: the other is served. The
+    one that is there again is served from then on."""
+    gone = f"{lone.namespace}-gone"
+    account = f"--serviceaccount={lone.namespace}:op"
+    lone.kubectl("create", "serviceaccount", "op")
+    lone.kubectl("apply", "-f", "manifests/operator/rbac.yaml")
+    lone.kubectl("create", "rolebinding", "leads", "--role=tandem-operator-lease", account)
+    lone.kubectl("create", "rolebinding", "serves", "--clusterrole=tandem-operator", account)
+    config = plane.kubeconfig(token=lone.kubectl("create", "token", "op").strip())
+    process = operators.start("of-two", config, "--namespaces", gone, "--resync-seconds", "3")
+    lone.create()
+    lone.ready()
+    assert f"namespace {gone} is left out" in process.log()
+    make_namespace(plane, gone)
+    again = Harness(plane, lone.cluster, gone)
+    again.create()
+    again.kubectl("create", "rolebinding", "serves", "--clusterrole=tandem-operator", account)
+    again.ready()
+    assert process.process.poll() is None

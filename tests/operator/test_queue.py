@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
+from tandem.operator.cluster import ClusterError
 from tandem.operator.look import Why
-from tandem.operator.loop.queue import LAST_BACKOFF, WorkQueue
+from tandem.operator.loop.queue import LAST_BACKOFF, WorkQueue, work
 from tandem.operator.metrics import OperatorMetrics
+from tandem.operator.run import ended
 
 A, B = ("ns", "a"), ("ns", "b")
 
@@ -77,6 +81,43 @@ def test_failures_back_off_and_success_forgets_them():
     work.add(A, why=Why.SERVICE)
     assert work.take(0) == A
     assert work.failed(A) == 1
+
+
+def test_a_look_that_fails_for_days_ends_no_worker():
+    """A thousand failures in a row are a minute's wait like the tenth, and the thread that looks
+    goes on with other services."""
+    waiting, clock = queue()
+    waiting.add(A, why=Why.SERVICE)
+    for _ in range(1100):
+        assert waiting.take(0) == A
+        clock.now += waiting.failed(A)
+    waiting.add(B, why=Why.SERVICE)
+    looked = []
+
+    def look(key: tuple[str, str]) -> None:
+        looked.append(key)
+        if key == A:
+            raise ClusterError(422, "Invalid", "no")
+        waiting.stop()
+
+    work(waiting, look, OperatorMetrics())
+    assert looked == [A, B]
+
+
+def test_an_operator_without_one_of_its_threads_is_told_of():
+    """The process ends by it, so that another one begins with all of them."""
+    stop = threading.Event()
+    alive = threading.Thread(target=stop.wait)
+    dead = threading.Thread(target=lambda: None)
+    for thread in (alive, dead):
+        thread.start()
+    dead.join()
+    try:
+        assert ended({"watching": [alive], "looking": [alive, alive]}) is None
+        assert ended({"watching": [alive], "looking": [alive, dead]}) == "looking"
+    finally:
+        stop.set()
+        alive.join()
 
 
 def test_a_stopped_queue_gives_nothing():

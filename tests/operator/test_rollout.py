@@ -229,6 +229,45 @@ def test_a_pause_keeps_both_revisions():
     assert counts(decision) == {"p:old": 1, "p:new": 1, "d:old": 1, "d:new": 1, "r:r": 1}
 
 
+@pytest.mark.parametrize("held_by", ["paused", "suspended", "non_retryable"])
+def test_the_deadline_begins_anew_after_a_rest(held_by: str):
+    """A rollout that was paused or suspended for longer than its deadline goes on where it was."""
+    both = {"old": seen(2), "new": seen(1, 0)}
+    memory = RolloutStatus(
+        targets={"prefill": "new", "decode": "new", "router": "r"},
+        stable=OLD,
+        progressed_at=time_text(NOW - 9999),
+    )
+    rest = view(both, both, memory=memory)
+    rested = decide(msgspec.structs.replace(rest, **{held_by: True}))
+    after = decide(msgspec.structs.replace(rest, memory=rested.memory, now=NOW + 9999))
+    assert after.phase is Phase.PILOT
+    assert after.memory.progressed_at == time_text(NOW + 9999)
+
+
+def test_what_is_made_suspended_has_its_whole_deadline_on_resume():
+    """A first revision waits for its pods from the moment that they may be there."""
+    made = view({}, {}, stable={}, suspended=True)
+    rested = decide(made)
+    resumed = view({}, {}, stable={}, memory=rested.memory, now=NOW + 9999)
+    decision = decide(resumed)
+    assert (decision.phase, decision.memory.failed) == (Phase.FIRST, None)
+    late = msgspec.structs.replace(resumed, memory=decision.memory, now=NOW + 9999 + 1201)
+    assert decide(late).phase is Phase.FAILED
+
+
+def test_pods_that_are_back_after_suspension_are_progress():
+    """As many as were ready before count again, each as it comes."""
+    targets = {"prefill": "new", "decode": "new", "router": "r"}
+    memory = RolloutStatus(targets=targets, stable=OLD, progressed_at=time_text(NOW), ready=5)
+    rested = decide(view({}, {}, suspended=True, memory=memory)).memory
+    one = {"new": seen(1)}
+    begun = decide(view(one, one, memory=rested, now=NOW + 5000)).memory
+    two = {"new": seen(2)}
+    on = decide(view(two, two, memory=begun, now=NOW + 6000)).memory
+    assert on.progressed_at == time_text(NOW + 6000)
+
+
 def test_suspension_takes_every_pod_and_forgets_nothing():
     """Suspended: all counts are zero, the stable revision is remembered."""
     decision = decide(view({"old": seen(2)}, {"old": seen(2)}, suspended=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -39,6 +40,28 @@ def test_an_image_is_built_with_the_pinned_uv(role: str) -> None:
     makefile = (ROOT / "Makefile").read_text()
     pinned = makefile.partition("UV_VERSION := ")[2].split()[0]
     assert f"ARG UV_VERSION={pinned}\n" in (ROOT / "images" / role / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_an_image_with_triton_has_a_compiler(role: str) -> None:
+    """Triton comes with torch; it compiles for the driver when a kernel is first launched, and no
+    GPU worker starts without gcc, the C library's headers and Python's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    torch = {
+        extra
+        for extra, needs in project["optional-dependencies"].items()
+        if any(need.startswith("torch") for need in needs)
+    }
+    text = (ROOT / "images" / role / "Dockerfile").read_text()
+    chosen = set(re.findall(r"--extra (\w+)", text))
+    stage = lines(role)
+    has = 'ARG COMPILER="gcc libc6-dev"' in stage
+    assert has is bool(chosen & torch)
+    if has:
+        (installs,) = (line for line in stage if "apt-get install" in line)
+        assert "${COMPILER}" in installs.partition("apt-get install")[2]
+        assert "Python.h" in installs
+        assert stage.index(installs) < stage.index("USER 65532:65532")
 
 
 def test_every_portion_is_sent_to_the_builder() -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -70,7 +70,8 @@ class Operator:
         self._server = Server(settings.port, self._metrics, self._alive, self._ready)
 
     def run(self) -> int:
-        """Until SIGTERM or SIGINT (0), or until kopf gives up (1); the exit status."""
+        """Until SIGTERM or SIGINT (0), or until kopf or a thread that works gives up (1); the exit
+        status."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._stop.set())
         self._server.start()
@@ -125,11 +126,12 @@ class Operator:
         ]
         working.append(listing)
         heard = watch.Heard(because(Why.SERVICE), repairs.heard, self._store, self._metrics)
-        watching = _thread(watch.run, self._settings, heard, self._stop)
+        watching = _thread(watch.run, self._settings, heard, self._stop, self._resync.served)
         try:
             while not self._stop.wait(0.2):
-                if not watching.is_alive():
-                    logger.error("watching has ended")
+                over = ended({"watching": [watching], "looking at services": working})
+                if over is not None and not self._stop.is_set():
+                    logger.error("%s has ended", over)
                     return 1
             return 0
         finally:
@@ -144,15 +146,20 @@ class Operator:
             reach.close()
 
     def _await_crds(self) -> None:
-        namespace = next(iter(self._settings.namespaces), None)
-        while not self._stop.is_set():
-            try:
-                self._cluster.items("LLMService", namespace)
-                self._cluster.items("LLMRoleScaler", namespace)
+        """Until a namespace that is served answers; others may have been deleted."""
+        while not any(map(self._has_crds, self._settings.namespaces or (None,))):
+            if self._stop.wait(CRD_WAIT):
                 return
-            except ClusterError as error:
-                logger.warning("waiting for the custom resources: %s", error)
-                self._stop.wait(CRD_WAIT)
+
+    def _has_crds(self, namespace: str | None) -> bool:
+        try:
+            self._cluster.items("LLMService", namespace)
+            self._cluster.items("LLMRoleScaler", namespace)
+        except ClusterError as error:
+            where = namespace or "the cluster"
+            logger.warning("waiting for the custom resources in %s: %s", where, error)
+            return False
+        return True
 
     def _alive(self) -> str | None:
         if not self._leader.alive() and not self._stop.is_set():
@@ -179,6 +186,13 @@ def _spans(settings: OperatorSettings, instance: str) -> Spans | None:
         ratio=settings.traces_sample_ratio,
         namespace=settings.own_namespace,
     )
+
+
+def ended(duties: Mapping[str, Sequence[threading.Thread]]) -> str | None:
+    """A duty of which a thread has ended, or None while all of them live. One that ended by itself
+    does not come back: another process must begin."""
+    dead = (duty for duty, threads in duties.items() if not all(t.is_alive() for t in threads))
+    return next(dead, None)
 
 
 def _thread(target: Callable[..., object], *arguments: object) -> threading.Thread:

@@ -133,7 +133,8 @@ class Router:
         templates = IsolatedTemplates(max_chars=config.max_text_chars)
         tokenizer.chat_templates.isolated = templates
         llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me)
-        register_gauges(metrics, fleet, admission, dispatcher.hit_ceiling)
+        ceiling = dispatcher.hit_ceiling
+        register_gauges(metrics, fleet, admission, ceiling, ready_decode=config.ready_decode)
         live = LiveFleet(fleet, dispatcher, admission, metrics, RouterRates(metrics))
         register_link_series(metrics, live)
         return cls(config, pool, fleet, dispatcher, metrics, llm, templates, live)

@@ -17,9 +17,14 @@ _Reading = Mapping[tuple[str, ...], float]
 
 
 def register_gauges(
-    metrics: RouterMetrics, fleet: Fleet, admission: AdmissionQueue, ceiling: HitCeiling
+    metrics: RouterMetrics,
+    fleet: Fleet,
+    admission: AdmissionQueue,
+    ceiling: HitCeiling,
+    *,
+    ready_decode: int,
 ) -> None:
-    """Register all of them."""
+    """Register all of them; ``ready_decode`` decode workers are wanted."""
 
     def workers() -> _Reading:
         return Counter((str(worker.role), _state(worker)) for worker in fleet.pool.workers.values())
@@ -64,6 +69,12 @@ def register_gauges(
         lambda: only(admission.oldest_wait(time.monotonic())),
     )
     gauge("tandem:router_workers", "Workers by role and state.", ("role", "state"), workers)
+    gauge(
+        "tandem:router_needs_decode",
+        "1 where no request is answered without a decode worker, 0 where prefill workers do.",
+        (),
+        lambda: only(fleet.needs_decode(ready_decode)),
+    )
     gauge("tandem:router_links", "Worker addresses by state of the link.", ("state",), links)
     gauge(
         "tandem:router_handoff_links",

@@ -47,6 +47,16 @@ def test_ready_waits_for_the_fleet(serve: Serve, prefill: Make, decode: Make) ->
     wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 503)
 
 
+def test_a_router_says_whether_it_needs_decode_workers(serve: Serve, prefill: Make) -> None:
+    """As long as nobody is there it does, and where a model draws tokens: an alert asks for it."""
+    served = serve(wait=False)
+    wait_for(lambda: served.server.started)
+    assert "tandem:router_needs_decode 1.0" in served.metrics()
+    loop_add(served, prefill(pooling=ModelPooling()))
+    wait_for(lambda: served.get("/debug/fleet")["workers"])
+    assert "tandem:router_needs_decode 1.0" in served.metrics()
+
+
 @pytest.mark.parametrize(
     ("pooling", "wanted"), [(ModelPooling(generates=False), 1), (ModelPooling(), 0)]
 )
@@ -63,6 +73,7 @@ def test_prefill_workers_alone_are_a_fleet(
     second = prefill(pooling=pooling)
     loop_add(served, second)
     wait_for(lambda: clear_text.get(served.url + "/ready").status_code == 200)
+    assert "tandem:router_needs_decode 0.0" in served.metrics()
     second.stop()
     wait_for(lambda: len(served.get("/debug/fleet")["workers"]) == 1)
     assert clear_text.get(served.url + "/ready").status_code == 200

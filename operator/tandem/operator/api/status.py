@@ -38,6 +38,9 @@ class ModelStatus(Api, frozen=True, kw_only=True):
         ShortStatus | None, doc("Digest of config and weights, as every worker must report it.")
     ] = None
     bytes: Annotated[Integer | None, doc("Size of the model's files.")] = None
+    max_model_len: Annotated[Integer | None, doc("Longest context it was made for.")] = None
+    num_heads: Annotated[Integer | None, doc("Attention heads of a layer.")] = None
+    num_kv_heads: Annotated[Integer | None, doc("Heads of a layer that have KV.")] = None
 
 
 class Revisions(Api, frozen=True, kw_only=True):
@@ -93,7 +96,7 @@ class Keys(Api, frozen=True, kw_only=True):
     """CURVE keys."""
 
     generation: Annotated[Integer, doc("Generation that new pods get.")] = 0
-    rotating: Annotated[bool, doc("Pods of an older generation still run.")] = False
+    rotating: Annotated[bool, doc("Keys of an older generation are still needed.")] = False
     rotation_id: Annotated[
         ShortStatus | None, doc("security.keyRotationID that the generation stands for.")
     ] = field(default=None, name="rotationID")

@@ -7,7 +7,7 @@ rotation, since its key is nowhere else. Called by ``reconcile``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import msgspec
 
@@ -29,7 +29,7 @@ class KeyPlan(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[Role]
     """Roles whose Secret of ``generation`` must be made."""
     retired: list[int]
-    """Generations that no pod uses: drop their keys and Secrets."""
+    """Generations that no pod uses and no pod will: drop their keys and Secrets."""
     waits: float
     """Seconds until ``generation`` may become active; 0 when it is."""
     status: Keys
@@ -49,8 +49,11 @@ def plan_keys(
     now: float,
     publish_seconds: float,
     all_read: bool = False,
+    needed: Set[int] = frozenset(),
 ) -> KeyPlan:
     """The plan for the Secrets in ``held``; ``in_use`` are generations that pods mount.
+
+    ``needed`` are those that pods may mount again: they stay, and nobody waits for their readers.
 
     ``publish_seconds`` is how long a changed ConfigMap may take to reach every pod; ``all_read``
     says that those that run have told that they have the keys of ``status.generation``.
@@ -66,7 +69,7 @@ def plan_keys(
     if older and in_use and read < generation:
         waits = max(0.0, published + publish_seconds - now)
     active = generation if waits == 0 or not older else max(older)
-    retired = sorted(older - set(in_use)) if active == generation else []
+    retired = sorted(older - set(in_use) - needed) if active == generation else []
     keys = Keys(
         generation=generation,
         rotating=bool(older - set(retired)),

@@ -108,18 +108,14 @@ def judge(
         )
     report = _report(job)
     if report is None and pinned.fingerprint is not None:
-        return _yes(spec, pinned, where)
+        return _known(spec, pinned, where)
     if report is None and waits is not None:
         return _no(waits, _WAITS[waits], pinned, where)
     if report is None:
         return _waiting(job, pinned, where, now - patience)
     if not report.ok:
         return _refused(spec, job, report, pinned, where)
-    problem = misfit(spec, report)
-    status = _pin(pinned, report)
-    if problem is not None:
-        return _no(Reason.MODEL_MISMATCH, problem, status, where)
-    return _yes(spec, status, where)
+    return _known(spec, _pin(pinned, report), where)
 
 
 def _pin(pinned: ModelStatus, report: Report) -> ModelStatus:
@@ -129,6 +125,9 @@ def _pin(pinned: ModelStatus, report: Report) -> ModelStatus:
         digest=pinned.digest or report.fingerprint,
         fingerprint=report.fingerprint,
         bytes=report.bytes,
+        max_model_len=report.max_model_len,
+        num_heads=report.num_heads,
+        num_kv_heads=report.num_kv_heads,
     )
 
 
@@ -186,7 +185,11 @@ def _waiting(
     return _no(Reason.FETCHING, f"fetching {where.source}", status, where)
 
 
-def _yes(spec: LLMServiceSpec, status: ModelStatus, where: Delivery) -> ModelVerdict:
+def _known(spec: LLMServiceSpec, status: ModelStatus, where: Delivery) -> ModelVerdict:
+    """Verdict on a model that was read, by what is kept of it: its Job's pod may be gone."""
+    problem = misfit(spec, status)
+    if problem is not None:
+        return _no(Reason.MODEL_MISMATCH, problem, status, where)
     size = "" if status.bytes is None else f", {status.bytes / 1e9:.2f} GB"
     text = f"{spec.model.name} is at {where.path}{size}"
     return ModelVerdict(
@@ -215,14 +218,14 @@ def _no(
     )
 
 
-def misfit(spec: LLMServiceSpec, report: Report) -> str | None:
+def misfit(spec: LLMServiceSpec, model: ModelStatus) -> str | None:
     """Why the spec does not fit the model, naming the field, or None."""
-    longest, asked = report.max_model_len, spec.engine.max_model_len
+    longest, asked = model.max_model_len, spec.engine.max_model_len
     if longest is not None and asked is not None and asked > longest:
         return f"spec.engine.maxModelLen: {asked}; the model was made for {longest} at most"
     for role in WORKERS:
         tensor = worker_role(spec, role).parallelism.tensor or 1
-        for name, heads in (("heads", report.num_heads), ("KV heads", report.num_kv_heads)):
+        for name, heads in (("heads", model.num_heads), ("KV heads", model.num_kv_heads)):
             if heads is not None and heads % tensor:
                 return (
                     f"spec.{role}.parallelism.tensor: {tensor} does not divide the model's "

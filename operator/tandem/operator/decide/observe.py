@@ -103,7 +103,7 @@ def _pod(item: Manifest, key: RevisionKey) -> PodView | None:
         pending_since=_pending_since(status),
         problem=pod_problem(status),
         annotations=metadata.get("annotations") or {},
-        key_generation=_generation_of(item),
+        key_generation=generation_of(item),
     )
 
 
@@ -154,7 +154,8 @@ def _container_problem(container: Manifest) -> Problem | None:
     return None
 
 
-def _generation_of(item: Manifest) -> int | None:
+def generation_of(item: Manifest) -> int | None:
+    """Generation of the keys that a pod or a template of pods mounts, None without keys."""
     for volume in item["spec"].get("volumes") or ():
         if volume["name"] == "tandem-keys":
             _, _, number = volume.get("secret", {}).get("secretName", "").rpartition("-g")

@@ -11,7 +11,7 @@ import msgspec
 
 from tandem.operator.api.conditions import Reason
 from tandem.operator.api.service import LLMServiceSpec
-from tandem.operator.api.status import LLMServiceStatus
+from tandem.operator.api.status import LLMServiceStatus, RolloutStatus
 from tandem.operator.decide import observe
 from tandem.operator.decide.keyring import KeyPlan, may_speak
 from tandem.operator.decide.modelcheck import ModelVerdict
@@ -62,6 +62,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         """Key generations that pods mount."""
         found = {pod.key_generation for pod in self.pods}
         return sorted(number for number in found if number is not None)
+
+    def needed(self) -> set[int]:
+        """Key generations of the templates that the rollout remembers: they get pods again, though
+        they may have none while the service is suspended or rolls in place."""
+        names = _remembered(self.status.rollout) & self.templates.keys()
+        found = {observe.generation_of(self.templates[name]) for name in names}
+        return {number for number in found if number is not None}
 
 
 def see(
@@ -208,7 +215,10 @@ def kept(
 
 def remembered(decided: Decision) -> set[RevisionKey]:
     """Revisions that a rollout may need again."""
-    memory = decided.memory
+    return _remembered(decided.memory)
+
+
+def _remembered(memory: RolloutStatus) -> set[RevisionKey]:
     pairs = [*memory.targets.items(), *memory.stable.items()]
     return {(Role(role), name) for role, name in pairs}
 

@@ -152,8 +152,10 @@ def _progress(view: RolloutView, memory: RolloutStatus) -> RolloutStatus:
         changes |= {"servable": token, "failed": None, "progressed_at": time_text(view.now)}
     if ready > memory.ready:
         changes |= {"ready": ready, "progressed_at": time_text(view.now)}
-    if view.non_retryable:
-        changes["progressed_at"] = None  # its deadline begins anew when there is hope again
+    if view.suspended:
+        changes["ready"] = 0  # every pod goes: the first that is there again is progress
+    if view.non_retryable or view.paused or view.suspended:
+        changes["progressed_at"] = None  # its deadline begins anew when it may come up again
     elif memory.progressed_at is None:
         changes["progressed_at"] = time_text(view.now)
     memory = msgspec.structs.replace(memory, **changes)
@@ -172,7 +174,7 @@ def _needs_place(view: RolloutView, memory: RolloutStatus) -> bool:
 
 
 def _is_late(view: RolloutView, memory: RolloutStatus, token: str) -> bool:
-    if view.paused or view.suspended or memory.servable == token or memory.progressed_at is None:
+    if memory.servable == token or memory.progressed_at is None:
         return False
     return view.now - parse_time(memory.progressed_at) > view.deadline
 

@@ -20,6 +20,8 @@ from tandem.operator.metrics import OperatorMetrics
 logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF, LAST_BACKOFF = 1.0, 60.0
+_DOUBLINGS = 6
+"""After so many the last backoff is reached; a float would not hold the thousandth."""
 LONGEST_REST = 2.0
 """A service rests between two looks for as long as a look takes, up to this: where everything is
 slow, looks that a storm of events asks for leave half of the time to watches and repairs."""
@@ -130,7 +132,7 @@ class WorkQueue:
             count = self._failures.get(key, 0)
             self._failures[key] = count + 1
             self._changed.notify()
-        wait = min(FIRST_BACKOFF * 2.0**count, LAST_BACKOFF)
+        wait = min(FIRST_BACKOFF * 2.0 ** min(count, _DOUBLINGS), LAST_BACKOFF)
         self.add(key, wait, why=Why.RETRY)
         return wait
 

@@ -2,7 +2,9 @@
 
 One list a kind and namespace in every period, spread over it, in pages: what they cost the API
 server does not grow with how often services are looked at. Their freshness is what liveness means.
-Called by ``run`` in a thread while this replica leads.
+A watched namespace whose services may not be listed (it was deleted, and its Role with it) is left
+out until they may: nothing of it holds up the others. Called by ``run`` in a thread while this
+replica leads.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from tandem.operator.cluster import Cluster, ClusterError
-from tandem.operator.cluster.store import KINDS, SERVICE, Key, Store
+from tandem.operator.cluster.store import CHILDREN, KINDS, SERVICE, Key, Store
 from tandem.operator.desired.naming import Manifest
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.settings import OperatorSettings
@@ -26,6 +28,7 @@ logger = logging.getLogger(__name__)
 PAGE = 500
 _RETRY = 2.0
 _EXPIRED = 410
+_SHUT = (403, 404)
 _SPREAD = 0.9
 """Share of a period over which its looks are spread."""
 
@@ -53,6 +56,9 @@ class Resync:
         self._places: list[Place] = [
             (kind, namespace) for kind in KINDS for namespace in settings.namespaces or (None,)
         ]
+        self._namespaces = settings.namespaces
+        self._shut: frozenset[str] = frozenset()
+        """Namespaces whose services may not be listed."""
         self._good: dict[Place, float] = {}
         self.filled = threading.Event()
         """Everything was listed once: looks may begin."""
@@ -60,7 +66,14 @@ class Resync:
     def age(self) -> float:
         """Seconds since the oldest of the last good lists, or since ``run`` began; 0 before that:
         a standby lists nothing, however long it waits."""
-        return time.monotonic() - min(self._good.values()) if self._good else 0.0
+        now, shut = time.monotonic(), self._shut
+        good = dict(self._good)
+        return now - min((at for (_, where), at in good.items() if where not in shut), default=now)
+
+    def served(self) -> tuple[str, ...]:
+        """The watched namespaces whose services may be listed; none where all are watched."""
+        shut = self._shut
+        return tuple(each for each in self._namespaces if each not in shut)
 
     def run(self, stop: threading.Event) -> None:
         """List until ``stop``: all at once first, then each in its turn."""
@@ -82,14 +95,57 @@ class Resync:
                 self.filled.set()
 
     def _once(self, place: Place) -> bool:
-        """List one kind; whether it went well."""
+        """List one kind, where it may be listed; whether it went well."""
         kind, namespace = place
+        opens = namespace in self._shut
+        if opens and kind != SERVICE:
+            return True  # with its services, once these answer
         try:
             items, version = self._list(kind, namespace)
         except ClusterError as error:
             self._metrics.lists.labels("error").inc()
-            logger.warning("the list of %s: %s", kind, error)
+            shut = error.status in _SHUT and self._is_shut(place)
+            if not (shut and opens):  # told once
+                logger.warning("the list of %s in %s: %s", kind, namespace or "the cluster", error)
+            if shut and namespace is not None and not opens:
+                logger.warning("namespace %s is left out until it answers", namespace)
+                self._shut |= {namespace}
+            return shut
+        if opens and namespace is not None and not self._open(namespace):
             return False
+        self._took(place, items, version)
+        return True
+
+    def _is_shut(self, refused: Place) -> bool:
+        """Whether a namespace of which a list was refused refuses that of its services as well.
+        Asked at once: kopf ends by refusals within a minute."""
+        kind, namespace = refused
+        if namespace is None or kind == SERVICE:
+            return namespace is not None
+        try:
+            self._cluster.page(SERVICE, namespace, selector="", limit=1, token="")
+        except ClusterError as error:
+            return error.status in _SHUT
+        return False
+
+    def _open(self, namespace: str) -> bool:
+        """List all children of a namespace that answers again, before anybody looks at its
+        services; whether it went well."""
+        try:
+            for kind in CHILDREN:
+                self._took((kind, namespace), *self._list(kind, namespace))
+        except ClusterError as error:
+            self._metrics.lists.labels("error").inc()
+            logger.warning("namespace %s answers in part: %s", namespace, error)
+            return False
+        logger.warning("namespace %s answers again", namespace)
+        self._good[(SERVICE, namespace)] = time.monotonic()
+        self._shut -= {namespace}
+        return True
+
+    def _took(self, place: Place, items: list[Manifest], version: str) -> None:
+        """Take a list in, and wake whom it says something new of."""
+        kind, namespace = place
         changed = self._store.replace(kind, namespace, items, version)
         self._good[place] = time.monotonic()
         self._metrics.lists.labels("ok").inc()
@@ -98,7 +154,6 @@ class Resync:
             self._wake(key)
         if kind == SERVICE:
             self._look_at(items, changed)
-        return True
 
     def _look_at(self, services: list[Manifest], woken: set[Key]) -> None:
         """Each service once in this period, at a time of its own."""

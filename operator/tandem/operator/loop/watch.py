@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,32 +153,55 @@ def settings_of() -> kopf.OperatorSettings:
     return settings
 
 
-def run(settings: OperatorSettings, heard: Heard, stop: threading.Event) -> None:
-    """Watch until ``stop`` or a signal. Raises what kopf raises when it cannot go on."""
+def run(
+    settings: OperatorSettings,
+    heard: Heard,
+    stop: threading.Event,
+    served: Callable[[], tuple[str, ...]],
+) -> None:
+    """Watch until ``stop`` or a signal, of the watched namespaces those that ``served`` names at
+    the time. Raises what kopf raises when it cannot go on."""
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # else a line an event
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)  # signals are ours
-    asyncio.run(_run(settings, heard, stop))
+    asyncio.run(_run(settings, heard, stop, served))
 
 
-async def _run(settings: OperatorSettings, heard: Heard, stop: threading.Event) -> None:
-    # kopf waits for a thread's event in a thread, which would outlive a failure: ask here instead.
-    flag = asyncio.Event()
-    asking = asyncio.create_task(_forward(stop, flag))
-    try:
-        await kopf.operator(
-            registry=registry_of(heard),
-            settings=settings_of(),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=list(settings.namespaces),
-            stop_flag=flag,
-        )
-    finally:
-        asking.cancel()
-        await asyncio.sleep(_CLOSE_SECONDS)  # aiohttp's TLS connections close after their session
+async def _run(
+    settings: OperatorSettings,
+    heard: Heard,
+    stop: threading.Event,
+    served: Callable[[], tuple[str, ...]],
+) -> None:
+    while not stop.is_set():
+        # kopf waits for a thread's event in a thread, which would outlive a failure: ask here.
+        flag = asyncio.Event()
+        namespaces = served()
+        asking = asyncio.create_task(_forward(stop, partial(_is_now, served, namespaces), flag))
+        try:
+            if settings.namespaces and not namespaces:
+                await flag.wait()
+                continue
+            await kopf.operator(
+                registry=registry_of(heard),
+                settings=settings_of(),
+                standalone=True,
+                clusterwide=not settings.namespaces,
+                namespaces=list(namespaces),
+                stop_flag=flag,
+            )
+            if not flag.is_set():
+                return
+        finally:
+            asking.cancel()
+            await asyncio.sleep(_CLOSE_SECONDS)  # aiohttp's TLS connections close after it
 
 
-async def _forward(stop: threading.Event, flag: asyncio.Event) -> None:
-    while not stop.is_set():  # noqa: ASYNC110  a signal handler's event, not this loop's
+def _is_now(served: Callable[[], tuple[str, ...]], namespaces: tuple[str, ...]) -> bool:
+    return served() == namespaces
+
+
+async def _forward(stop: threading.Event, same: Callable[[], bool], flag: asyncio.Event) -> None:
+    """Set ``flag`` when it is over, or when other namespaces are to be watched."""
+    while not stop.is_set() and same():  # noqa: ASYNC110  threads' words, not this loop's
         await asyncio.sleep(_STOP_SECONDS)
     flag.set()

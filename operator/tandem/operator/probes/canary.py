@@ -14,6 +14,7 @@ import json
 import secrets
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 import msgspec
@@ -83,8 +84,8 @@ def complete(question: Question, shape: str) -> tuple[str, str | None]:
     content, served = post(question, "/v1/completions", body, shape)
     try:
         return content["choices"][0]["text"], served
-    except LookupError as error:
-        raise CanaryError(f"no answer from {question.base_url}: {error}") from error
+    except (LookupError, TypeError) as error:
+        raise CanaryError(f"no answer from {question.base_url}: {error!r}") from error
 
 
 def post(
@@ -106,10 +107,17 @@ def post(
             content = json.load(answer)
             served = answer.headers.get(names.HEADER_SHAPE)
     except urllib.error.HTTPError as error:
-        said = error.read(500).decode(errors="replace")
-        raise CanaryError(f"HTTP {error.code}: {said}") from error
-    except (OSError, ValueError) as error:
+        raise CanaryError(f"HTTP {error.code}: {_said(error)}") from error
+    except (OSError, ValueError, HTTPException) as error:
         raise CanaryError(f"no answer from {question.base_url}: {error}") from error
     if not isinstance(content, dict):
         raise CanaryError(f"no answer from {question.base_url}: not an object")
     return content, served
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """The beginning of an error's body, as far as it comes."""
+    try:
+        return error.read(500).decode(errors="replace")
+    except (OSError, HTTPException) as lost:
+        return f"and no more: {lost}"

@@ -7,6 +7,7 @@ import re
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable
+from http.client import HTTPException
 from typing import Any
 
 from tandem.operator.api.status import Links
@@ -24,8 +25,8 @@ def read_links(base_url: str, expected: int, token: str) -> Links | None:
     """Links as the router at ``base_url`` sees them; ``expected`` pairs at least. None: no word."""
     try:
         return links_of(read_fleet(base_url, token, TIMEOUT), expected)
-    except (OSError, ValueError):
-        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None  # nothing came, or something of another shape
 
 
 def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
@@ -33,9 +34,14 @@ def read_fleet(base_url: str, token: str, timeout: float) -> dict[str, Any]:
     ValueError."""
     headers = {names.HEADER_CANARY: token}
     request = urllib.request.Request(f"{base_url}/debug/fleet", headers=headers)
-    with urllib.request.urlopen(request, timeout=timeout) as answer:
-        fleet: dict[str, Any] = json.load(answer)
-        return fleet
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            fleet = json.load(answer)
+    except HTTPException as error:
+        raise ConnectionError(f"no whole answer from {base_url}: {error}") from error
+    if not isinstance(fleet, dict):
+        raise ValueError(f"no answer from {base_url}: not an object")
+    return fleet
 
 
 def links_of(fleet: dict[str, Any], expected: int) -> Links:

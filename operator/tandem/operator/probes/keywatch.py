@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from threading import Event, Lock
 
 from tandem.operator.cluster import Cluster, ClusterError
@@ -133,5 +134,5 @@ def read_keys(pod: PodView, door: Door) -> frozenset[str] | None:
             with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
                 said = json.load(answer)
         return frozenset(map(str, said["keys"]))
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, HTTPException):
         return None

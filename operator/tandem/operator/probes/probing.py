@@ -7,16 +7,20 @@ leader asks again. Called by ``reconcile``.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
 
+from tandem.operator.api.conditions import Reason
 from tandem.operator.api.status import Links
 from tandem.operator.decide.verdict import Verdict
 from tandem.operator.probes.canary import Question, ask
 from tandem.operator.probes.fleet import read_links
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 _FIRST_RETRY, _LAST_RETRY = 1.0, 15.0
@@ -102,8 +106,12 @@ class Probes:
         return self._interval
 
     def _ask(self, key: Key, known: Known, asked: Asked, question: Question, links: int) -> None:
-        verdict = ask(question, time.time())
-        seen = read_links(question.base_url, links, question.token)
+        verdict, seen = _unanswered(question), None
+        try:
+            verdict = ask(question, time.time())
+            seen = read_links(question.base_url, links, question.token)
+        except Exception:  # else it would count as busy, and nobody would be asked again
+            logger.exception("%s/%s: the canary has ended unexpectedly", *key)
         with self._lock:
             changed = asked.verdict is None or asked.verdict.reason is not verdict.reason
             changed = changed or seen != known.links
@@ -118,3 +126,15 @@ class Probes:
     def close(self) -> None:
         """Ask nobody any more."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _unanswered(question: Question) -> Verdict:
+    """What counts until there is an answer."""
+    text = "the canary has ended unexpectedly; the operator's log says how"
+    return Verdict(
+        ok=False,
+        reason=Reason.CANARY_FAILED,
+        message=text,
+        targets=question.targets,
+        at=time.time(),
+    )

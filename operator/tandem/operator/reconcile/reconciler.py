@@ -115,6 +115,7 @@ class Reconciler:
             seen.status.keys,
             rotation_id=seen.spec.security.key_rotation_id,
             in_use=seen.in_use(),
+            needed=seen.needed(),
             now=now,
             publish_seconds=self._settings.key_publish_seconds,
             all_read=self._asker.all_read(key, seen, token),

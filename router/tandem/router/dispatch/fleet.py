@@ -182,8 +182,8 @@ class Fleet:
         nobody decodes: then one worker of either role serves."""
         if self.sleeps(pooled=decode == 0):
             return "asleep: every worker that could take a request sleeps"
-        whole = [worker for role in WorkerRole for worker in self.pool.serving(role)]
-        if decode == 0 or (whole and not any(map(_generates, whole))):
+        whole = self._serving()
+        if not self.needs_decode(decode):
             up_alone = len(self.pool.serving(WorkerRole.PREFILL))
             if up_alone < prefill:
                 return f"{up_alone} of {prefill} prefill workers are up"
@@ -197,6 +197,15 @@ class Fleet:
             if len(linked) < prefill:
                 return f"{len(linked)} of {prefill} prefill workers are linked to a decode worker"
         return None
+
+    def needs_decode(self, decode: int) -> bool:
+        """Whether nothing is answered without a decode worker, where ``decode`` are wanted: not
+        where none is, nor where no worker that is up has a model that draws tokens."""
+        whole = self._serving()
+        return decode > 0 and (not whole or any(map(_generates, whole)))
+
+    def _serving(self) -> list[Worker]:
+        return [worker for role in WorkerRole for worker in self.pool.serving(role)]
 
     def _peers_up(self, decode: Incarnation) -> list[Incarnation]:
         peers = self.pool.workers[decode].peers

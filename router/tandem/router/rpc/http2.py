@@ -216,6 +216,10 @@ class Connection(asyncio.Protocol):
 
     def _begin(self, stream_id: int, event: RequestReceived) -> None:
         self._last = stream_id
+        stream = self.h2.streams.get(stream_id)
+        if stream is None or stream.closed:  # by a frame that was read together with this one
+            self._count_reset()
+            return
         headers = {_text(name): _text(value) for name, value in event.headers or ()}
         if self._is_leaving:
             self.h2.reset_stream(stream_id, error_code=ErrorCodes.REFUSED_STREAM)
@@ -254,6 +258,9 @@ class Connection(asyncio.Protocol):
         if call is None:
             return
         call.lost()
+        self._count_reset()
+
+    def _count_reset(self) -> None:
         self._num_reset += 1
         if self._num_reset > SPARE_RESETS + self._num_heard:
             self.h2.close_connection(error_code=ErrorCodes.ENHANCE_YOUR_CALM)

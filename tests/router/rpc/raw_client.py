@@ -55,8 +55,8 @@ class RawClient:
         self._holds_back = False
         self.flush()
 
-    def ask(self, body: bytes, path: str = GENERATE, **headers: str) -> int:
-        """Begin a call; its stream."""
+    def ask(self, body: bytes, path: str = GENERATE, *, is_all: bool = True, **headers: str) -> int:
+        """Begin a call; its stream. More may follow of a body that is not all."""
         stream = self.h2.get_next_available_stream_id()
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         named = {"content-type": "application/grpc", **named}
@@ -64,7 +64,8 @@ class RawClient:
         self.h2.send_headers(stream, list(head.items()))
         for at in range(0, len(body), 16_384):
             self.h2.send_data(stream, body[at : at + 16_384])
-        self.h2.end_stream(stream)
+        if is_all:
+            self.h2.end_stream(stream)
         self.flush()
         return stream
 

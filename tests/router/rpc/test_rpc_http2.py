@@ -13,7 +13,7 @@ from h2.events import ConnectionTerminated, PingAckReceived, ResponseReceived
 from h2.settings import SettingCodes
 from tests.router.fake_worker import FakeWorker
 from tests.router.http_server import ANSWER
-from tests.router.rpc.raw_client import GENERATE, RawClient, asked, framed, is_end, texts
+from tests.router.rpc.raw_client import RawClient, asked, framed, is_end, texts
 from tests.router.rpc.test_rpc import hold
 from tests.waiting import wait_for
 
@@ -88,11 +88,7 @@ def test_bodies_of_all_calls_are_bounded_together(raw: Any) -> None:
     """What is beyond is UNAVAILABLE, and what was held is given back."""
     served, client = raw(max_bodies_bytes=30_000, max_body_bytes=20_000)
     client.greet()
-    waiting = client.h2.get_next_available_stream_id()
-    head = [(":method", "POST"), (":scheme", "http"), (":path", GENERATE), (":authority", "x")]
-    client.h2.send_headers(waiting, [*head, ("content-type", "application/grpc")])
-    client.h2.send_data(waiting, framed(b"a" * 16_000)[:16_000])
-    client.flush()
+    waiting = client.ask(framed(b"a" * 16_000)[:16_000], is_all=False)
     wait_for(lambda: served.app.state.rpc.held.num_bytes == 16_000)
     over = client.ask(framed(b"a" * 16_000)[:16_000])
     assert client.status(over)[0] == "14"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from h2.events import ConnectionTerminated, PingAckReceived
+from h2.events import ConnectionTerminated, PingAckReceived, StreamReset
 from tests.router.fake_worker import Behaviour, FakeWorker, Turn, serve_well
 from tests.router.http_server import ANSWER
-from tests.router.rpc.raw_client import asked, framed, texts
+from tests.router.rpc.raw_client import RawClient, asked, framed, texts
 from tests.waiting import wait_for
 
 from tandem.router.rpc import tandem_pb2 as pb
@@ -70,3 +70,27 @@ def test_calls_given_up_as_they_were_made_are_counted(raw: Any) -> None:
 
     assert end is not None
     assert end.error_code == 11
+
+
+@pytest.mark.parametrize("is_all", [True, False])
+def test_a_refused_call_costs_no_other(raw: Any, decode: Make, is_all: bool) -> None:
+    """Its whole request came in the read in which it is refused, as most do; where more may
+    follow, the client is told to send none."""
+    go = threading.Event()
+    worker = decode(behaviour=held_until(go))
+    _, client = raw(worker, max_connections=2)
+    client.greet()
+    older = client.ask(LONG)
+    other = RawClient(client.socket.getpeername()[1]).greet()
+    other.ask(LONG)
+    wait_for(lambda: len(worker.submitted) == 2)
+    with client.at_once():
+        refused = client.ask(asked(), is_all=is_all)
+    assert client.status(refused) == ("8", "too many calls run")
+    go.set()
+
+    assert client.status(older) == ("0", "")
+    assert texts(client.data(older)) == ANSWER
+    resets = [each for each in client.events if isinstance(each, StreamReset)]
+    assert len(resets) == (0 if is_all else 1)
+    other.socket.close()

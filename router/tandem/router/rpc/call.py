@@ -217,7 +217,7 @@ class Call:
                 trailers.insert(1, ("grpc-message", quote(words, safe=_PRINTABLE)))
             head = [] if self._begun else _HEAD
             h2.send_headers(self._id, [*head, *trailers], end_stream=True)
-            if not self._ended:
+            if not self.stream.closed:  # the client may send more: it need not
                 h2.reset_stream(self._id, error_code=0)
         self._link.flush()
         self.wake()

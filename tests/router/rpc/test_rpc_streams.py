@@ -94,3 +94,19 @@ def test_a_refused_call_costs_no_other(raw: Any, decode: Make, is_all: bool) -> 
     resets = [each for each in client.events if isinstance(each, StreamReset)]
     assert len(resets) == (0 if is_all else 1)
     other.socket.close()
+
+
+@pytest.mark.parametrize("content_type", ["application/grpc", "text/plain"])
+def test_who_takes_leave_as_it_calls_is_let_go(
+    raw: Any, content_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """GOAWAY in the read of a call: the state machine says no more, and none is begun."""
+    _, client = raw()
+    client.greet()
+    with client.at_once():
+        client.ask(asked(), content_type=content_type)
+        client.h2.close_connection()
+
+    while client.socket.recv(65_536):
+        pass
+    assert not [each for each in caplog.records if each.name == "asyncio"], caplog.text

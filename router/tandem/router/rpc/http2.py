@@ -15,10 +15,9 @@ from typing import Protocol
 
 import grpc
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     Event,
     RemoteSettingsChanged,
@@ -124,6 +123,9 @@ class Connection(asyncio.Protocol):
         except ProtocolError:
             self._close()
             return
+        if self.h2.state_machine.state is ConnectionState.CLOSED:  # the client said GOAWAY
+            self._close()
+            return
         for event in events:
             if self._transport.is_closing():
                 return
@@ -211,8 +213,6 @@ class Connection(asyncio.Protocol):
                     self._disarm()
                 for call in self.calls.values():
                     call.pump()
-            case ConnectionTerminated():
-                self._close()
 
     def _begin(self, stream_id: int, event: RequestReceived) -> None:
         self._last = stream_id

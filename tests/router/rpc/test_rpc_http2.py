@@ -74,6 +74,31 @@ def test_what_no_method_takes_is_told(
     assert client.status(client.ask(asked()))[0] == "0"
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a\nb", r"a\nb"),
+        ("a\0b", r"a\x00b"),
+        ("naïve", r"na\xefve"),
+        ("日", r"\u65e5"),
+        ("a ", "a"),
+    ],
+)
+def test_a_clients_names_come_back_as_metadata_may_have_them(
+    raw: Any, name: str, told: str
+) -> None:
+    """A client takes a line break in a value for an error of the whole connection."""
+    _, client = raw()
+    client.greet()
+    sampling = pb.SamplingParams()
+    sampling.vllm_xargs[name].values.add()
+    stream = client.ask(asked(sampling=sampling))
+
+    assert client.status(stream)[0] == "3"
+    (last,) = (each for each in client.events if isinstance(each, ResponseReceived))
+    assert dict(last.headers or ())["tandem-error-param"] == f"vllm_xargs.{told}"
+
+
 def test_what_is_no_grpc_is_415(raw: Any) -> None:
     """As gRPC has it."""
     _, client = raw()

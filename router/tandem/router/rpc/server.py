@@ -122,7 +122,8 @@ class Server:
             async with asyncio.timeout_at(call.deadline):
                 await self._method(call)(call)
         except asyncio.CancelledError:
-            if call not in self._stopped:
+            if call not in self._stopped:  # by Abort while it waited to write, or the client left
+                call.finish(grpc.StatusCode.ABORTED, "the call was aborted")
                 raise
             self._stopped.discard(call)
             call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")

@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from h2.events import DataReceived, StreamReset
+from h2.settings import SettingCodes
 from tests.router.http_server import Served
-from tests.router.rpc.raw_client import asked, framed
+from tests.router.rpc.raw_client import RawClient, asked, framed, is_end
 from tests.waiting import wait_for
 
 from tandem.router.rpc import tandem_pb2 as pb
+from tandem.router.rpc.call import MIN_DRAINED
+from tandem.router.rpc.http2 import WINDOW, Connection
 
 ABORT = "/tandem.v1.Inference/Abort"
+LONG_ANSWER = asked(
+    sampling=pb.SamplingParams(n=16, temperature=1.0, max_tokens=200, logprobs=10), request_id="it"
+)
+"""One message of some 100 KB."""
+PERIOD = 0.05
+
+
+class Clock:
+    """The clock of all connections, which stands until it is told to go on.
+
+    Whoever waits looks at it once in a period of real time, too.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 0.0
+        self._looks: Counter[Any] = Counter()
+        monkeypatch.setattr(Connection, "clock", lambda _: self._look())
+
+    def _look(self) -> float:
+        self._looks[asyncio.current_task()] += 1
+        return self._now
+
+    def go_on(self) -> None:
+        """A period passes."""
+        self._now += PERIOD
+
+    def wait_seen(self, num_calls: int) -> None:
+        """Until so many calls have looked, judged what moved, and wait again."""
+        before = self._looks.copy()
+        wait_for(lambda: sum(n >= before[task] + 6 for task, n in self._looks.items()) == num_calls)
 
 
 def is_of(stream: int, *kinds: type[Any]) -> Callable[[Any], bool]:
@@ -38,3 +74,99 @@ def test_abort_ends_a_call_whose_client_takes_nothing(raw: Any) -> None:
     assert client.status(abort) == ("0", "")
     assert pb.AbortResponse.FromString(client.data(abort)[5:]).aborted == 1
     wait_for(lambda: num_calls(served) == 0)
+
+
+@pytest.mark.parametrize("method", ["Embed", "Generate"])
+def test_an_answer_that_is_not_taken_is_given_up(raw: Any, method: str) -> None:
+    """Whole or streamed, after the time for a write; its place is free, the connection goes on."""
+    served, client = raw(write_timeout=0.3)
+    client.greet(INITIAL_WINDOW_SIZE=10)
+    embed = framed(pb.EmbedRequest(input=["Hi"] * 5).SerializeToString())
+    body = asked(stream=True) if method == "Generate" else embed
+    stuck = client.ask(body, path=f"/tandem.v1.Inference/{method}")
+    reset: Any = client.until(is_end, acknowledge=False)
+
+    assert isinstance(reset, StreamReset)
+    assert reset.error_code == 8
+    assert len(client.data(stuck)) == 10
+    wait_for(lambda: num_calls(served) == 0)
+    client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 65_535})
+    assert client.status(client.ask(asked())) == ("0", "")
+
+
+def take(client: RawClient, num_bytes: int, stream: int, by: int | None) -> None:
+    """Make room for so much more, of a stream or of the connection, and read it of the stream."""
+    whole = len(client.data(stream)) + num_bytes
+    client.h2.increment_flow_control_window(num_bytes, by)
+    client.flush()
+    client.until(lambda _: len(client.data(stream)) == whole, acknowledge=False)
+
+
+def test_who_takes_a_little_in_time_is_waited_for(
+    raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part in each period is enough; less of it is not."""
+    clock = Clock(monkeypatch)
+    _, client = raw(write_timeout=PERIOD)
+    client.greet(INITIAL_WINDOW_SIZE=10)
+    client.h2.increment_flow_control_window(WINDOW)
+    stream = client.ask(LONG_ANSWER)
+    client.until(is_of(stream, DataReceived), acknowledge=False)
+    for _ in range(3):
+        take(client, MIN_DRAINED, stream, by=stream)
+        clock.go_on()
+        clock.wait_seen(1)
+    take(client, MIN_DRAINED - 1, stream, by=stream)
+    clock.go_on()
+    assert isinstance(client.until(is_end, acknowledge=False), StreamReset)
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_an_answer_behind_others_waits_for_them(
+    raw: Any, monkeypatch: pytest.MonkeyPatch, is_enough: bool
+) -> None:
+    """The connection's window is all answers': what one takes of it, another is not blamed for."""
+    clock = Clock(monkeypatch)
+    _, client = raw(write_timeout=PERIOD)
+    client.greet(INITIAL_WINDOW_SIZE=WINDOW)
+    first = client.ask(LONG_ANSWER)
+    client.until(lambda _: len(client.data(first)) == 65_535, acknowledge=False)
+    second = client.ask(LONG_ANSWER)
+    clock.wait_seen(2)
+    take(client, MIN_DRAINED - (not is_enough), first, by=None)
+    clock.go_on()
+    if is_enough:
+        clock.wait_seen(2)
+        client.h2.increment_flow_control_window(WINDOW)
+        client.flush()
+        assert client.status(first) == client.status(second) == ("0", "")
+        assert len(client.data(first)) == len(client.data(second)) > 80_000
+    else:
+        for stream in first, second:
+            assert client.until(is_of(stream, StreamReset), acknowledge=False) is not None
+
+
+def test_no_time_passes_while_a_client_is_not_read(raw: Any) -> None:
+    """What it makes room for is not heard meanwhile."""
+    served, client = raw()
+    client.greet()
+    assert client.status(client.ask(asked())) == ("0", "")
+    (connection,) = served.app.state.rpc._connections
+    loop = connection._loop
+
+    def on_loop(ask: Callable[[], Any]) -> Any:
+        async def answer() -> Any:
+            return ask()
+
+        return asyncio.run_coroutine_threadsafe(answer(), loop).result(20)
+
+    def lag() -> Any:
+        return loop.time() - connection.clock()
+
+    before = on_loop(lag)
+    on_loop(connection.pause_writing)
+    stands = on_loop(connection.clock)
+    wait_for(lambda: on_loop(lag) > before + 0.01)
+    assert on_loop(connection.clock) == stands
+    on_loop(connection.resume_writing)
+    assert on_loop(lag) > before + 0.01

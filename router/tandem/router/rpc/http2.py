@@ -29,13 +29,11 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from tandem.router.rpc.call import Call, Held
+from tandem.router.rpc.call import MIN_DRAINED, Call, Held
 from tandem.router.rpc.frames import PING, WINDOW_UPDATE, Frame, Frames
 
 WINDOW = 1 << 20
 """Bytes of a request that may be under way."""
-MIN_DRAINED = 16 << 10
-"""Bytes that a slow reader takes in each period in which a write waits for it."""
 SPARE_RESETS = 100
 """Calls that a client may give up beyond those that it heard the end of."""
 _HEAD_BYTES = 9
@@ -76,6 +74,9 @@ class Connection(asyncio.Protocol):
         self.calls: dict[int, Call] = {}
         self._frames = Frames(self.h2.max_inbound_frame_size)
         self.is_paused = False
+        self.granted = 0
+        self.write_seconds = owner.write_seconds
+        self._paused_at = self._paused_seconds = 0.0
         self._owner = owner
         self._num_heard = self._num_reset = 0
         self._last = 0
@@ -135,17 +136,24 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client takes less than it is sent: nothing more is read of it, either."""
         self.is_paused = True
+        self._paused_at = self._loop.time()
         self._transport.pause_reading()
         self._unsent = self._transport.get_write_buffer_size()
-        self._arm(self._owner.write_seconds, self._check_drained)
+        self._arm(self.write_seconds, self._check_drained)
 
     def resume_writing(self) -> None:
         """The client reads on."""
         self._disarm()
         self.is_paused = False
+        self._paused_seconds += self._loop.time() - self._paused_at
         self._transport.resume_reading()
         for call in self.calls.values():
             call.wake()
+
+    def clock(self) -> float:
+        """Seconds in which the client's frames were read: it stands still while it is paused."""
+        now = self._paused_at if self.is_paused else self._loop.time()
+        return now - self._paused_seconds
 
     def flush(self) -> None:
         """What ``h2`` has to say."""
@@ -190,6 +198,8 @@ class Connection(asyncio.Protocol):
         if not 0 < more <= _MAX_WINDOW - window.outbound_flow_control_window:
             return False
         window.outbound_flow_control_window += more
+        if call is None:
+            self.granted += more
         for each in self.calls.values() if call is None else (call,):
             each.pump()
         return True
@@ -283,7 +293,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._unsent = left
-        self._arm(self._owner.write_seconds, self._check_drained)
+        self._arm(self.write_seconds, self._check_drained)
 
     def _arm(self, seconds: float, late: Callable[[], None]) -> None:
         self._disarm()

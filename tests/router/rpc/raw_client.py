@@ -28,8 +28,13 @@ GENERATE = "/tandem.v1.Inference/Generate"
 class RawClient:
     """One connection; every event is kept."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 10)
+    def __init__(self, port: int, receive_buffer: int = 0) -> None:
+        """``receive_buffer`` is the bytes that the kernel may hold unread; 0 leaves it to it."""
+        self.socket = socket.socket()
+        self.socket.settimeout(10)
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect(("127.0.0.1", port))
         self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
         self.events: list[Event] = []
         self._holds_back = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -146,6 +147,15 @@ def test_an_answer_behind_others_waits_for_them(
             assert client.until(is_of(stream, StreamReset), acknowledge=False) is not None
 
 
+def on_loop(connection: Connection, ask: Callable[[], Any]) -> Any:
+    """Ask where the connection lives."""
+
+    async def answer() -> Any:
+        return ask()
+
+    return asyncio.run_coroutine_threadsafe(answer(), connection._loop).result(20)
+
+
 def test_no_time_passes_while_a_client_is_not_read(raw: Any) -> None:
     """What it makes room for is not heard meanwhile."""
     served, client = raw()
@@ -154,19 +164,37 @@ def test_no_time_passes_while_a_client_is_not_read(raw: Any) -> None:
     (connection,) = served.app.state.rpc._connections
     loop = connection._loop
 
-    def on_loop(ask: Callable[[], Any]) -> Any:
-        async def answer() -> Any:
-            return ask()
-
-        return asyncio.run_coroutine_threadsafe(answer(), loop).result(20)
-
     def lag() -> Any:
         return loop.time() - connection.clock()
 
-    before = on_loop(lag)
-    on_loop(connection.pause_writing)
-    stands = on_loop(connection.clock)
-    wait_for(lambda: on_loop(lag) > before + 0.01)
-    assert on_loop(connection.clock) == stands
-    on_loop(connection.resume_writing)
-    assert on_loop(lag) > before + 0.01
+    before = on_loop(connection, lag)
+    on_loop(connection, connection.pause_writing)
+    stands = on_loop(connection, connection.clock)
+    wait_for(lambda: on_loop(connection, lag) > before + 0.01)
+    assert on_loop(connection, connection.clock) == stands
+    on_loop(connection, connection.resume_writing)
+    assert on_loop(connection, lag) > before + 0.01
+
+
+@pytest.mark.parametrize("ends", ["nonsense", "leave"])
+def test_a_connection_that_ends_waits_for_no_reader(raw: Any, ends: str) -> None:
+    """What it said last is not taken: its place is free after the time for a write."""
+    served, reader = raw(write_timeout=0.3)
+    client = RawClient(reader.socket.getpeername()[1], receive_buffer=4096).greet()
+    assert client.status(client.ask(asked())) == ("0", "")
+    (connection,) = (each for each in served.app.state.rpc._connections if each._last)
+    transport = connection._transport
+    wire = transport.get_extra_info("socket")
+    on_loop(connection, lambda: wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096))
+    while on_loop(connection, transport.get_write_buffer_size) < 32_768:
+        for _ in range(100):
+            client.h2.ping(b"12345678")
+        client.flush()
+    assert not connection.is_paused
+    if ends == "leave":
+        on_loop(connection, connection.leave)
+    else:
+        client.socket.sendall(bytes.fromhex("00000408000000000000000000"))
+
+    wait_for(lambda: connection not in served.app.state.rpc._connections)
+    client.socket.close()

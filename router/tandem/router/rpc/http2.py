@@ -138,12 +138,12 @@ class Connection(asyncio.Protocol):
         self.is_paused = True
         self._paused_at = self._loop.time()
         self._transport.pause_reading()
-        self._unsent = self._transport.get_write_buffer_size()
-        self._arm(self.write_seconds, self._check_drained)
+        self._watch()
 
     def resume_writing(self) -> None:
         """The client reads on."""
-        self._disarm()
+        if not self._transport.is_closing():  # else the last words are waited for as well
+            self._disarm()
         self.is_paused = False
         self._paused_seconds += self._loop.time() - self._paused_at
         self._transport.resume_reading()
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
         if self.calls.pop(stream_id, None) is not None:
             self._num_heard += 1
         if self._is_leaving and not self.calls:
-            self._transport.close()
+            self._shut()
 
     def leave(self) -> None:
         """Take no more calls, and close once those that run have ended."""
@@ -178,7 +178,7 @@ class Connection(asyncio.Protocol):
         body = self._last.to_bytes(4, "big") + bytes(4)
         self._transport.write(len(body).to_bytes(3, "big") + b"\x07" + bytes(5) + body)
         if not self.calls:
-            self._transport.close()
+            self._shut()
 
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""
@@ -281,19 +281,29 @@ class Connection(asyncio.Protocol):
         self.flush()
         for call in list(self.calls.values()):
             call.lost()
-        self._transport.close()
+        self._shut()
+
+    def _shut(self) -> None:
+        """Close when what is written has gone, or no longer moves."""
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._watch()
 
     def _deadline(self, headers: Mapping[str, str]) -> float | None:
         found = _TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
         return found and self._loop.time() + int(found[1]) * _UNITS[found[2]]
+
+    def _watch(self) -> None:
+        """What is written is to move from now on, in each period."""
+        self._unsent = self._transport.get_write_buffer_size()
+        self._arm(self.write_seconds, self._check_drained)
 
     def _check_drained(self) -> None:
         left = self._transport.get_write_buffer_size()
         if self._unsent - left < min(MIN_DRAINED, self._unsent):
             self._transport.abort()
             return
-        self._unsent = left
-        self._arm(self.write_seconds, self._check_drained)
+        self._watch()
 
     def _arm(self, seconds: float, late: Callable[[], None]) -> None:
         self._disarm()

@@ -176,11 +176,9 @@ def test_no_time_passes_while_a_client_is_not_read(raw: Any) -> None:
     assert on_loop(connection, lag) > before + 0.01
 
 
-@pytest.mark.parametrize("ends", ["nonsense", "leave"])
-def test_a_connection_that_ends_waits_for_no_reader(raw: Any, ends: str) -> None:
-    """What it said last is not taken: its place is free after the time for a write."""
-    served, reader = raw(write_timeout=0.3)
-    client = RawClient(reader.socket.getpeername()[1], receive_buffer=4096).greet()
+def unread(served: Served, port: int) -> tuple[RawClient, Connection]:
+    """A client that does not read what was written for it, too little to be paused; and its end."""
+    client = RawClient(port, receive_buffer=4096).greet()
     assert client.status(client.ask(asked())) == ("0", "")
     (connection,) = (each for each in served.app.state.rpc._connections if each._last)
     transport = connection._transport
@@ -191,6 +189,14 @@ def test_a_connection_that_ends_waits_for_no_reader(raw: Any, ends: str) -> None
             client.h2.ping(b"12345678")
         client.flush()
     assert not connection.is_paused
+    return client, connection
+
+
+@pytest.mark.parametrize("ends", ["nonsense", "leave"])
+def test_a_connection_that_ends_waits_for_no_reader(raw: Any, ends: str) -> None:
+    """What it said last is not taken: its place is free after the time for a write."""
+    served, other = raw(write_timeout=0.3)
+    client, connection = unread(served, other.socket.getpeername()[1])
     if ends == "leave":
         on_loop(connection, connection.leave)
     else:
@@ -198,3 +204,21 @@ def test_a_connection_that_ends_waits_for_no_reader(raw: Any, ends: str) -> None
 
     wait_for(lambda: connection not in served.app.state.rpc._connections)
     client.socket.close()
+
+
+def test_a_connection_that_ends_makes_room_once(raw: Any) -> None:
+    """Its place is taken until it is gone."""
+    served, other = raw(max_connections=1, header_timeout=60.0)
+    port = other.socket.getpeername()[1]
+    other.socket.close()
+    wait_for(lambda: not served.app.state.rpc._connections)
+    client, connection = unread(served, port)
+    on_loop(connection, connection.leave)
+    late = RawClient(port)
+    assert late.until(lambda _: False) is None
+    late.socket.close()
+    client.socket.close()
+    wait_for(lambda: not served.app.state.rpc._connections)
+    after = RawClient(port).greet()
+    assert after.status(after.ask(asked())) == ("0", "")
+    after.socket.close()

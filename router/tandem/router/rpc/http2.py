@@ -169,6 +169,10 @@ class Connection(asyncio.Protocol):
         if self._is_leaving and not self.calls:
             self._shut()
 
+    def is_idle(self) -> bool:
+        """Whether it could be asked to leave: it has no call, and has not ended yet."""
+        return not self.calls and not self._transport.is_closing()
+
     def leave(self) -> None:
         """Take no more calls, and close once those that run have ended."""
         if self._is_leaving:

@@ -97,7 +97,7 @@ class Server:
     def opened(self, connection: Connection) -> bool:
         """Count it; where all places are taken, one that has no call makes room."""
         if len(self._connections) >= self._config.max_connections:
-            idle = next((each for each in self._connections if not each.calls), None)
+            idle = next((each for each in self._connections if each.is_idle()), None)
             if idle is None:
                 return False
             idle.leave()

@@ -95,8 +95,8 @@ def test_a_clients_names_come_back_as_metadata_may_have_them(
     stream = client.ask(asked(sampling=sampling))
 
     assert client.status(stream)[0] == "3"
-    (last,) = (each for each in client.events if isinstance(each, ResponseReceived))
-    assert dict(last.headers or ())["tandem-error-param"] == f"vllm_xargs.{told}"
+    last: Any = client.until(lambda event: isinstance(event, ResponseReceived))
+    assert dict(last.headers)["tandem-error-param"] == f"vllm_xargs.{told}"
 
 
 def test_what_is_no_grpc_is_415(raw: Any) -> None:

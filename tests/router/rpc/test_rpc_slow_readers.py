@@ -210,6 +210,7 @@ def test_a_connection_that_ends_makes_room_once(raw: Any) -> None:
     """Its place is taken until it is gone."""
     served, other = raw(max_connections=1, header_timeout=60.0)
     port = other.socket.getpeername()[1]
+    wait_for(lambda: served.app.state.rpc._connections)
     other.socket.close()
     wait_for(lambda: not served.app.state.rpc._connections)
     client, connection = unread(served, port)

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    Event,
-    PingAckReceived,
-    ResponseReceived,
-    StreamEnded,
-    StreamReset,
-    TrailersReceived,
-)
-from h2.settings import SettingCodes, Settings
+from h2.events import ConnectionTerminated, PingAckReceived, ResponseReceived
+from h2.settings import SettingCodes
 from tests.router.fake_worker import FakeWorker
-from tests.router.http_server import ANSWER, Served
-from tests.router.rpc.test_rpc import free_port, hold
+from tests.router.http_server import ANSWER
+from tests.router.rpc.raw_client import RawClient, asked, framed, is_end, texts
+from tests.router.rpc.test_rpc import hold
 from tests.waiting import wait_for
 
 from tandem.router.rpc import inference
@@ -32,130 +22,7 @@ from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.frames import Frames
 from tandem.router.rpc.reading import generation_body
 
-Serve = Callable[..., Served]
 Make = Callable[..., FakeWorker]
-GENERATE = "/tandem.v1.Inference/Generate"
-
-
-class RawClient:
-    """One connection; every event is kept."""
-
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 10)
-        self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding="utf-8"))
-        self.events: list[Event] = []
-
-    def greet(self, **settings: int) -> RawClient:
-        """Begin to speak."""
-        initial = {SettingCodes[name]: value for name, value in settings.items()}
-        self.h2.local_settings = Settings(client=True, initial_values=initial)
-        self.h2.initiate_connection()
-        self.flush()
-        return self
-
-    def flush(self) -> None:
-        """Send what is to be sent."""
-        self.socket.sendall(self.h2.data_to_send())
-
-    def ask(self, body: bytes, path: str = GENERATE, **headers: str) -> int:
-        """Begin a call; its stream."""
-        stream = self.h2.get_next_available_stream_id()
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        named = {"content-type": "application/grpc", **named}
-        head = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "x", **named}
-        self.h2.send_headers(stream, list(head.items()))
-        for at in range(0, len(body), 16_384):
-            self.h2.send_data(stream, body[at : at + 16_384])
-        self.h2.end_stream(stream)
-        self.flush()
-        return stream
-
-    def until(self, done: Callable[[Event], bool], *, acknowledge: bool = True) -> Event | None:
-        """Read up to an event; None at the end of the connection."""
-        while True:
-            for event in self.events:
-                if done(event):
-                    return event
-            try:
-                data = self.socket.recv(65_536)
-            except ConnectionResetError:
-                return None
-            if not data:
-                return None
-            for event in self.h2.receive_data(data):
-                self.events.append(event)
-                if acknowledge and isinstance(event, DataReceived):
-                    assert event.flow_controlled_length is not None
-                    self.h2.acknowledge_received_data(
-                        event.flow_controlled_length, event.stream_id or 0
-                    )
-            try:
-                self.flush()
-            except (ConnectionResetError, BrokenPipeError):
-                continue  # what came before the end may still be read, and then the end is
-
-    def status(self, stream: int) -> tuple[str, str]:
-        """The status and words of a call, when it has ended."""
-        kinds = (TrailersReceived, ResponseReceived)
-
-        def is_last(event: Event) -> bool:
-            if not isinstance(event, kinds) or event.stream_id != stream:
-                return False
-            headers: Any = event.headers or ()
-            return "grpc-status" in dict(headers)
-
-        found: Any = self.until(is_last)
-        assert found is not None
-        headers = dict(found.headers)
-        return headers["grpc-status"], headers.get("grpc-message", "")
-
-    def data(self, stream: int) -> bytes:
-        """What came of a stream so far."""
-        got = (each for each in self.events if isinstance(each, DataReceived))
-        return b"".join(each.data or b"" for each in got if each.stream_id == stream)
-
-
-def framed(message: bytes, compressed: int = 0) -> bytes:
-    """A message of gRPC."""
-    return struct.pack(">BI", compressed, len(message)) + message
-
-
-def asked(**fields: Any) -> bytes:
-    """A framed request of Generate."""
-    return framed(pb.GenerateRequest(prompt="Hi", **fields).SerializeToString())
-
-
-def texts(data: bytes) -> str:
-    """What messages of Generate say."""
-    said = ""
-    while data:
-        (size,) = struct.unpack_from(">xI", data)
-        message = pb.GenerateResponse.FromString(data[5 : 5 + size])
-        said += "".join(each.text for each in message.choices)
-        data = data[5 + size :]
-    return said
-
-
-@pytest.fixture
-def raw(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RawClient]]]:
-    """An app with gRPC over a worker, and a connection to it."""
-    clients: list[RawClient] = []
-
-    def connect(worker: FakeWorker | None = None, **settings: Any) -> Any:
-        worker = worker or decode()  # first: it takes a port of its own
-        port = free_port()
-        served = serve(worker, grpc_port=port, **settings)
-        clients.append(RawClient(port))
-        return served, clients[-1]
-
-    yield connect
-    for client in clients:
-        client.socket.close()
-
-
-def is_end(event: Event) -> bool:
-    """Whether a stream has ended."""
-    return isinstance(event, StreamEnded | StreamReset)
 
 
 def test_answers_fit_into_any_window(raw: Any) -> None:
@@ -207,6 +74,31 @@ def test_what_no_method_takes_is_told(
     assert client.status(client.ask(asked()))[0] == "0"
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a\nb", r"a\nb"),
+        ("a\0b", r"a\x00b"),
+        ("naïve", r"na\xefve"),
+        ("日", r"\u65e5"),
+        ("a ", "a"),
+    ],
+)
+def test_a_clients_names_come_back_as_metadata_may_have_them(
+    raw: Any, name: str, told: str
+) -> None:
+    """A client takes a line break in a value for an error of the whole connection."""
+    _, client = raw()
+    client.greet()
+    sampling = pb.SamplingParams()
+    sampling.vllm_xargs[name].values.add()
+    stream = client.ask(asked(sampling=sampling))
+
+    assert client.status(stream)[0] == "3"
+    last: Any = client.until(lambda event: isinstance(event, ResponseReceived))
+    assert dict(last.headers)["tandem-error-param"] == f"vllm_xargs.{told}"
+
+
 def test_what_is_no_grpc_is_415(raw: Any) -> None:
     """As gRPC has it."""
     _, client = raw()
@@ -221,11 +113,7 @@ def test_bodies_of_all_calls_are_bounded_together(raw: Any) -> None:
     """What is beyond is UNAVAILABLE, and what was held is given back."""
     served, client = raw(max_bodies_bytes=30_000, max_body_bytes=20_000)
     client.greet()
-    waiting = client.h2.get_next_available_stream_id()
-    head = [(":method", "POST"), (":scheme", "http"), (":path", GENERATE), (":authority", "x")]
-    client.h2.send_headers(waiting, [*head, ("content-type", "application/grpc")])
-    client.h2.send_data(waiting, framed(b"a" * 16_000)[:16_000])
-    client.flush()
+    waiting = client.ask(framed(b"a" * 16_000)[:16_000], is_all=False)
     wait_for(lambda: served.app.state.rpc.held.num_bytes == 16_000)
     over = client.ask(framed(b"a" * 16_000)[:16_000])
     assert client.status(over)[0] == "14"
@@ -349,9 +237,7 @@ def test_calls_that_come_at_once_begin_in_rounds_of_their_own(
     monkeypatch.setattr(inference, "generation_body", read)
     _, client = raw()
     client.greet()
-    with monkeypatch.context() as patch:
-        patch.setattr(client, "flush", lambda: None)
+    with client.at_once():
         streams = [client.ask(asked()) for _ in range(6)]
-    client.flush()
     assert {client.status(stream)[0] for stream in streams} == {"0"}
     assert len(set(begun)) == 6

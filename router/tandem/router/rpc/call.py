@@ -11,6 +11,7 @@ import asyncio
 import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import quote
@@ -21,6 +22,8 @@ from h2.stream import H2Stream
 
 from tandem.router.rpc.errors import RpcError
 
+MIN_DRAINED = 16 << 10
+"""Bytes that a slow reader takes in each period in which a write waits for it."""
 _FRAME = struct.Struct(">IBI")
 """Length (3 bytes) and type, which is 0 for data; flags; stream."""
 _FRAMED_MESSAGE = struct.Struct(">IBIBI")
@@ -44,8 +47,17 @@ class Link(Protocol):
     is_paused: bool
     """Whether the client takes less than it is sent."""
 
+    granted: int
+    """Bytes that the client made room for so far, of all calls together."""
+
+    write_seconds: float
+    """How long what waits to be written may wait without moving."""
+
     send: Callable[[bytes], None]
     """Takes bytes for the client."""
+
+    def clock(self) -> float:
+        """Seconds in which the client's frames were read: it stands still while it is paused."""
 
     def flush(self) -> None:
         """What ``h2`` has to say."""
@@ -168,10 +180,39 @@ class Call:
         return not link.is_paused
 
     async def drained(self) -> None:
-        """Until the client has room for another message, or is gone."""
-        while self.is_open and (self._pending or self._link.is_paused):
-            self._drained.clear()
-            await self._drained.wait()
+        """Until the client has room for another message, or is gone.
+
+        Raises RpcError where it takes too little of the one that waits.
+        """
+        link = self._link
+        while self._waits():
+            unsent, granted, end = (
+                len(self._pending),
+                link.granted,
+                link.clock() + link.write_seconds,
+            )
+            while self._waits() and (left := end - link.clock()) > 0:
+                self._drained.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(None if link.is_paused else left):
+                        await self._drained.wait()
+            if self._waits() and self._is_stuck(unsent, granted):
+                words = "the client does not read its answer"
+                raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+
+    def _waits(self) -> bool:
+        return self.is_open and (bool(self._pending) or self._link.is_paused)
+
+    def _is_stuck(self, unsent: int, granted: int) -> bool:
+        """Whether too little has moved since so much was unsent and granted."""
+        if not self._pending:
+            return False  # it waits for the connection alone, which has a limit of its own
+        least = min(MIN_DRAINED, unsent)
+        if unsent - len(self._pending) >= least:
+            return False
+        # Others may have taken what the client made room for: older calls are written first.
+        is_behind_others = self.stream.outbound_flow_control_window > 0
+        return not (is_behind_others and self._link.granted - granted >= least)
 
     def pump(self) -> None:
         """Send of what waits as much as the client's windows have room for."""
@@ -213,7 +254,7 @@ class Call:
                 trailers.insert(1, ("grpc-message", quote(words, safe=_PRINTABLE)))
             head = [] if self._begun else _HEAD
             h2.send_headers(self._id, [*head, *trailers], end_stream=True)
-            if not self._ended:
+            if not self.stream.closed:  # the client may send more: it need not
                 h2.reset_stream(self._id, error_code=0)
         self._link.flush()
         self.wake()

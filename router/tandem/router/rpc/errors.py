@@ -47,5 +47,5 @@ def metadata_of(answer: ErrorAnswer) -> Metadata:
 
 
 def _ascii(text: str) -> str:
-    """A value that metadata may carry."""
-    return text.encode("ascii", "backslashreplace").decode()
+    """A value that metadata may carry: a client ends the connection at a line break in one."""
+    return text.encode("unicode_escape").decode().strip()

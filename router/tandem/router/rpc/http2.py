@@ -15,10 +15,9 @@ from typing import Protocol
 
 import grpc
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
-    ConnectionTerminated,
     DataReceived,
     Event,
     RemoteSettingsChanged,
@@ -30,13 +29,11 @@ from h2.events import (
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
-from tandem.router.rpc.call import Call, Held
+from tandem.router.rpc.call import MIN_DRAINED, Call, Held
 from tandem.router.rpc.frames import PING, WINDOW_UPDATE, Frame, Frames
 
 WINDOW = 1 << 20
 """Bytes of a request that may be under way."""
-MIN_DRAINED = 16 << 10
-"""Bytes that a slow reader takes in each period in which a write waits for it."""
 SPARE_RESETS = 100
 """Calls that a client may give up beyond those that it heard the end of."""
 _HEAD_BYTES = 9
@@ -77,6 +74,9 @@ class Connection(asyncio.Protocol):
         self.calls: dict[int, Call] = {}
         self._frames = Frames(self.h2.max_inbound_frame_size)
         self.is_paused = False
+        self.granted = 0
+        self.write_seconds = owner.write_seconds
+        self._paused_at = self._paused_seconds = 0.0
         self._owner = owner
         self._num_heard = self._num_reset = 0
         self._last = 0
@@ -124,6 +124,9 @@ class Connection(asyncio.Protocol):
         except ProtocolError:
             self._close()
             return
+        if self.h2.state_machine.state is ConnectionState.CLOSED:  # the client said GOAWAY
+            self._close()
+            return
         for event in events:
             if self._transport.is_closing():
                 return
@@ -133,17 +136,24 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client takes less than it is sent: nothing more is read of it, either."""
         self.is_paused = True
+        self._paused_at = self._loop.time()
         self._transport.pause_reading()
-        self._unsent = self._transport.get_write_buffer_size()
-        self._arm(self._owner.write_seconds, self._check_drained)
+        self._watch()
 
     def resume_writing(self) -> None:
         """The client reads on."""
-        self._disarm()
+        if not self._transport.is_closing():  # else the last words are waited for as well
+            self._disarm()
         self.is_paused = False
+        self._paused_seconds += self._loop.time() - self._paused_at
         self._transport.resume_reading()
         for call in self.calls.values():
             call.wake()
+
+    def clock(self) -> float:
+        """Seconds in which the client's frames were read: it stands still while it is paused."""
+        now = self._paused_at if self.is_paused else self._loop.time()
+        return now - self._paused_seconds
 
     def flush(self) -> None:
         """What ``h2`` has to say."""
@@ -157,7 +167,11 @@ class Connection(asyncio.Protocol):
         if self.calls.pop(stream_id, None) is not None:
             self._num_heard += 1
         if self._is_leaving and not self.calls:
-            self._transport.close()
+            self._shut()
+
+    def is_idle(self) -> bool:
+        """Whether it could be asked to leave: it has no call, and has not ended yet."""
+        return not self.calls and not self._transport.is_closing()
 
     def leave(self) -> None:
         """Take no more calls, and close once those that run have ended."""
@@ -168,7 +182,7 @@ class Connection(asyncio.Protocol):
         body = self._last.to_bytes(4, "big") + bytes(4)
         self._transport.write(len(body).to_bytes(3, "big") + b"\x07" + bytes(5) + body)
         if not self.calls:
-            self._transport.close()
+            self._shut()
 
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""
@@ -188,6 +202,8 @@ class Connection(asyncio.Protocol):
         if not 0 < more <= _MAX_WINDOW - window.outbound_flow_control_window:
             return False
         window.outbound_flow_control_window += more
+        if call is None:
+            self.granted += more
         for each in self.calls.values() if call is None else (call,):
             each.pump()
         return True
@@ -211,11 +227,13 @@ class Connection(asyncio.Protocol):
                     self._disarm()
                 for call in self.calls.values():
                     call.pump()
-            case ConnectionTerminated():
-                self._close()
 
     def _begin(self, stream_id: int, event: RequestReceived) -> None:
         self._last = stream_id
+        stream = self.h2.streams.get(stream_id)
+        if stream is None or stream.closed:  # by a frame that was read together with this one
+            self._count_reset()
+            return
         headers = {_text(name): _text(value) for name, value in event.headers or ()}
         if self._is_leaving:
             self.h2.reset_stream(stream_id, error_code=ErrorCodes.REFUSED_STREAM)
@@ -254,6 +272,9 @@ class Connection(asyncio.Protocol):
         if call is None:
             return
         call.lost()
+        self._count_reset()
+
+    def _count_reset(self) -> None:
         self._num_reset += 1
         if self._num_reset > SPARE_RESETS + self._num_heard:
             self.h2.close_connection(error_code=ErrorCodes.ENHANCE_YOUR_CALM)
@@ -264,19 +285,29 @@ class Connection(asyncio.Protocol):
         self.flush()
         for call in list(self.calls.values()):
             call.lost()
-        self._transport.close()
+        self._shut()
+
+    def _shut(self) -> None:
+        """Close when what is written has gone, or no longer moves."""
+        if not self._transport.is_closing():
+            self._transport.close()
+            self._watch()
 
     def _deadline(self, headers: Mapping[str, str]) -> float | None:
         found = _TIMEOUT.fullmatch(headers.get("grpc-timeout", ""))
         return found and self._loop.time() + int(found[1]) * _UNITS[found[2]]
+
+    def _watch(self) -> None:
+        """What is written is to move from now on, in each period."""
+        self._unsent = self._transport.get_write_buffer_size()
+        self._arm(self.write_seconds, self._check_drained)
 
     def _check_drained(self) -> None:
         left = self._transport.get_write_buffer_size()
         if self._unsent - left < min(MIN_DRAINED, self._unsent):
             self._transport.abort()
             return
-        self._unsent = left
-        self._arm(self._owner.write_seconds, self._check_drained)
+        self._watch()
 
     def _arm(self, seconds: float, late: Callable[[], None]) -> None:
         self._disarm()

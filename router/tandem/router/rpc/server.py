@@ -97,7 +97,7 @@ class Server:
     def opened(self, connection: Connection) -> bool:
         """Count it; where all places are taken, one that has no call makes room."""
         if len(self._connections) >= self._config.max_connections:
-            idle = next((each for each in self._connections if not each.calls), None)
+            idle = next((each for each in self._connections if each.is_idle()), None)
             if idle is None:
                 return False
             idle.leave()
@@ -122,7 +122,8 @@ class Server:
             async with asyncio.timeout_at(call.deadline):
                 await self._method(call)(call)
         except asyncio.CancelledError:
-            if call not in self._stopped:
+            if call not in self._stopped:  # by Abort while it waited to write, or the client left
+                call.finish(grpc.StatusCode.ABORTED, "the call was aborted")
                 raise
             self._stopped.discard(call)
             call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")

@@ -1,0 +1,32 @@
+"""An app with gRPC and a raw connection to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.router.fake_worker import FakeWorker
+from tests.router.http_server import Served
+from tests.router.rpc.raw_client import RawClient
+from tests.router.rpc.test_rpc import free_port
+
+Serve = Callable[..., Served]
+Make = Callable[..., FakeWorker]
+
+
+@pytest.fixture
+def raw(serve: Serve, decode: Make) -> Iterator[Callable[..., tuple[Served, RawClient]]]:
+    """An app with gRPC over a worker, and a connection to it."""
+    clients: list[RawClient] = []
+
+    def connect(worker: FakeWorker | None = None, **settings: Any) -> Any:
+        worker = worker or decode()  # first: it takes a port of its own
+        port = free_port()
+        served = serve(worker, grpc_port=port, **settings)
+        clients.append(RawClient(port))
+        return served, clients[-1]
+
+    yield connect
+    for client in clients:
+        client.socket.close()

@@ -63,6 +63,9 @@ class Link(Protocol):
         """What ``h2`` has to say."""
 
 
+_NOTHING = memoryview(b"")
+
+
 class Call:
     """A stream of one connection."""
 
@@ -98,7 +101,8 @@ class Call:
         self._ended = False
         self._arrival = asyncio.Event()
         self._begun = False
-        self._pending = b""
+        self._pending = _NOTHING
+        """Of the message that waits for room, what is unsent; a view, as it is cut at each frame."""
         self._drained = asyncio.Event()
 
     async def receive(self) -> bytes | None:
@@ -170,7 +174,7 @@ class Call:
             or size > h2.max_outbound_frame_size
         ):
             assert not self._pending, "one message waits at a time"
-            self._pending = _MESSAGE.pack(0, len(message)) + message
+            self._pending = memoryview(_MESSAGE.pack(0, len(message)) + message)
             self._drained.clear()
             self.pump()
             return not self._pending and not link.is_paused
@@ -227,7 +231,7 @@ class Call:
             part, self._pending = self._pending[:room], self._pending[room:]
             h2.outbound_flow_control_window -= len(part)
             stream.outbound_flow_control_window -= len(part)
-            self._link.send(_FRAME.pack(len(part) << 8, 0, self._id) + part)
+            self._link.send(_FRAME.pack(len(part) << 8, 0, self._id) + bytes(part))
         self.wake()
 
     def wake(self) -> None:
@@ -246,7 +250,7 @@ class Call:
         self.is_open = False
         h2 = self._link.h2
         if self._pending:  # a message that is cut short cannot have a status behind it
-            self._pending = b""
+            self._pending = _NOTHING
             h2.reset_stream(self._id, error_code=8)
         else:
             trailers = [("grpc-status", str(code.value[0])), *metadata]
@@ -264,7 +268,7 @@ class Call:
         if not self.is_open:
             return
         self.is_open = False
-        self._pending = b""
+        self._pending = _NOTHING
         self.wake()
         if self.task is not None:
             self.task.cancel()

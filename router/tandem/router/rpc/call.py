@@ -102,7 +102,7 @@ class Call:
         self._arrival = asyncio.Event()
         self._begun = False
         self._pending = _NOTHING
-        """Of the message that waits for room, what is unsent; a view, as it is cut at each frame."""
+        """Of the message that waits for room, what is unsent: a view, as it is cut often."""
         self._drained = asyncio.Event()
 
     async def receive(self) -> bytes | None:

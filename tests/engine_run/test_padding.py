@@ -221,6 +221,44 @@ def test_blocks_that_were_given_long_before_are_read(padded):
     assert [each.token_ids[0][0] for each in drawn] == judged("llama", prompt, 24)[0]
 
 
+def test_a_prompt_that_becomes_a_decode_is_read_in_its_new_place(padded):
+    """A step of the same rows and the same class, no block more, of which one is a decode now: rows
+    are placed by how many of them are."""
+    size, first = padded.config.cache.block_size, 10**7 + 1
+    prompts = [list(range(20, 152)), list(range(30, 70)), list(range(90, 140))]
+    seqs = [SeqId(first + number) for number in range(3)]
+    held = [[padded._free.pop() for _ in range(-(-(len(each) + 3) // size))] for each in prompts]
+    new = [
+        NewSequence(seq, prompt, len(prompt), GREEDY, 0, (), blocks)
+        for seq, prompt, blocks in zip(seqs, prompts, held, strict=True)
+    ]
+    a, b, c = seqs
+    drawn: dict[SeqId, list[int]] = {seq: [] for seq in seqs}
+    steps = [
+        ([(a, 0, 44)], (new[0],)),
+        ([(a, 44, 44)], ()),
+        ([(a, 88, 44)], ()),
+        ([(a, 132, 1), (b, 0, 20)], (new[1], new[2])),
+        ([(a, 133, 1), (b, 20, 20), (c, 0, 20)], ()),
+        ([(a, 134, 1), (b, 40, 1), (c, 20, 30)], ()),
+    ]
+    padded.runner.graphs.replayed.clear()
+    for number, (rows, came) in enumerate(steps, start=800):
+        ends = {seq: len(prompt) for seq, prompt in zip(seqs, prompts, strict=True)}
+        given = [
+            StepRow(seq, at, count, (), (0,) if at + count >= ends[seq] else ())
+            for seq, at, count in rows
+        ]
+        out = padded.executor.execute(SchedulerOutput(number, tuple(given), came)).result()
+        for each in out.sampled:
+            drawn[each.seq] += each.token_ids[0]
+    assert padded.runner.graphs.replayed[-2:] == [StepShape(6, 50, 8)] * 2
+    padded.executor.execute(SchedulerOutput(900, (), (), tuple(seqs))).result()
+    padded._free += [block for blocks in held for block in blocks]
+    for seq, prompt, count in zip(seqs, prompts, (4, 2, 1), strict=True):
+        assert drawn[seq] == judged("llama", prompt, count)[0]
+
+
 def test_scored_prompts_are_not_padded(padded):
     """Steps whose positions are scored run as they are, and give every score."""
     seq = padded.add(PROMPTS[0], SamplingParams(temperature=0.0, seed=0, prompt_logprobs=0))

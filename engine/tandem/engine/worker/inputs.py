@@ -86,7 +86,7 @@ class StepStager:
         counted = max(max_len, max_tokens + 2 * batch.capacity) + batch.block_size
         self._counting = np.arange(counted + 1)
         self._offsets = self._counting % batch.block_size
-        self._in_table: tuple[StepShape, int, bytes] | None = None
+        self._in_table: tuple[StepShape, int, int, bytes] | None = None
         """The step whose blocks the table that graphs read holds."""
         self._columns_there = 0
         """How many of each row's."""
@@ -143,7 +143,9 @@ class StepStager:
         no row has come to a block behind them (some are given long before)."""
         columns = blocks_for(int(rows.lens.max(initial=1)), self.batch.block_size)
         if padded is not None:
-            there = (padded, self.batch.table.version, rows.index.tobytes())
+            # A row's place hangs on how many before it decode, which a prompt's end changes alone.
+            rows_there = (rows.num_decodes, rows.index.tobytes())
+            there = (padded, self.batch.table.version, *rows_there)
             if there == self._in_table and columns <= self._columns_there:
                 return 0
             self._in_table, self._columns_there = there, columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -251,9 +252,8 @@ def test_a_link_comes_back_though_it_is_never_idle(workers, folder, monkeypatch)
     pair.hand_over("again")
 
 
-def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
-    """Tombstones stand for a minute, tens of thousands of them; the thread turns thousands of
-    times a second."""
+def alone(folder: Path) -> ConsumerMover:
+    """A consumer's transfer thread that nobody runs."""
     config = make_config(kv_connector="auto", kv_node_folder=str(folder))
     parts = make_parts(
         config,
@@ -267,7 +267,13 @@ def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
         notify=lambda: None,
         transports=None,
     )
-    mover, now, looked = ConsumerMover(parts), Millis(1000), []
+    return ConsumerMover(parts)
+
+
+def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
+    """Tombstones stand for a minute, tens of thousands of them; the thread turns thousands of
+    times a second."""
+    mover, now, looked = alone(folder), Millis(1000), []
 
     class Seen(dict[RequestKey, Pull]):
         def __iter__(self):
@@ -290,7 +296,7 @@ def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
     assert len(mover.table.pulls) == 20_001
     mover.falls.worked(PEER, "shm")
     mover.falls.failed(PEER, "shm", Millis(0))
-    now = Millis(millis(config.kv_quarantine_seconds) + 1)
+    now = Millis(millis(mover.config.kv_quarantine_seconds) + 1)
     mover.work(now)
     assert mover.falls.due(now)
     assert not looked
@@ -301,8 +307,32 @@ def test_what_has_ended_costs_a_link_that_is_due_no_look(folder):
     mover.stop()
 
 
+def test_of_several_busy_links_one_is_drained_at_a_time(folder):
+    """A way that fails, as a node's agent ends, fails for all links at once: each has its turn, and
+    in none is there nowhere to go."""
+    mover, peers = alone(folder), [Incarnation(bytes([each]) * 16) for each in range(1, 4)]
+    slow = tuple(mover.parts.transports)[-1]
+    for peer in peers:
+        mover._welcomes[peer] = SimpleNamespace(connector=slow)  # type: ignore[assignment]
+        mover.table.link_up(peer)
+        mover.book.mark(peer, up=True, transport=slow)
+        mover.table.apply(Opened(RequestKey(peer, "open", 0), peer, None, link_up=True), Millis(0))
+        mover.falls.worked(peer, "shm")
+        mover.falls.failed(peer, "shm", Millis(0))
+    due = millis(mover.config.kv_quarantine_seconds)
+    drained: list[frozenset[Incarnation]] = []
+    for second in range(150):
+        mover._come_back(Millis(due + 1000 * second))
+        down = frozenset(peer for peer in peers if not mover.book.is_up(peer))
+        if not drained or drained[-1] != down:
+            drained.append(down)
+    assert max(map(len, drained)) == 1
+    assert len(set(drained)) == 4, "nobody, and each of the three"
+    mover.stop()
+
+
 def test_a_busy_link_is_drained_in_turns():
-    """For longer each time, as what is open may take long to end."""
+    """For longer each time, as what is open may take long to end, but never for long."""
     falls = Falls(1000, ("shm", "tcp"))
     falls.worked(PEER, "shm")
     falls.failed(PEER, "shm", Millis(0))
@@ -311,7 +341,7 @@ def test_a_busy_link_is_drained_in_turns():
         if falls.is_drained(PEER, Millis(1000 * second)) != drained:
             drained = not drained
             turns.append(second - 1)
-    assert turns == [15, 20, 35, 45, 60, 80, 95, 135, 150]
+    assert turns == [15, 20, 35, 45, 60, 80, 95, 115, 130, 150, 165, 185]
 
 
 def test_pauses_double_and_only_what_worked_is_tried_again():

@@ -29,7 +29,7 @@ class Served:
         self.holding = threading.Event()
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        protocol = guarded(ConnectionLimits(**{"write_seconds": 0.5, **limits}))
+        protocol = guarded(ConnectionLimits(**{"write_seconds": 2.0, **limits}))
         self.server = uvicorn.Server(
             uvicorn.Config(
                 self.answer,

@@ -48,9 +48,9 @@ def test_what_there_is_by_then_is_an_answer(
     serve: Serve, decode: Make, path: str, body: dict[str, Any]
 ) -> None:
     """Tokens that came in time, the reason, and a usage that counts them; nothing goes on."""
-    d = decode(step=0.3)
+    d = decode(step=0.5)
     served = serve(d)
-    answer = served.post(path, json={**body, "timeout": 1.0, "partial_on_timeout": True})
+    answer = served.post(path, json={**body, "timeout": 3.0, "partial_on_timeout": True})
     assert answer.status_code == 200, answer.text
     (choice,) = answer.json()["choices"]
     assert choice["finish_reason"] == "abort"
@@ -65,8 +65,8 @@ def test_a_stream_ends_with_the_reason(
     serve: Serve, decode: Make, path: str, body: dict[str, Any]
 ) -> None:
     """Its last chunk says so; without the wish it is an error event."""
-    served = serve(decode(step=0.3))
-    asked = {**body, "timeout": 1.0, "stream": True}
+    served = serve(decode(step=0.5))
+    asked = {**body, "timeout": 3.0, "stream": True}
     lines = served.post(path, json={**asked, "partial_on_timeout": True}).text.split("\n\n")
     assert lines[-2] == "data: [DONE]"
     chunks = [json.loads(line[6:])["choices"][0] for line in lines[:-2]]
@@ -126,10 +126,10 @@ BATCH = {"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 5}
 def test_a_deadline_is_the_calls_not_each_prompts(
     serve: Serve, decode: Make, own: bool, stream: bool
 ) -> None:
-    """Three prompts of half a second, one at a time: a second ends the call before the third."""
-    d = decode(step=0.1)
-    served = serve(d, max_parallel_prompts=1, **({} if own else {"request_timeout": 1.0}))
-    body = {**BATCH, **({"timeout": 1.0} if own else {}), "stream": stream}
+    """Three prompts of a second and a half, one at a time: three end the call before the third."""
+    d = decode(step=0.3)
+    served = serve(d, max_parallel_prompts=1, **({} if own else {"request_timeout": 3.0}))
+    body = {**BATCH, **({"timeout": 3.0} if own else {}), "stream": stream}
     answer = served.post("/v1/completions", json=body)
 
     if stream:

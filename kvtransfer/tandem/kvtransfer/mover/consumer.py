@@ -117,6 +117,7 @@ class ConsumerMover(LinkedMover):
             return []
         del self._links[peer]
         self._drained.pop(peer, None)
+        self._times_drained.pop(peer, None)
         actions = self.table.link_lost(peer, item.reason, now)
         self.prober.end(peer)
         transport = self.parts.transports.get(self._welcomes.pop(peer).connector)

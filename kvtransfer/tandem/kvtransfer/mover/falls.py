@@ -19,8 +19,9 @@ MAX_REMEMBERED = 256
 MAX_DOUBLINGS = 5
 BUSY_MS = 15_000
 """For which hand-offs may follow one another on a link that is due."""
-DRAIN_MS = 5_000
-"""For which new ones are then kept off it, the first time; twice as long each time after that."""
+DRAIN_MS, LONGEST_DRAIN_MS = 5_000, 20_000
+"""For which new ones are then kept off it, the first time; twice as long each time after that, but
+no longer than the second: one that waits for blocks of D's may keep a link busy for minutes."""
 
 
 @dataclass(slots=True)
@@ -87,7 +88,7 @@ class Falls:
         since = now - due
         while since >= BUSY_MS + drain:
             since -= BUSY_MS + drain
-            drain *= 2
+            drain = min(2 * drain, LONGEST_DRAIN_MS)
         return since >= BUSY_MS
 
     def tried(self, peer: Incarnation) -> None:

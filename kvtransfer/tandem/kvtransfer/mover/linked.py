@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from tandem.kvtransfer.config import millis
 from tandem.kvtransfer.control.mail import Drop
@@ -59,7 +60,8 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
         self.falls = Falls(millis(config.kv_quarantine_seconds), tuple(parts.transports))
         self._welcomes: dict[Incarnation, ProducerCard] = {}
         self._drained: dict[Incarnation, float] = {}
-        """Links that stand and get no new hand-offs, and the rates of their probes."""
+        """Links that stand and get no new hand-offs, and the rates of their probes; one at most."""
+        self._times_drained: Counter[Incarnation] = Counter()
         self.ends = Ends(parts, policy)
 
     def start_read(self, item: Read, now: Millis, check: Check = Check.HEADER) -> None:
@@ -138,24 +140,34 @@ class LinkedMover(Mover[ConsumerItem, ConsumerEvent]):
 
     def _come_back(self, now: Millis) -> None:
         """Links whose better way may work again are made anew, when no hand-off is on them."""
-        for peer, connector in self.falls.due(now):
+        due, busy = dict(self.falls.due(now)), []
+        if not due and not self._drained:
+            return
+        for peer, connector in due.items():
             if not self.table.is_pulling(peer):
                 self.falls.tried(peer)
+                self._drained.pop(peer, None)  # none are let on it before it is made anew
                 self.drop(peer, f"trying {connector} again", again=connector)
-            elif peer in self.table.links:
-                self._drain(peer, connector, now)
+            elif peer in self.table.links and self.falls.is_drained(peer, now):
+                busy.append(peer)
+        for peer in self._drained.keys() - busy:
+            self._let_in(peer)
+        if busy and not self._drained:  # one at a time: what fails on one way often fails on all
+            peer = min(busy, key=self._times_drained.__getitem__)
+            self._drain(peer, due[peer])
 
-    def _drain(self, peer: Incarnation, connector: str, now: Millis) -> None:
-        """Keep new hand-offs off a link that is due and never idle, or let them on it again."""
-        drained = self.falls.is_drained(peer, now)
-        if drained and peer not in self._drained:
-            self._drained[peer] = self.book.probed(peer)
-            reason = f"its hand-offs are to end before {connector} is tried again"
-            self.book.mark(peer, up=False, reason=reason)
-        elif not drained and peer in self._drained:
-            reason, by = self.ends.fell_for(peer), self._welcomes[peer].connector
-            probed = self._drained.pop(peer)
-            self.book.mark(peer, up=True, reason=reason, transport=by, probed=probed)
-        else:
-            return
+    def _drain(self, peer: Incarnation, connector: str) -> None:
+        """Keep new hand-offs off a link that is due and never idle."""
+        self._times_drained[peer] += 1
+        self._drained[peer] = self.book.probed(peer)
+        reason = f"its hand-offs are to end before {connector} is tried again"
+        self.book.mark(peer, up=False, reason=reason)
         self.parts.notify()
+
+    def _let_in(self, peer: Incarnation) -> None:
+        """Let hand-offs on it again."""
+        probed = self._drained.pop(peer)
+        if peer in self.table.links:
+            reason, by = self.ends.fell_for(peer), self._welcomes[peer].connector
+            self.book.mark(peer, up=True, reason=reason, transport=by, probed=probed)
+            self.parts.notify()

@@ -31,6 +31,20 @@ def threads_of(of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[tupl
     return seen
 
 
+def held_up(mover: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Keep the transfer thread in its turn until this is set: the caller's is in its place."""
+    go_on, stuck, work = threading.Event(), threading.Event(), mover.work
+
+    def held(now: Any) -> Any:
+        stuck.set()
+        return work(now) if go_on.wait(60) else []
+
+    monkeypatch.setattr(mover, "work", held)
+    mover.inbox.put(Rest(asleep=False))
+    assert stuck.wait(30)
+    return go_on
+
+
 def hand_over(producer: Producer, consumer: Consumer, name: str) -> None:
     """One prompt of three blocks, to its end."""
     key = make_key(name)
@@ -97,15 +111,7 @@ def test_more_frames_than_one_look_takes_are_all_heard(workers, monkeypatch) -> 
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     mover, channel = consumer.service._mover, consumer.service._channel
-    go_on, stuck, work = threading.Event(), threading.Event(), mover.work
-
-    def held(now: Any) -> Any:
-        stuck.set()
-        return work(now) if go_on.wait(60) else []
-
-    monkeypatch.setattr(mover, "work", held)
-    mover.inbox.put(Rest(asleep=False))  # this thread is the transfer thread from here on
-    assert stuck.wait(30)
+    go_on = held_up(mover, monkeypatch)
     heard = threads_of(channel, "_on_frames", monkeypatch)
     link = producer.service._mover._links[consumer.incarnation]
     frames, taken, mine = 2 * client._BATCH + 76, 0, WakeQueue[object]()
@@ -134,15 +140,7 @@ def test_a_read_that_gets_on_goes_first_and_what_came_beside_it_is_heard_next(
     producer, consumer = workers(Producer, config), workers(Consumer, config)
     consumer.meet(producer)
     mover, channel = consumer.service._mover, consumer.service._channel
-    go_on, stuck, work = threading.Event(), threading.Event(), mover.work
-
-    def held(now: Any) -> Any:
-        stuck.set()
-        return work(now) if go_on.wait(30) else []
-
-    monkeypatch.setattr(mover, "work", held)
-    mover.inbox.put(Rest(asleep=False))  # this thread is the transfer thread from here on
-    assert stuck.wait(30)
+    go_on = held_up(mover, monkeypatch)
     heard = threads_of(channel, "_on_frames", monkeypatch)
     asleep, sleep = threading.Event(), channel._sleep
 

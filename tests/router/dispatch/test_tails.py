@@ -6,10 +6,8 @@ import pytest
 from msgspec.structs import replace
 from tests.router.behaviours import Make
 from tests.router.builders import Stack, beats, inc
-from tests.waiting import until
 
 from tandem.protocol.messages import LoadReport
-from tandem.router.dispatch.fleet import PACE_LASTS
 from tandem.router.dispatch.tails import LASTS, Tails
 from tandem.router.placement.damage import Targets
 from tandem.router.placement.elastic import ElasticPolicy
@@ -81,27 +79,3 @@ def test_tails_go_with_either_end() -> None:
     tails.forget(inc(1))
     assert [tails.of(pair, 0.0) is None for pair in (PAIR, (inc(1), inc(3)))] == [True, True]
     assert tails.of((inc(4), inc(2)), 0.0) is not None
-
-
-async def test_an_old_pace_gives_way_to_the_pattern_of_the_link(stack: Stack, decode: Make) -> None:
-    """Of pulls: a low one counts the steps of who lends. An old one that is high stands, and each
-    new sample counts from its beat on."""
-    one, two = decode(pull_peers=1), decode(pull_peers=1)
-    two.bytes_per_s, two.probed_bytes_per_s = 1e6, 5e9
-    await stack.find(one, two)
-    link = (one.incarnation, two.incarnation)
-    await until(lambda: link in stack.fleet.pull_links())
-    worker = stack.pool.workers[two.incarnation]
-
-    def rates() -> list[float]:
-        at = worker.paced_at[one.incarnation]
-        moments = at + PACE_LASTS, at + PACE_LASTS + 1
-        return [stack.fleet.snapshot(now).paces[link].pull_bytes_per_s for now in moments]
-
-    assert rates() == [1e6, 5e9]
-    first, heard = worker.paced_at[one.incarnation], worker.heard_at
-    await until(lambda: worker.heard_at > heard)
-    assert worker.paced_at[one.incarnation] == first
-    two.bytes_per_s = 9e9
-    await until(lambda: worker.paced_at[one.incarnation] > first)
-    assert rates() == [9e9, 9e9]

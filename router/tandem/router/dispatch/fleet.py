@@ -22,8 +22,6 @@ from tandem.router.workers.peering import handoff_peers
 from tandem.router.workers.pool import Worker, WorkerPool
 
 _OWN_FAULTS = frozenset({"internal", "timeout"})
-PACE_LASTS = 30.0
-"""Seconds after which the pace of a link that nothing came by since is old."""
 
 
 @dataclass(slots=True)
@@ -130,20 +128,19 @@ class Fleet:
             for worker in workers
         )
         links, pulls = self.usable_links(now), self.pull_links()
-        paces = {pair: self.pace(pair, now) for pair in links | pulls}
+        paces = {pair: self._pace(pair, now) for pair in links | pulls}
         return FleetSnapshot(views, links, paces, pulls)
 
-    def pace(self, pair: Pair, now: float) -> LinkPace:
+    def _pace(self, pair: Pair, now: float) -> LinkPace:
         """Of a link that its second end has told of."""
-        worker = self.pool.workers[pair[1]]
-        health, tail = worker.peers[pair[0]], self.tails.of(pair, now)
+        health = self.pool.workers[pair[1]].peers[pair[0]]
+        tail = self.tails.of(pair, now)
         return LinkPace(
             bytes_per_s=health.bytes_per_s,
             waiting_bytes=health.waiting_bytes,
             tail_s=None if tail is None else tail.mean,
             probed_bytes_per_s=health.probed_bytes_per_s,
             tail_spread_s=0.0 if tail is None else tail.spread,
-            is_old=now - worker.paced_at.get(pair[0], now) > PACE_LASTS,
         )
 
     def handed_over(self, pair: Pair, num_tokens: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from tandem.protocol.errors import FailCause
+from tandem.protocol.ids import Incarnation
 from tandem.protocol.messages import LoadReport, PeerHealth
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.dispatcher import Dispatcher
@@ -59,7 +60,7 @@ class LiveFleet:
                 {"prefill": p.hex(), "decode": d.hex(), "cause": cause}
                 for (p, d), cause in quarantined.items()
             ],
-            "pull_links": [self._pull_link(pair, now) for pair in sorted(fleet.pull_links())],
+            "pull_links": [self._pull_link(*pair) for pair in sorted(fleet.pull_links())],
             "indexed_blocks": len(fleet.index),
             "handoff_links": [
                 self._link(worker, health, underway, quarantined, now)
@@ -71,11 +72,12 @@ class LiveFleet:
             "rates": self.rates.to_json(),
         }
 
-    def _pull_link(self, pair: Pair, now: float) -> dict[str, Any]:
+    def _pull_link(self, holder: Incarnation, puller: Incarnation) -> dict[str, Any]:
+        health = self.fleet.pool.workers[puller].peers[holder]
         return {
-            "holder": pair[0].hex(),
-            "puller": pair[1].hex(),
-            "bytes_per_s": round(self.fleet.pace(pair, now).pull_bytes_per_s),
+            "holder": holder.hex(),
+            "puller": puller.hex(),
+            "bytes_per_s": round(health.bytes_per_s or health.probed_bytes_per_s),
         }
 
     def _queue(self) -> dict[str, Any]:

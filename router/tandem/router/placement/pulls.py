@@ -95,7 +95,7 @@ def _plan(
     have = prompt.hits.get(worker.incarnation, 0)
     size = worker.block_size
     upto = min(prompt.hits[holder.incarnation], (prompt.num_tokens - 1) // size * size)
-    tokens, rate = upto - have, pace.pull_bytes_per_s
+    tokens, rate = upto - have, pace.bytes_per_s or pace.probed_bytes_per_s
     if tokens <= 0 or not rate or worker.fingerprint != holder.fingerprint:
         return None
     chunk, crowd = chunk_of(worker), worker.crowd

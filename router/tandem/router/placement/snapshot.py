@@ -146,20 +146,9 @@ class LinkPace:
     """Mean seconds from a prompt's first token to the first word of who decodes, as this router
     saw it; None while unknown."""
     probed_bytes_per_s: float = 0.0
-    """Of the pattern with which the link began; stands in for a pace that is unknown or old, of
-    pulls."""
+    """Of the pattern with which the link began; stands in for a pace that is unknown, of pulls."""
     tail_spread_s: float = 0.0
     """By how much the seconds of ``tail_s`` differ from their mean, in the mean."""
-    is_old: bool = False
-    """Whether nothing has come by the link for so long that ``bytes_per_s`` says little of now."""
-
-    @property
-    def pull_bytes_per_s(self) -> float:
-        """What a pull is judged by; 0 while unknown. A pace counts the steps of who lends: an old
-        one that is low would keep all pulls from the link, and nothing would measure it again."""
-        if self.bytes_per_s and not self.is_old:
-            return self.bytes_per_s
-        return max(self.bytes_per_s, self.probed_bytes_per_s)
 
     @property
     def wait(self) -> float:

@@ -51,8 +51,6 @@ class Worker:
     load: LoadReport | None = None
     peers: dict[Incarnation, PeerHealth] = field(default_factory=dict)
     """Its links to those that hand over or lend to it, as it last said."""
-    paced_at: dict[Incarnation, float] = field(default_factory=dict)
-    """When each link's pace was last another than before."""
     draining: bool = False
     note: WorkerNote = NO_NOTE
     """What discovery says of it."""
@@ -311,12 +309,6 @@ class WorkerPool:
         peers = {health.peer: health for health in beat.peers}
         changed = _standing(peers) != _standing(worker.peers)
         changed = changed or beat.load.draining != worker.draining or worker.sleeps != slept
-        worker.paced_at = {
-            peer: worker.paced_at.get(peer, worker.heard_at)
-            if peer in worker.peers and worker.peers[peer].bytes_per_s == health.bytes_per_s
-            else worker.heard_at
-            for peer, health in peers.items()
-        }
         worker.peers = peers
         if beat.load.draining:
             worker.draining = True

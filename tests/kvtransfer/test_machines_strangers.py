@@ -106,6 +106,7 @@ _TO_P = st.one_of(
         st.integers(0, 9),
         st.integers(1, 3),
         st.sampled_from([(2,), (2, 2)]),
+        st.integers(1, 9),  # of 0 no message is read
     ),
     st.builds(Taken, st.builds(make_key, _NAMES), st.integers(0, 3)),
     st.builds(Done, st.builds(make_key, _NAMES), st.booleans()),

@@ -126,8 +126,8 @@ BATCH = {"model": "fake", "prompt": ["a", "b", "c"], "max_tokens": 5}
 def test_a_deadline_is_the_calls_not_each_prompts(
     serve: Serve, decode: Make, own: bool, stream: bool
 ) -> None:
-    """Three prompts of a second and a half, one at a time: three end the call before the third."""
-    d = decode(step=0.3)
+    """Three prompts of two seconds, one at a time: three end the call within the second."""
+    d = decode(step=0.4)
     served = serve(d, max_parallel_prompts=1, **({} if own else {"request_timeout": 3.0}))
     body = {**BATCH, **({"timeout": 3.0} if own else {}), "stream": stream}
     answer = served.post("/v1/completions", json=body)
@@ -144,7 +144,7 @@ def test_a_deadline_is_the_calls_not_each_prompts(
 
 def test_inputs_that_are_pooled_have_one_deadline(serve: Serve, decode: Make) -> None:
     """That of their call."""
-    d = decode(step=0.5)
+    d = decode(step=0.8)
     served = serve(d, max_parallel_prompts=1)
     body = {"model": "fake", "input": ["a", "b", "c"], "timeout": 1.0}
     answer = served.post("/v1/embeddings", json=body)

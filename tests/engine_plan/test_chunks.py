@@ -30,8 +30,8 @@ def config(**settings: Any) -> SchedulerConfig:
         ({"lone_prefill_token_threshold": 512}, True, [200]),
         ({"lone_prefill_token_threshold": 512}, False, [64, 64, 64, 8]),
         ({"lone_prefill_token_threshold": 160}, True, [160, 40]),
-        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 64}, True, [128, 72]),
-        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 96}, True, [96, 104]),
+        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 64}, True, [144, 56]),
+        ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 96}, True, [112, 88]),
         ({"lone_prefill_token_threshold": 512, "last_prefill_chunk_tokens": 101}, True, [200]),
     ],
 )

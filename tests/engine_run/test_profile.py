@@ -8,8 +8,8 @@ from tests.engine_run.run_driver import Driver
 from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.models.decoder import Decoder
-from tandem.engine.sample import edits
 from tandem.engine.worker.profile import largest_steps, load_kernels, shortened
+from tandem.kernels.sampling import penalize
 
 
 def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
@@ -58,13 +58,13 @@ def test_the_largest_step_is_one_of_all_its_tokens(monkeypatch):
 def test_the_kernel_of_penalties_is_run(monkeypatch):
     """The first request with one would wait for it to be compiled, and all that run beside it."""
     driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=3)
-    penalized, plain = [], edits.penalize
+    penalized: list[tuple[int, list[int]]] = []
 
-    def penalize(logits, penalties):
+    def noted(logits, penalties):
         penalized.append((len(logits), penalties.rows.tolist()))
-        plain(logits, penalties)
+        penalize(logits, penalties)
 
-    monkeypatch.setattr(edits, "penalize", penalize)
+    monkeypatch.setattr("tandem.engine.sample.edits.penalize", noted)
     largest_steps(driver.config, driver.runner, torch.device("cpu"))
     assert penalized == [(3, [0, 1, 2]), (1, [0])]
 

@@ -139,8 +139,10 @@ class Worker:
         return self.runner.slab.blocks
 
     def stop(self) -> None:
-        """Let go of weights and slab. May be called twice."""
+        """Let go of weights, slab and host memory. May be called twice."""
         self._profile.close()
+        if self._rest is not None:
+            self._rest.close()
         self._runner = self._rest = None
 
     @property

@@ -1,7 +1,8 @@
 """Where prepared folders are kept, and how one is made exactly once.
 
 An entry is built in a folder beside its place, written to the disk and renamed into it, so an entry
-that exists is complete, also after a crash of the node; a lock file keeps a second process from doing the same work. Entries are never changed.
+that exists is complete, also after a crash of the node; a lock file keeps a second process from
+doing the same work. Entries are never changed.
 """
 
 import os

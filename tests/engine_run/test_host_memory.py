@@ -143,6 +143,10 @@ def test_a_limit_decides_what_kv_may_have(host: Host, monkeypatch: pytest.Monkey
     assert capacity.num_blocks(config, config.layout, cpu) == capacity.CPU_LIMIT_BYTES // size
     assert capacity.num_cpu_blocks(config, config.layout) == GIB // 2 // size
     host.mounted(V2.format(top="/", mount=MOUNT2), "0::/")
+    host.v2(MOUNT2, GIB, GIB // 4, 0)
+    assert capacity.num_cpu_blocks(config, config.layout, promised=GIB // 4)
+    with pytest.raises(InvalidParameter, match=r"at most 0\.4 GiB, .* beside 0\.4 GiB of blocks"):
+        capacity.num_cpu_blocks(config, config.layout, promised=GIB * 3 // 8)
     host.v2(MOUNT2, GIB, GIB * 3 // 4, 0)
     assert capacity.num_blocks(config, config.layout, cpu) == GIB // 16 // size
     with pytest.raises(InvalidParameter, match=r"at most 0\.2 GiB, the memory that the cgroup at"):

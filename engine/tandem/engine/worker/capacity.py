@@ -40,8 +40,9 @@ def num_blocks(
     return count
 
 
-def num_cpu_blocks(config: EngineConfig, layout: KVLayout) -> int:
+def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
     """Blocks of host memory for one rank's share of what is offloaded; 0 where nothing is.
+    ``promised`` bytes are a CPU's slab's, whose pages are not taken before they are used.
 
     Raises InvalidParameter where not one block fits, or the host or the pod has not as much.
     """
@@ -52,8 +53,11 @@ def num_cpu_blocks(config: EngineConfig, layout: KVLayout) -> int:
     if asked < layout.block_bytes:
         allowed = f"at least one block of {layout.block_bytes / GIB:.3g} GiB"
         raise InvalidParameter("kv_offloading_size", size, allowed)
-    if asked > there.nbytes:
-        allowed = f"at most {there.nbytes / GIB:.1f} GiB, the memory that {there.of} has left"
+    left = max(there.nbytes - promised, 0)
+    if asked > left:
+        allowed = f"at most {left / GIB:.1f} GiB, the memory that {there.of} has left"
+        if promised:
+            allowed += f" beside {promised / GIB:.1f} GiB of blocks"
         raise InvalidParameter("kv_offloading_size", size, allowed)
     count = asked // layout.block_bytes
     logger.info("offloaded KV: %d blocks in host memory, %.2f GiB", count, asked / GIB)

@@ -366,17 +366,3 @@ def test_missing_kv_heads_mean_one_per_head():
 
     assert facts_of(bare).num_kv_heads == 4
     assert isinstance(facts_of({**bare, "head_dim": 8}), ModelFacts)
-
-
-def test_revision_follows_the_weights(tmp_path):
-    """Another weight byte, config or dummy seed is another revision; a given one is kept."""
-    config = config_of(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(bytes(100))
-    first = config.revision
-    (tmp_path / "model.safetensors").write_bytes(bytes(99) + b"1")
-    second = config.revision
-    dummies = {config.with_(load_format="dummy", seed=seed).revision for seed in (0, 1)}
-
-    assert len({first, second, *dummies}) == 4
-    assert config.with_(revision="abc").fingerprint().revision == "abc"
-    assert config.with_(block_size=32).fingerprint() != config.fingerprint()

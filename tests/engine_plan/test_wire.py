@@ -177,6 +177,18 @@ def test_no_wait_is_for_ever(ends):
         here.receive_descriptor(seconds=0.01)
 
 
+def test_a_frame_that_comes_late_is_taken_by_the_next_call(ends):
+    """Wherever the deadline cut it: in its length, or in its content."""
+    here, there = ends
+    frame = (5).to_bytes(8, "little") + b"hello"
+    for cut in (3, 8, 10):
+        here._socket.send(frame[:cut])
+        with pytest.raises(TimeoutError):
+            there.receive(seconds=0.01)
+        here._socket.send(frame[cut:])
+        assert there.receive(seconds=5) == b"hello"
+
+
 def test_a_frame_that_claims_too_much_is_none(ends):
     """No memory is taken for it."""
     here, there = ends

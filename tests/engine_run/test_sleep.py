@@ -15,7 +15,7 @@ from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.executor.uniproc import UniProcExecutor
 from tandem.engine.loader import open_weights
 from tandem.engine.models import load_model
-from tandem.engine.worker.parked import ParkedWeights, lies_on, storages_of
+from tandem.engine.worker.parked import ParkedWeights, ParkingRoom, lies_on, storages_of
 from tandem.kernels.memory import pages
 from tandem.kernels.memory.shared import SharedMemory, shared_tensor
 from tandem.protocol.commands import Command, CommandName, Reply
@@ -185,8 +185,10 @@ def test_parked_weights_come_back_as_they_were(smollm2: Path) -> None:
         device = torch.device("cpu")
         sizes = [each.nbytes() for each in storages_of(model, device)]
         assert sum(sizes) > 200 * MIB, "all of the weights are found"
-        parked = ParkedWeights(model, device)
+        room = ParkingRoom(None)
+        parked = ParkedWeights(model, device, room)
         assert parked.nbytes == sum(sizes)
+        assert room.nbytes < sum(sizes) + 256 * len(sizes), "what they take, and no more"
         assert not list(storages_of(model, device)), "none has memory any more"
         parked.restore()
         assert engine.generate(PROMPTS, 6) == before

@@ -1,10 +1,19 @@
 """Reading tensors past the mapping: where they lie in the file, and all of their bytes."""
 
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import wait
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.engine.loader import BadWeightsFile
+from tandem.engine.loader import BadWeightsFile, upload
 from tandem.engine.loader.files import places_in
 from tandem.engine.loader.upload import PIECE_BYTES, Uploader
 
@@ -56,3 +65,62 @@ def test_a_broken_header_is_named(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(BadWeightsFile, match=r"model\.safetensors cannot be read"):
         places_in(path)
+
+
+def test_a_disk_that_hangs_is_not_waited_for(weights, monkeypatch):
+    """Neither by who reads, nor by who closes: its threads are left behind, with their file."""
+    path, tensors = weights
+    begun, goes_on = threading.Event(), threading.Event()
+    plain = os.preadv
+    read_of: list[int] = []
+
+    def preadv(file, *rest):
+        begun.set()
+        goes_on.wait(60.0)
+        read_of.append(plain(file, *rest))
+        return read_of[-1]
+
+    def wait_behind_the_first(jobs, seconds):
+        assert begun.wait(60.0)
+        return wait(jobs, seconds)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(upload, "wait", wait_behind_the_first)
+    monkeypatch.setattr(upload, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(upload, "CLOSE_SECONDS", 0.05)
+    uploader = Uploader(CPU, threads=2)
+    reading = list(uploader._threads)
+    place = places_in(path)["large"]
+    try:
+        with pytest.raises(TimeoutError, match=r"model\.safetensors did not give"):
+            uploader.read(path, place.offset, torch.empty_like(tensors["large"]))
+        uploader.close()
+        assert any(each.is_alive() for each in reading)
+    finally:
+        goes_on.set()
+    for each in reading:
+        each.join(60.0)
+    assert not any(each.is_alive() for each in reading)
+    assert 1 <= len(read_of) <= 2, "what no thread had begun is not begun; the file was still open"
+
+
+HANGS = """
+import os, sys, time, torch
+from pathlib import Path
+from tandem.engine.loader import upload
+os.preadv = lambda *_: time.sleep(3600)
+upload.READ_SECONDS = upload.CLOSE_SECONDS = 0.05
+uploader = upload.Uploader(torch.device("cpu"), threads=2)
+try:
+    uploader.read(Path(sys.argv[1]), 0, torch.empty(64, dtype=torch.uint8))
+finally:
+    uploader.close()
+"""
+
+
+def test_a_process_ends_though_its_disk_hangs(weights: tuple[Path, object]):
+    """With the error: no thread keeps it."""
+    command = [sys.executable, "-c", HANGS, str(weights[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "TimeoutError" in done.stderr

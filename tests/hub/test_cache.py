@@ -59,6 +59,31 @@ def test_remains_of_a_killed_process_are_swept(tmp_path: Path):
     assert [file.name for file in entry.iterdir()] == ["whole"]
 
 
+def test_an_entry_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A node may crash at any moment, and a name whose content was never written counts as whole:
+    files and folders first, then the name, then the folder that has it."""
+    entry = tmp_path / "deep" / "entry"
+    written: list[tuple[int, bool]] = []
+    plain = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        written.append((os.fstat(descriptor).st_ino, entry.exists()))
+        plain(descriptor)
+
+    def build(folder: Path) -> None:
+        (folder / "below").mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "below" / "file").write_text("x")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    build_once(entry, build)
+    inside = [entry, *entry.rglob("*")]
+    assert {(each.stat().st_ino, False) for each in inside} == set(written[:-1])
+    assert written[-1] == (entry.parent.stat().st_ino, True)
+
+
 def test_lock_has_a_deadline(tmp_path: Path):
     """Waiting for another process ends with an error that names the lock."""
     with (

@@ -27,6 +27,7 @@ class SmallHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.gated = False
+        self.commit = COMMIT
         self.asked: list[str] = []
 
     @property
@@ -54,11 +55,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._file(path.split("/", 5)[5])
 
     def _describe(self, what: str, revision: str) -> None:
-        if revision not in ("main", COMMIT):
+        if revision not in ("main", self.server.commit):
             return self._answer(404, {"X-Error-Code": "RevisionNotFound"})
         files = sorted(self.server.folder.iterdir())
         siblings = [{"rfilename": file.name} for file in files]
-        body: Any = {"id": "owner/name", "sha": COMMIT, "siblings": siblings}
+        body: Any = {"id": "owner/name", "sha": self.server.commit, "siblings": siblings}
         if what == "tree":
             body = [
                 {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": file.name}
@@ -70,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
         file = self.server.folder / name
         if not file.is_file():
             return self._answer(404, {"X-Error-Code": "EntryNotFound"})
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{name}"'}
+        headers = {"X-Repo-Commit": self.server.commit, "ETag": f'"{name}"'}
         return self._answer(200, headers, file.read_bytes())
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
@@ -146,6 +147,34 @@ def test_fetched_then_offline(hub: SmallHub, prepare_in_process: Prepare):
     names = {file.name for file in Path(first["path"]).iterdir()}
     assert names == {"config.json", "tokenizer.json", "model.safetensors"}
     assert prepare_in_process("owner/name", "http://127.0.0.1:9", offline=True) == first
+
+
+def test_weights_that_nobody_loads_are_not_fetched(hub: SmallHub, prepare_in_process: Prepare):
+    """Neither a second form of them beside model.safetensors, nor one beside what an index names;
+    what has another name is fetched where nothing else is there."""
+    single = hub.folder / "model.safetensors"
+    (hub.folder / "consolidated.safetensors").write_bytes(single.read_bytes())
+    found = prepare_in_process("owner/name", hub.url)
+    assert _weights_in(found) == {"model.safetensors"}
+
+    shard = "model-00001-of-00001.safetensors"
+    single.rename(hub.folder / shard)
+    index = {"weight_map": {"lm_head.weight": shard}}
+    (hub.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    hub.commit = COMMIT[::-1]
+    found = prepare_in_process("owner/name", hub.url)
+    assert _weights_in(found) == {shard}
+    assert prepare_in_process("owner/name", "http://127.0.0.1:9", offline=True) == found
+
+    (hub.folder / "model.safetensors.index.json").unlink()
+    (hub.folder / shard).unlink()
+    hub.commit = "f" * 40
+    found = prepare_in_process("owner/name", hub.url)
+    assert _weights_in(found) == {"consolidated.safetensors"}
+
+
+def _weights_in(found: dict[str, Any]) -> set[str]:
+    return {file.name for file in Path(found["path"]).glob("*.safetensors")}
 
 
 def test_without_weights(hub: SmallHub, prepare_in_process: Prepare):

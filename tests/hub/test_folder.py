@@ -68,6 +68,17 @@ def test_missing_shard_is_named(model_folder: Build):
         prepare(str(folder))
 
 
+def test_weights_that_nobody_loads_are_not_looked_at(model_folder: Build):
+    """The same weights once more, under another name and broken off: the loader takes
+    model.safetensors where there is no index."""
+    folder = model_folder()
+    before = prepare(str(folder)).fingerprint
+    (folder / "consolidated.safetensors").write_bytes(b"broken off")
+    assert prepare(str(folder)).fingerprint == before
+    (folder / "model.safetensors").rename(folder / "consolidated.safetensors")
+    assert prepare(str(folder)).fingerprint != before, "now it is the one that is loaded"
+
+
 @pytest.mark.parametrize(
     ("other", "hint"),
     [("pytorch_model.bin", "may run code"), ("model.Q4_K_M.gguf", "give the file itself")],

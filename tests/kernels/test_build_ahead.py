@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 import triton
+from tests.kernels.hopper import use_hopper
 from triton import knobs
-from triton.backends.compiler import GPUTarget
 from triton.compiler.errors import CompilationError
-from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from tandem.kernels import Backend
@@ -24,28 +23,10 @@ from tandem.kernels.activation.triton_kernels import silu_and_mul_rows
 from tandem.kernels.launch.ahead import building_ahead
 
 
-class Hopper:
-    """What a launch asks of a driver; it has no way to run anything."""
-
-    def get_current_target(self) -> GPUTarget:
-        """An H100 or H200."""
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """The first."""
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        """The default one."""
-        return 0
-
-
 @pytest.fixture(autouse=True)
 def hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is found on disk; launches go to a driver that cannot launch."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
-    monkeypatch.setattr(driver, "_active", Hopper())
+    """What is built is built for it, and forgotten."""
+    use_hopper(tmp_path, monkeypatch)
     yield
     silu_and_mul_rows.device_caches.clear()
 

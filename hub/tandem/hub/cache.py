@@ -1,7 +1,8 @@
 """Where prepared folders are kept, and how one is made exactly once.
 
-An entry is built in a folder beside its place and renamed into it, so an entry that exists is
-complete; a lock file keeps a second process from doing the same work. Entries are never changed.
+An entry is built in a folder beside its place, written to the disk and renamed into it, so an entry
+that exists is complete, also after a crash of the node; a lock file keeps a second process from
+doing the same work. Entries are never changed.
 """
 
 import os
@@ -56,7 +57,23 @@ def _build(entry: Path, build: Callable[[Path], None]) -> Path:
     partial.mkdir()
     try:
         build(partial)
+        for each in partial.rglob("*"):
+            _write_through(each)
+        _write_through(partial)
         partial.rename(entry)
+        _write_through(entry.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return entry
+
+
+def _write_through(path: Path) -> None:
+    """Have the disk hold a file's content, or a folder's names, before anything else happens."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not path.is_dir():  # some file systems of a network have no such thing for folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,11 +1,13 @@
 """Brings a repository's files from the hub into huggingface_hub's own cache.
 
-Only what Tandem reads is fetched: JSON, templates, safetensors, or one GGUF file. Endpoint, token
-and cache follow huggingface_hub's variables (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Every
+Only what Tandem reads is fetched: JSON, templates, the safetensors that are loaded (many
+repositories hold the same weights a second time), or one GGUF file. Endpoint, token and cache
+follow huggingface_hub's variables (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). Every
 request carries that library's timeouts; its retries are bounded.
 """
 
 from collections.abc import Callable
+from glob import escape
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,25 +23,38 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from tandem.hub import folder
 from tandem.hub.errors import AccessDenied, HubError, ModelNotFound, Offline
 
 _DESCRIPTION = ["*.json", "*.jinja", "tokenizer.model"]
-_WEIGHTS = ["*.safetensors"]
+_BELOW = "*/*"
 _FETCH = TypeVar("_FETCH")
 
 
 def fetch_folder(repo_id: str, *, revision: str | None, weights: bool) -> tuple[Path, str]:
     """Local folder and commit of a repository; without ``weights`` only what describes the model.
 
-    Raises Offline, ModelNotFound or AccessDenied.
+    Raises Offline, ModelNotFound, AccessDenied, or UnsupportedModel for a broken index of weights.
     """
-    patterns = _DESCRIPTION + (_WEIGHTS if weights else [])
-    path = _explained(
-        repo_id,
-        revision,
-        lambda: snapshot_download(repo_id, revision=revision, allow_patterns=patterns),
-    )
-    return Path(path), Path(path).name
+
+    def fetched(at: str | None, wanted: list[str], unwanted: str | None = None) -> Path:
+        path = _explained(
+            repo_id,
+            revision,
+            lambda: snapshot_download(
+                repo_id, revision=at, allow_patterns=wanted, ignore_patterns=unwanted
+            ),
+        )
+        return Path(path)
+
+    path = fetched(revision, _DESCRIPTION)
+    commit = path.name
+    if weights:
+        named = folder.indexed_files(path)
+        fetched(commit, [folder.SINGLE] if named is None else [escape(name) for name in named])
+        if named is None and not (path / folder.SINGLE).is_file():
+            fetched(commit, ["*.safetensors"], _BELOW)
+    return path, commit
 
 
 def fetch_file(repo_id: str, file: str, *, revision: str | None) -> tuple[Path, str]:

@@ -15,6 +15,7 @@ from tandem.hub.errors import ModelNotFound, UnsupportedModel
 from tandem.hub.safetensors_files import check_pointer, check_whole
 
 _INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _VOLATILE = ("_name_or_path", "transformers_version")
 """Keys of config.json that say where a model was, not what it is."""
 
@@ -50,13 +51,17 @@ def fingerprint(path: Path, *, weights: bool) -> str:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The safetensors files of a folder, sorted by name; those that its index names, if it has one.
+    """The safetensors files of a folder that are loaded, sorted by name: those that its index
+    names, else model.safetensors, else all.
 
     Raises ModelNotFound when a shard is missing or there are none, UnsupportedModel when the
     weights are in another format.
     """
-    if (path / _INDEX).is_file():
-        files = [path / name for name in _indexed(path / _INDEX)]
+    named = indexed_files(path)
+    if named is not None:
+        files = [path / name for name in named]
+    elif (path / SINGLE).is_file():
+        files = [path / SINGLE]
     else:
         files = sorted(path.glob("*.safetensors"))
     missing = [file.name for file in files if not file.is_file()]
@@ -67,8 +72,12 @@ def weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _indexed(index: Path) -> list[str]:
-    """Names of the files that an index lists, sorted; none of another folder."""
+def indexed_files(path: Path) -> list[str] | None:
+    """Names of the files that a folder's index lists, sorted; None without one. Raises
+    UnsupportedModel for an index that lists none, or one of another folder."""
+    index = path / _INDEX
+    if not index.is_file():
+        return None
     weight_map = read_json(index).get("weight_map")
     names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
     if not names or not all(isinstance(name, str) and Path(name).name == name for name in names):

@@ -1,8 +1,8 @@
 """The identity of a model's folder: workers whose revisions differ never exchange KV.
 
-Digests config.json and, of each weight file, its size, head (names, shapes, types) and evenly
-spaced samples: reading gigabytes whole would cost seconds at every start. hub/ gives a digest of
-the source where it has one (``--revision``).
+Digests config.json and, of each weight file that is loaded, its size, head (names, shapes, types)
+and evenly spaced samples: reading gigabytes whole would cost seconds at every start. hub/ gives a
+digest of the source where it has one (``--revision``).
 """
 
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tandem.engine.config.facts import CONFIG
 from tandem.engine.config.model import ModelConfig
+from tandem.engine.config.weight_files import indexed, unindexed
 
 _HEAD_BYTES = 1 << 20
 _SAMPLES = 16
@@ -27,10 +28,20 @@ def revision_of(model: ModelConfig) -> str:
     if model.load_format == "dummy":
         digest.update(f"dummy {model.seed}".encode())
         return digest.hexdigest()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in _loaded(folder):
         digest.update(path.name.encode())
         digest.update(_sampled(path))
     return digest.hexdigest()
+
+
+def _loaded(folder: Path) -> list[Path]:
+    """The weight files, as far as they are there: of what is wrong with them the loader tells."""
+    try:
+        owners = indexed(folder)
+    except ValueError:
+        return []
+    files = unindexed(folder) if owners is None else sorted(set(owners.values()))
+    return [each for each in files if each.is_file()]
 
 
 def _sampled(path: Path) -> bytes:

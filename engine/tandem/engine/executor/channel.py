@@ -31,6 +31,8 @@ class Channel:
         self._socket = end
         end.setblocking(False)
         self._received = bytearray()
+        self._size: int | None = None
+        """Of the frame that is under way, once its length has come."""
 
     def send(self, *parts: bytes, seconds: float) -> None:
         """Send one frame. Raises ChannelClosed, and TimeoutError when the other end does not take
@@ -49,13 +51,16 @@ class Channel:
 
     def receive(self, *, seconds: float | None, most: int = MOST_BYTES) -> bytes:
         """The next frame, of ``most`` bytes. Raises ChannelClosed, for a longer one, too, and
-        TimeoutError, after which the channel is of no use if a part of a frame had come; None waits
-        as long as the other end lives."""
+        TimeoutError, after which the next call goes on where this one was; None waits as long as
+        the other end lives."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        size = _LENGTH.unpack(self._take(_LENGTH.size, deadline))[0]
-        if size > most:
-            raise ChannelClosed(f"a frame of {size} bytes is none of this channel's")
-        return self._take(size, deadline)
+        if self._size is None:
+            self._size = _LENGTH.unpack(self._take(_LENGTH.size, deadline))[0]
+        if self._size > most:
+            raise ChannelClosed(f"a frame of {self._size} bytes is none of this channel's")
+        frame = self._take(self._size, deadline)
+        self._size = None
+        return frame
 
     def send_descriptor(self, descriptor: int) -> None:
         """Give the other end a copy of an open file, between two frames."""
@@ -63,6 +68,7 @@ class Channel:
 
     def receive_descriptor(self, *, seconds: float) -> int:
         """Take one. Raises ChannelClosed, and TimeoutError."""
+        assert self._size is None, "a descriptor comes between two frames"
         assert not self._received, "a descriptor comes between two frames"
         self._wait(select.POLLIN, time.monotonic() + seconds)
         _, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)

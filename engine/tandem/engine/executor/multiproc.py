@@ -38,7 +38,7 @@ from tandem.engine.kv_memory import Capacity, KVRegion, SlabAllocator
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput, TokenMasks
 from tandem.kernels.memory.shared import SharedMemory
 from tandem.protocol.commands import MEMORY_SECONDS, PROFILE_SECONDS, SleepTag
-from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.errors import InvalidParameter, TandemError
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,10 @@ STEP_SECONDS = 600.0
 STOP_SECONDS = 15.0
 """A rank that has not ended by then is killed."""
 _RANK = 0
+
+
+class RankSilent(RankError):
+    """The rank did not answer by the deadline; it may still."""
 
 
 class RankFuture(Future[ModelRunnerOutput]):
@@ -75,6 +79,12 @@ class MultiprocExecutor:
         self._memory: SharedMemory | None = None
         self._pending: deque[RankFuture] = deque()
         """Steps without a result, in their order."""
+        self._late: MoveMemory | None = None
+        """What was to be answered by now, and will be before anything else is."""
+        self._overslept = False
+        """Whether the rank fell asleep when nobody waited for it any more: the engine is awake."""
+        self._late_profiles = 0
+        """Answers to Profile that nobody waits for any more."""
 
     def start(self, config: EngineConfig, allocate: SlabAllocator | None = None) -> Capacity:
         """See Executor. The slab's memory is the child's: an allocator is refused by name."""
@@ -103,9 +113,12 @@ class MultiprocExecutor:
         """See Executor. What a rank raised is in the future."""
         future = RankFuture(self)
         try:
+            self._settle_memory()
             self._open.send(encode(plan), seconds=STEP_SECONDS)
         except ChannelClosed:
             future.set_exception(self._gone())
+        except TandemError as error:
+            future.set_exception(error)
         else:
             self._pending.append(future)
         return future
@@ -139,8 +152,12 @@ class MultiprocExecutor:
             self._open.send(encode(Profile(folder)), seconds=STEP_SECONDS)
         except ChannelClosed as error:
             raise self._gone() from error
-        while not isinstance(message := self._receive(PROFILE_SECONDS), Profiled):
-            self._take(message)  # a step that came to its end meanwhile
+        try:
+            while not isinstance(message := self._receive(PROFILE_SECONDS), Profiled):
+                self._take(message)  # a step that came to its end meanwhile
+        except RankSilent:
+            self._late_profiles += 1
+            raise
         if message.error is not None:
             raise RankError(f"rank {_RANK}: {message.error}")
         return message.path
@@ -193,11 +210,30 @@ class MultiprocExecutor:
 
     def _move_memory(self, asked: MoveMemory) -> int:
         assert not self._pending, "memory is moved between steps"
+        self._settle_memory()
+        return self._ask_memory(asked)
+
+    def _settle_memory(self) -> None:
+        """Take an answer that came too late, and have the rank where its engine is: awake, if that
+        was told that it could not fall asleep. Raises what went wrong; may be called again then."""
+        if self._late is not None:
+            if isinstance(self._receive(MEMORY_SECONDS), MemoryMoved):
+                self._overslept = self._late.level > 0
+            self._late = None
+        if self._overslept:
+            self._ask_memory(MoveMemory(tags=tuple(SleepTag)))
+            self._overslept = False
+
+    def _ask_memory(self, asked: MoveMemory) -> int:
         try:
             self._open.send(encode(asked), seconds=STEP_SECONDS)
         except ChannelClosed as error:
             raise self._gone() from error
-        message = self._receive(MEMORY_SECONDS)
+        try:
+            message = self._receive(MEMORY_SECONDS)
+        except RankSilent:
+            self._late = asked
+            raise
         if isinstance(message, Failed):
             raise error_of(message, _RANK)
         if not isinstance(message, MemoryMoved):
@@ -221,12 +257,17 @@ class MultiprocExecutor:
         return message.capacity
 
     def _receive(self, seconds: float) -> FromRank:
+        """The next answer that somebody waits for. Raises RankSilent, RankError."""
         try:
-            return decode_from_rank(self._open.receive(seconds=seconds))
+            message = decode_from_rank(self._open.receive(seconds=seconds))
+            while self._late_profiles and isinstance(message, Profiled):
+                self._late_profiles -= 1
+                message = decode_from_rank(self._open.receive(seconds=seconds))
+            return message
         except ChannelClosed as error:
             raise self._gone() from error
         except TimeoutError as error:
-            raise RankError(f"rank {_RANK} did not answer within {seconds:g} s") from error
+            raise RankSilent(f"rank {_RANK} did not answer within {seconds:g} s") from error
 
     def _gone(self) -> RankError:
         """How the child ended."""

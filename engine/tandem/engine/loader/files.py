@@ -1,9 +1,8 @@
 """Which file of a prepared folder holds which tensor, and where in it; no tensor is touched.
 
-``model.safetensors.index.json`` decides where it is there; otherwise ``model.safetensors``, or else
-every ``*.safetensors`` of the folder, whose headers are asked by the caller. The library maps
-tensors but does not say where their bytes lie, which a reader with buffers of its own must know:
-8 bytes of length, a JSON object, then the bytes; offsets count from there.
+``config.weight_files`` says which files those are; without an index the caller asks their headers.
+The library maps tensors but does not say where their bytes lie, which a reader with buffers of its
+own must know: 8 bytes of length, a JSON object, then the bytes; offsets count from there.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from tandem.engine.config.weight_files import INDEX, indexed, unindexed
 from tandem.engine.loader.errors import BadWeightsFile, WeightsNotFound
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +30,11 @@ class WeightFiles:
 
 def weight_files(folder: Path) -> WeightFiles:
     """Raises WeightsNotFound naming what is missing, BadWeightsFile for a broken index."""
-    index = folder / INDEX
-    if index.is_file():
-        owners = _read_index(index)
-        files = tuple(sorted(set(owners.values())))
-    else:
-        owners, files = None, _without_index(folder)
+    try:
+        owners = indexed(folder)
+    except ValueError as error:
+        raise BadWeightsFile(str(error)) from error
+    files = unindexed(folder) if owners is None else tuple(sorted(set(owners.values())))
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise WeightsNotFound(
@@ -48,25 +44,6 @@ def weight_files(folder: Path) -> WeightFiles:
     if not files:
         raise WeightsNotFound(f"{folder} holds no *.safetensors")
     return WeightFiles(files, owners)
-
-
-def _without_index(folder: Path) -> tuple[Path, ...]:
-    single = folder / SINGLE
-    return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
-
-
-def _read_index(path: Path) -> dict[str, Path]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise BadWeightsFile(f"{path} is not JSON: {error}") from error
-    names = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(names, dict):
-        raise BadWeightsFile(f"{path} has no weight_map")
-    for tensor, file in names.items():
-        if not isinstance(file, str) or Path(file).name != file:
-            raise BadWeightsFile(f"{path}: {tensor} is in {file!r}, which is no file of the folder")
-    return {tensor: path.parent / file for tensor, file in names.items()}
 
 
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

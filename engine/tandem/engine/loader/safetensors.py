@@ -16,8 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tandem.engine.config.weight_files import INDEX
 from tandem.engine.loader.errors import BadWeightsFile, MissingTensor
-from tandem.engine.loader.files import INDEX, TYPES, Place, places_in, weight_files
+from tandem.engine.loader.files import TYPES, Place, places_in, weight_files
 from tandem.engine.loader.progress import Progress
 from tandem.engine.loader.shard import OUTPUTS, Shard
 from tandem.engine.loader.upload import Uploader

@@ -3,14 +3,20 @@
 One thread copies from the page cache at a fraction of what the bus takes, and a copy from memory
 that is not pinned goes through the driver's own small buffer. So a tensor is cut into pieces; each
 thread reads a piece into pinned memory of its own (``preadv``, no page faults) and queues its copy
-on a stream of its own, one piece ahead of the bus.
+on a stream of its own, one piece ahead of the bus. A thread may hang with its disk: none is waited
+for beyond a deadline, and none keeps the process.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import queue
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+import time
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,10 +24,16 @@ from torch import Tensor
 
 from tandem.engine.loader.errors import BadWeightsFile
 
+logger = logging.getLogger(__name__)
+
 PIECE_BYTES = 8 << 20
 MOST_THREADS = 8
 READ_SECONDS = 600.0
 """A tensor that takes longer to read is on a disk that hangs."""
+CLOSE_SECONDS = 5.0
+"""For what threads are at when nobody wants it any more."""
+
+_Job = tuple[Future[int], "partial[int]"]
 
 
 class Uploader:
@@ -31,7 +43,14 @@ class Uploader:
         """``threads`` is by default as many as there are cores, up to ``MOST_THREADS``."""
         count = min(MOST_THREADS, os.cpu_count() or 1) if threads is None else threads
         self._device = device
-        self._pool = ThreadPoolExecutor(count, thread_name_prefix="load-weights")
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        """None ends one thread."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"load-weights-{each}", daemon=True)
+            for each in range(count)
+        ]
+        for each in self._threads:
+            each.start()
         self._own = threading.local()
         self._files: dict[Path, int] = {}
 
@@ -43,7 +62,7 @@ class Uploader:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # who used the memory before
         jobs = [
-            self._pool.submit(self._piece, file, offset + at, flat[at : at + PIECE_BYTES])
+            self._queued(partial(self._piece, file, offset + at, flat[at : at + PIECE_BYTES]))
             for at in range(0, flat.numel(), PIECE_BYTES)
         ]
         done = wait(jobs, READ_SECONDS)
@@ -55,10 +74,37 @@ class Uploader:
                 raise BadWeightsFile(f"{path} ends {missing} bytes before one of its tensors does")
 
     def close(self) -> None:
-        """Let go of files, threads and buffers. May be called twice."""
-        self._pool.shutdown(cancel_futures=True)
+        """Let go of files, threads and buffers. May be called twice. A thread that hangs is left
+        behind, with the files, one of which it may be reading."""
+        while not self._jobs.empty():  # nobody else takes what threads have not begun
+            with suppress(queue.Empty):
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for each in self._threads:
+            each.join(max(0.0, deadline - time.monotonic()))
+        hang = sum(each.is_alive() for each in self._threads)
+        self._threads.clear()
+        if hang:
+            logger.warning("%d threads that read weights hang, and are left behind", hang)
+            self._files.clear()
         while self._files:
             os.close(self._files.popitem()[1])
+
+    def _queued(self, run: partial[int]) -> Future[int]:
+        future: Future[int] = Future()
+        self._jobs.put((future, run))
+        return future
+
+    def _work(self) -> None:
+        """One thread."""
+        while (job := self._jobs.get()) is not None:
+            future, run = job
+            try:
+                future.set_result(run())
+            except Exception as error:
+                future.set_exception(error)
 
     def _open(self, path: Path) -> int:
         if path not in self._files:

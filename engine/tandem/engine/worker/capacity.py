@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
 
 import torch
 
 from tandem.engine.config import EngineConfig
+from tandem.engine.worker.host_memory import available
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.layout import KVLayout, blocks_for
 
 logger = logging.getLogger(__name__)
 
 CPU_SHARE = 0.25
-"""Of a host's available memory, what KV takes unless told otherwise: other workers live there."""
+"""Of the memory that is left, what KV takes unless told otherwise: other workers live there."""
 CPU_LIMIT_BYTES = 2 << 30
 GIB = 2**30
 
@@ -40,20 +40,24 @@ def num_blocks(
     return count
 
 
-def num_cpu_blocks(config: EngineConfig, layout: KVLayout) -> int:
+def num_cpu_blocks(config: EngineConfig, layout: KVLayout, *, promised: int = 0) -> int:
     """Blocks of host memory for one rank's share of what is offloaded; 0 where nothing is.
+    ``promised`` bytes are a CPU's slab's, whose pages are not taken before they are used.
 
-    Raises InvalidParameter where not one block fits, or the host has not as much.
+    Raises InvalidParameter where not one block fits, or the host or the pod has not as much.
     """
     size = config.cache.kv_offloading_size
     if size is None:
         return 0
-    asked, there = int(size * GIB) // config.parallel.tensor_parallel_size, _available_bytes()
+    asked, there = int(size * GIB) // config.parallel.tensor_parallel_size, available()
     if asked < layout.block_bytes:
         allowed = f"at least one block of {layout.block_bytes / GIB:.3g} GiB"
         raise InvalidParameter("kv_offloading_size", size, allowed)
-    if asked > there:
-        allowed = f"at most {there / GIB:.1f} GiB, the memory that this host has left"
+    left = max(there.nbytes - promised, 0)
+    if asked > left:
+        allowed = f"at most {left / GIB:.1f} GiB, the memory that {there.of} has left"
+        if promised:
+            allowed += f" beside {promised / GIB:.1f} GiB of blocks"
         raise InvalidParameter("kv_offloading_size", size, allowed)
     count = asked // layout.block_bytes
     logger.info("offloaded KV: %d blocks in host memory, %.2f GiB", count, asked / GIB)
@@ -104,16 +108,4 @@ def _too_small(
 
 
 def _host_bytes() -> int:
-    return min(int(_available_bytes() * CPU_SHARE), CPU_LIMIT_BYTES)
-
-
-def _available_bytes() -> int:
-    """Memory that programs can have of this host without swapping."""
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        logger.debug("no MemAvailable in /proc/meminfo; free pages are taken for available")
-    return available
+    return min(int(available().nbytes * CPU_SHARE), CPU_LIMIT_BYTES)

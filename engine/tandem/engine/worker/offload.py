@@ -1,7 +1,7 @@
 """Host memory behind a rank's slab, and the copies between the two, in the order of steps.
 
-On a GPU the memory is pinned and copies run on a stream of their own: a step waits there for what
-is stored of blocks that it may write, and for nothing that is loaded, since no step reads that
+On a GPU the memory is page-locked and copies run on a stream of their own: a step waits there for
+what is stored of blocks that it may write, and for nothing that is loaded, since no step reads that
 before the host has seen it land. A block is one extent, so it is one copy. On a CPU everything is
 done when it returns.
 """
@@ -17,20 +17,20 @@ from torch import Tensor
 
 from tandem.engine.step import BlockLoad, BlockTransfers, TransferReport
 from tandem.engine.worker.moments import WAIT_SECONDS, Moment, moment
+from tandem.kernels.memory.page_locked import HostMemory, registrar_for
 
 
 class HostBlocks:
     """``num_blocks`` blocks of host memory; called from the thread of the steps."""
 
     def __init__(self, slab: Tensor, num_blocks: int) -> None:
-        """``slab`` is [device blocks, block_bytes] uint8. Raises RuntimeError where memory is
+        """``slab`` is [device blocks, block_bytes] uint8. Raises HostMemoryError where memory is
         short."""
         self._slab = slab
         self._queue = _Queue(slab.device)
-        pinned = slab.device.type == "cuda"
-        self.blocks: Tensor = torch.empty(
-            (num_blocks, slab.shape[1]), dtype=torch.uint8, pin_memory=pinned
-        )
+        size = slab.shape[1]
+        self._memory = HostMemory(num_blocks * size, registrar_for(slab.device))
+        self.blocks: Tensor = self._memory.tensor.view(num_blocks, size)
         """[num_blocks, block_bytes] uint8."""
         self._under_way: list[tuple[int, Moment, str | None]] = []
         """(ticket, behind its copies, why it fails or None), in order."""
@@ -63,6 +63,11 @@ class HostBlocks:
             else:
                 failed.append((ticket, why))
         return TransferReport(tuple(loaded), tuple(failed)) if loaded or failed else None
+
+    def close(self) -> int:
+        """Give the memory back when the copies that are under way have ended; how many bytes."""
+        self.blocks = self.blocks[:0].clone()
+        return self._memory.free()
 
     def _fill(self, load: BlockLoad) -> str | None:
         """Queue a load's copies; why not all of them, or None."""

@@ -9,29 +9,65 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import accumulate
 from types import BuiltinFunctionType, CellType, FunctionType, ModuleType
 
 import torch
 from torch import Tensor
 
+from tandem.kernels.memory.page_locked import HostMemory, Registrar
+
+_APART = 256
+"""Bytes of which each tensor begins at a multiple, as a GPU's do."""
 _OUTSIDE = (ModuleType, type, BuiltinFunctionType)
 """What leads out of a model: to all that was ever imported."""
+
+
+class ParkingRoom:
+    """Host memory for a model's weights, page-locked where they come from a GPU. It is kept while
+    the rank is awake: to lock it takes far longer than to copy."""
+
+    def __init__(self, registrar: Registrar | None) -> None:
+        self._registrar = registrar
+        self._memory: HostMemory | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """That are held."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def take(self, nbytes: int) -> Tensor:
+        """So many, flat uint8; what was in them is lost. Raises HostMemoryError."""
+        if self._memory is None or self._memory.nbytes < nbytes:
+            self.free()
+            self._memory = HostMemory(nbytes, self._registrar)
+        return self._memory.tensor
+
+    def free(self) -> None:
+        """Give it back. May be called twice."""
+        if self._memory is not None:
+            self._memory.free()
+            self._memory = None
 
 
 class ParkedWeights:
     """The tensors of a model that lie on one device."""
 
-    def __init__(self, model: object, device: torch.device) -> None:
-        """Copies all to host memory (page-locked where they were on a GPU), then empties them.
-        Raises RuntimeError where host memory is short; then nothing has been emptied."""
-        pinned = device.type == "cuda"
-        self._parked: list[tuple[torch.UntypedStorage, Tensor]] = []
-        for storage in storages_of(model, device):
-            copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+    def __init__(self, model: object, device: torch.device, room: ParkingRoom) -> None:
+        """Copies all into ``room``, then empties them. Raises HostMemoryError where host memory is
+        short; then nothing has been emptied."""
+        storages = list(storages_of(model, device))
+        sizes = [each.nbytes() for each in storages]
+        places = list(accumulate((-(-each // _APART) * _APART for each in sizes), initial=0))
+        memory = room.take(places[-1])
+        self._parked = [
+            (storage, memory[at : at + size])
+            for storage, at, size in zip(storages, places, sizes, strict=False)
+        ]
+        self.nbytes = sum(sizes)
+        for storage, copy in self._parked:
             copy.copy_(_bytes(storage))
-            self._parked.append((storage, copy))
-        self.nbytes = sum(len(copy) for _, copy in self._parked)
-        for storage, _ in self._parked:
+        for storage in storages:
             storage.resize_(0)
 
     def restore(self) -> None:

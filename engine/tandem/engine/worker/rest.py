@@ -21,11 +21,13 @@ from tandem.engine.models import load_model
 from tandem.engine.worker import gpu
 from tandem.engine.worker.choices import ChoiceGraphs
 from tandem.engine.worker.graphs import StepGraphs
+from tandem.engine.worker.host_memory import available
 from tandem.engine.worker.offload import HostBlocks
-from tandem.engine.worker.parked import ParkedWeights, weight_bytes
+from tandem.engine.worker.parked import ParkedWeights, ParkingRoom, weight_bytes
 from tandem.engine.worker.runner import ModelRunner
 from tandem.kernels.memory import pages
 from tandem.kernels.memory.device import MappedAllocator
+from tandem.kernels.memory.page_locked import registrar_for
 from tandem.protocol.commands import SleepTag
 from tandem.protocol.errors import InvalidParameter, TandemError
 
@@ -45,6 +47,7 @@ class Rest:
         self._device = torch.device(config.device)
         self._host_blocks = 0
         """Of an offload tier, while it has no memory."""
+        self._room = ParkingRoom(registrar_for(self._device))
         self._parked: ParkedWeights | None = None
         self._asleep: set[SleepTag] = set()
         self._dropped = False
@@ -70,9 +73,10 @@ class Rest:
             raise
         if runner.host is not None:
             self._host_blocks = len(runner.host.blocks)
-            given += runner.host.blocks.numel()
+            given += runner.host.close()
             runner.host = None
         if level > 1:
+            self._room.free()
             given += weight_bytes(runner.model, self._device)
             del runner.model
             self._dropped = True
@@ -97,6 +101,14 @@ class Rest:
             gpu.capture(self._config, self._runner)
         logger.info("took %s again in %.1f s", ", ".join(tags), time.monotonic() - started)
 
+    def close(self) -> None:
+        """Give host memory back, at the rank's end."""
+        self._parked = None
+        self._room.free()
+        if self._runner.host is not None:
+            self._runner.host.close()
+            self._runner.host = None
+
     @property
     def _on_gpu(self) -> bool:
         return self._device.type == "cuda"
@@ -105,7 +117,8 @@ class Rest:
         """What may fail: weights to host memory, the slab given back; all of it or nothing."""
         parked = None
         if level == 1 and self._on_gpu:
-            parked = ParkedWeights(self._runner.model, self._device)
+            self._check_room()
+            parked = ParkedWeights(self._runner.model, self._device, self._room)
         try:
             given = self._give_slab_back()
         except TandemError:
@@ -114,6 +127,17 @@ class Rest:
             raise
         self._parked = parked
         return given + (0 if parked is None else parked.nbytes)
+
+    def _check_room(self) -> None:
+        """The host, or the pod, must have room for the weights: it is killed for more."""
+        needed = weight_bytes(self._runner.model, self._device) - self._room.nbytes
+        there = available()
+        if needed > there.nbytes:
+            allowed = (
+                f"2: weights take {needed / 2**30:.1f} GiB of host memory, of which {there.of} "
+                f"has {there.nbytes / 2**30:.1f} left"
+            )
+            raise InvalidParameter("level", 1, allowed)
 
     def _give_slab_back(self) -> int:
         slab = self._runner.slab

@@ -67,7 +67,8 @@ class Worker:
         spare = 1 if on_gpu else 0
         runner.slab = Slab(layout, blocks, self._device, allocate, spare=spare)
         runner.stager = self._stager(runner.batch, blocks if on_gpu else None)
-        offloaded = capacity.num_cpu_blocks(config, layout)
+        slab_bytes = 0 if on_gpu else blocks * layout.block_bytes
+        offloaded = capacity.num_cpu_blocks(config, layout, promised=slab_bytes)
         if offloaded:
             runner.host = HostBlocks(runner.slab.blocks, offloaded)
         if on_gpu:
@@ -139,8 +140,10 @@ class Worker:
         return self.runner.slab.blocks
 
     def stop(self) -> None:
-        """Let go of weights and slab. May be called twice."""
+        """Let go of weights, slab and host memory. May be called twice."""
         self._profile.close()
+        if self._rest is not None:
+            self._rest.close()
         self._runner = self._rest = None
 
     @property

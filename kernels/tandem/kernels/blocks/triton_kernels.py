@@ -8,7 +8,8 @@ import triton.language as tl
 from tandem.kernels.bits.triton_kernels import mix, place
 
 
-@triton.jit
+# Where a slot's block numbers begin in a buffer must not make another kernel.
+@triton.jit(do_not_specialize=["source_ids", "target_ids"])
 def move_rows(
     source, target, source_ids, target_ids, words, PER_ROW,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BLOCK: tl.constexpr,
@@ -32,14 +33,17 @@ def move_rows(
         tl.store(target + t * words + at, value, mask=keep)
 
 
-@triton.jit(do_not_specialize=["total", "num_bytes"])
+@triton.jit(do_not_specialize=["total", "words", "num_bytes"])
 def add_terms(data, low_keys, high_keys, total, words, num_bytes, WORDS: tl.constexpr):
     """Add the term of one chunk of WORDS int64 to the digest (multilinear.py) of `num_bytes`; the
     first one adds the length, too. The sum is the same in any order. Grid: (chunks,)."""
     chunk = tl.program_id(0).to(tl.int64)
     in_chunk = tl.arange(0, WORDS)
     at = chunk * WORDS + in_chunk
-    word = tl.load(data + at, mask=at < words, other=0)
+    if (chunk + 1) * WORDS <= words:  # loaded as wide as the device can, whatever `words` is
+        word = tl.load(data + at)
+    else:
+        word = tl.load(data + at, mask=at < words, other=0)
     s1 = tl.sum(word * tl.load(low_keys + in_chunk), 0)
     s2 = tl.sum((word >> 32) * tl.load(high_keys + in_chunk), 0)
     term = mix(s1 + mix(s2 + place(chunk)))

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def multiply_blocks(
     x, weight, scale, bias, out, rows, outputs, inner, x_row, weight_row, scale_row,
     BM: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr,

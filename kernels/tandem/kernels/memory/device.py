@@ -116,9 +116,11 @@ class MappedAllocator:
         return given.size
 
     def take_again(self, tensor: Tensor) -> None:
-        """Put memory, whatever is in it, under the address of what was given back. Raises
-        DeviceMemoryError where there is not as much."""
+        """Put memory, whatever is in it, under the address of what was given back; nothing where it
+        has been taken already. Raises DeviceMemoryError where there is not as much."""
         given = self._range_of(tensor)
+        if given.handle:
+            return
         torch.cuda.synchronize(self._device)
         self._fill(given)
 

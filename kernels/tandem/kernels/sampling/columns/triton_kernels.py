@@ -9,7 +9,7 @@ from tandem.kernels.bits.triton_kernels import mix, place
 from tandem.kernels.launch.triton_kernels import follow
 
 
-@triton.jit(do_not_specialize=["n", "m"])
+@triton.jit(do_not_specialize=["rows", "draws", "n", "m"])
 def gather_columns(
     seeds, top_k, temperature, min_p, top_p, rows, draws, wide, narrow, n, m, size,
     LAST: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,

@@ -32,7 +32,9 @@ FIELDS = tl.constexpr(4)
 """Of a row: lower end of the bracket, peak, mass (times e^-peak), upper end."""
 
 
-@triton.jit
+# The cursors lie behind the kinds: where they begin, by the number of rows, must not make another
+# kernel.
+@triton.jit(do_not_specialize=["cursors"])
 def bound_rows(
     peaks, masses, min_p, top_k, top_p, floors, facts, kinds, cursors, vocab, groups,
     GROUPS: tl.constexpr, PDL: tl.constexpr,
@@ -187,7 +189,7 @@ def weigh_rows(
         tl.store(partials + ((row * ROUNDS + ROUND) * chunks + chunk) * PARTS + part, sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cursors"])
 def gather_rows(
     logits, temperature, peaks, top_p, facts, kinds, partials, cursors, found,
     row_stride, vocab, groups, chunks,

@@ -8,7 +8,7 @@ import triton.language as tl
 from tandem.kernels.launch.triton_kernels import follow
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pairs"])
 def penalize_pairs(
     logits, rows, tokens, counts, repetition, frequency, presence, row_stride, pairs,
     BLOCK: tl.constexpr, PDL: tl.constexpr,

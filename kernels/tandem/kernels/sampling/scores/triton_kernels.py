@@ -17,7 +17,7 @@ def _first_largest(value, at):
     return largest, tl.min(tl.where(value == largest, at, 0x7FFFFFFF), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top"])
 def score_rows(
     logits, ids, peaks, masses, ranks, logprobs, rank, top_ids, top_logprobs,
     row_stride, vocab, groups, top,

@@ -141,7 +141,7 @@ def _search(
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cursors"])
 def search_rows(
     top_k, top_p, floors, facts, kinds, partials, cursors, found, vocab, chunks,
     BLOCK: tl.constexpr, AT_ONCE: tl.constexpr, WIDE: tl.constexpr, ROUNDS: tl.constexpr,

@@ -1,0 +1,39 @@
+"""Which files of a folder hold the weights that are loaded: no tensor is looked at.
+
+``model.safetensors.index.json`` decides where it is there; otherwise ``model.safetensors``, or else
+every ``*.safetensors`` of the folder. What else lies there, such as the same weights in another
+form, is nobody's.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def indexed(folder: Path) -> dict[str, Path] | None:
+    """Tensor to file as the index says, whether the file is there or not; None without an index.
+    Raises ValueError that says what is wrong with it."""
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict):
+        raise ValueError(f"{path} has no weight_map")
+    for tensor, file in names.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"{path}: {tensor} is in {file!r}, which is no file of the folder")
+    return {tensor: folder / file for tensor, file in names.items()}
+
+
+def unindexed(folder: Path) -> tuple[Path, ...]:
+    """The files without an index, sorted; () where there are none."""
+    single = folder / SINGLE
+    return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))

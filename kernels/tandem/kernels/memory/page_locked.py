@@ -1,0 +1,124 @@
+"""Host memory that a GPU's copies go to and from without a detour: so many bytes and no more.
+
+torch's own page-locked memory (``pin_memory``) is rounded up to a power of two, and stays with the
+process when it is given back: 40 GiB take 64, for good. Here an owner has its pages locked by the
+driver, and unlocked and gone when it says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.memory.device import DeviceMemoryError, call_driver
+from tandem.protocol.errors import TandemError
+
+logger = logging.getLogger(__name__)
+
+_PORTABLE = 1
+"""CU_MEMHOSTREGISTER_PORTABLE: for every device of the process."""
+GIB = 2**30
+
+
+class HostMemoryError(TandemError):
+    """The host has not as much memory, or its pages cannot be locked; the text says which."""
+
+
+class Registrar(Protocol):
+    """Who locks pages for a device's copies."""
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Lock them. Raises DeviceMemoryError."""
+        ...
+
+    def unregister(self, address: int) -> None:
+        """Unlock what begins there, once the copies that are under way have ended. Raises
+        DeviceMemoryError, and RuntimeError where the device has failed."""
+        ...
+
+
+class DriverRegistrar:
+    """A GPU's driver."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def register(self, address: int, nbytes: int) -> None:
+        """See Registrar."""
+        torch.cuda.synchronize(self._device)  # makes the device's context this thread's
+        where, size = ctypes.c_void_p(address), ctypes.c_size_t(nbytes)
+        call_driver("cuMemHostRegister_v2", where, size, ctypes.c_uint(_PORTABLE))
+
+    def unregister(self, address: int) -> None:
+        """See Registrar."""
+        torch.cuda.synchronize(self._device)
+        call_driver("cuMemHostUnregister", ctypes.c_void_p(address))
+
+
+def registrar_for(device: torch.device) -> Registrar | None:
+    """Who locks pages for copies of ``device``; None where they need not be."""
+    return DriverRegistrar(device) if device.type == "cuda" else None
+
+
+class HostMemory:
+    """``nbytes`` bytes of the host, locked if there is a registrar, until ``free`` or the owner's
+    end."""
+
+    def __init__(self, nbytes: int, registrar: Registrar | None) -> None:
+        """Raises HostMemoryError; then nothing is held."""
+        self.nbytes = nbytes
+        self.tensor: Tensor = torch.empty(0, dtype=torch.uint8)
+        """Flat uint8 [nbytes], all zero at first; not to be read or written after ``free``."""
+        self._release: weakref.finalize[..., HostMemory] | None = None
+        if not nbytes:
+            return
+        shown = f"{nbytes / GIB:.2f} GiB of host memory"
+        try:
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise HostMemoryError(f"{shown} are not to be had: {error.strerror}") from error
+        tensor = torch.frombuffer(mapping, dtype=torch.uint8)
+        if registrar is not None:
+            _advise(mapping)
+            try:
+                registrar.register(tensor.data_ptr(), nbytes)
+            except DeviceMemoryError as error:
+                raise HostMemoryError(f"{shown} cannot be page-locked: {error}") from error
+            release = weakref.finalize(self, _unlock, registrar, tensor.data_ptr(), mapping)
+            release.atexit = False  # the process's end unlocks all
+            self._release = release
+        self.tensor = tensor
+
+    def free(self) -> int:
+        """Unlock it and give it back, when nobody else refers to the tensor; how many bytes. May be
+        called twice."""
+        if self._release is not None:
+            self._release()
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+        nbytes, self.nbytes = self.nbytes, 0
+        return nbytes
+
+
+def _advise(mapping: mmap.mmap) -> None:
+    """Pages that a device writes stay this process's own when it forks; large ones are locked
+    sooner. A system may know neither."""
+    for name in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        advice = getattr(mmap, name, None)
+        if advice is not None:
+            with suppress(OSError):
+                mapping.madvise(advice)
+
+
+def _unlock(registrar: Registrar, address: int, mapping: mmap.mmap) -> None:
+    """``mapping`` stays until this returns."""
+    try:
+        registrar.unregister(address)
+    except (DeviceMemoryError, RuntimeError) as error:
+        logger.warning("%d bytes of host memory stay page-locked: %s", len(mapping), error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -37,6 +36,7 @@ from tandem.router.discovery.static import StaticDiscovery
 from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.document import document, paths_of_workers
+from tandem.router.full_passes import paced
 from tandem.router.gauges import register_gauges
 from tandem.router.live.fleet_view import LiveFleet
 from tandem.router.live.link_series import register_link_series
@@ -207,8 +207,7 @@ def create_app(config: RouterConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with router.running():
-            gc.freeze()  # what is loaded by now stays; do not look at it again
+        async with router.running(), paced(lambda: not router.dispatcher.jobs):
             try:
                 async with _rpc(app.state.service, config, keys, turns) as app.state.rpc:
                     yield

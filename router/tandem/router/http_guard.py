@@ -103,6 +103,7 @@ class GuardedProtocol(JoinedProtocol):
         if self.clients[host] <= 0:
             del self.clients[host]
         super().connection_lost(exc)
+        del self.app  # leads back here: what is left goes with its last reference, not by a pass
 
     def data_received(self, data: bytes) -> None:
         """Count, parse, and count what is still open."""

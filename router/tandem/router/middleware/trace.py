@@ -69,6 +69,7 @@ class Trace:
         try:
             await self._app(scope, receive, answered)
         finally:
+            del state["send_part"]  # leads to the scope that has it
             if recording is not None and self._recorder is not None:
                 self._recorder.close(recording)
 

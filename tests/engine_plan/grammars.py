@@ -33,7 +33,7 @@ class Paths:
     def accept(self, token_ids: Sequence[int]) -> None:
         """See Grammar."""
         for token in token_ids:
-            if not any(each[len(self._tokens)] == token for each in self._open):
+            if len(self._tokens) == self._compiler.fickle_at or not any(each[len(self._tokens)] == token for each in self._open):
                 raise GrammarError(f"{token} after {self._tokens}")
             self._tokens += (token,)
 
@@ -84,6 +84,8 @@ class HandCompiler:
         """Cleared: who makes a mask waits."""
         self.hopeless: int | None = None
         """A token after which no mask is made."""
+        self.fickle_at: int | None = None
+        """A position at which nothing that the mask allowed is accepted."""
         self.late = False
         """An answer's end is seen by its mask alone."""
         self.compiled: list[str] = []

@@ -80,9 +80,10 @@ class Job:
         return len(self.request.prompt_token_ids)
 
     def expire(self) -> None:
-        """The deadline passed."""
+        """The deadline passed: what is there may still be read, a token that was held back too."""
         self.expired = True
         if self.attempt is not None:
+            self.attempt.let_go()
             self.attempt.wake()
 
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:

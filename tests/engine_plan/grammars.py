@@ -33,7 +33,9 @@ class Paths:
     def accept(self, token_ids: Sequence[int]) -> None:
         """See Grammar."""
         for token in token_ids:
-            if len(self._tokens) == self._compiler.fickle_at or not any(each[len(self._tokens)] == token for each in self._open):
+            if len(self._tokens) == self._compiler.fickle_at or not any(
+                each[len(self._tokens)] == token for each in self._open
+            ):
                 raise GrammarError(f"{token} after {self._tokens}")
             self._tokens += (token,)
 

@@ -1,4 +1,4 @@
-"""Whose fault it is when an attempt ends: a link's, a worker's, or nobody's at a client's deadline."""
+"""Whose fault it is when an attempt ends: a link's, a worker's, or nobody's at a deadline."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from tests.waiting import until
 
 from tandem.protocol.errors import DeadlinePassed, FailCause
 from tandem.router.placement.links import FAULTS, TIMEOUTS
+
+FAILURES = "tandem:router_attempt_failures_total"
 
 
 @pytest_asyncio.fixture
@@ -110,7 +112,9 @@ async def test_a_clients_deadline_is_nobodys_fault(
     for _ in range(max(FAULTS, TIMEOUTS)):
         with pytest.raises(DeadlinePassed):
             await stack.run(make_request(budget_ms=90))
-    assert stack.metric("tandem:router_attempt_failures_total", kind="failed", reason="timeout") == 0
+    assert (
+        stack.metric(FAILURES, kind="failed", reason="timeout") == 0
+    )
     assert not any(view.suspect for view in stack.fleet.snapshot(stack.now).workers)
     assert len(stack.fleet.usable_links(stack.now)) == int(pair)
     assert [count.failed for count in stack.fleet.handoffs.values() if count.failed] == []
@@ -127,4 +131,6 @@ async def test_what_came_by_the_deadline_is_read(stack: Stack, decode: Make) -> 
     assert (await anext(outputs)).token_ids == (ANSWER[1],)
     with pytest.raises(DeadlinePassed):
         await anext(outputs)
-    assert stack.metric("tandem:router_attempt_failures_total", kind="failed", reason="timeout") == 0
+    assert (
+        stack.metric(FAILURES, kind="failed", reason="timeout") == 0
+    )

@@ -112,9 +112,7 @@ async def test_a_clients_deadline_is_nobodys_fault(
     for _ in range(max(FAULTS, TIMEOUTS)):
         with pytest.raises(DeadlinePassed):
             await stack.run(make_request(budget_ms=90))
-    assert (
-        stack.metric(FAILURES, kind="failed", reason="timeout") == 0
-    )
+    assert stack.metric(FAILURES, kind="failed", reason="timeout") == 0
     assert not any(view.suspect for view in stack.fleet.snapshot(stack.now).workers)
     assert len(stack.fleet.usable_links(stack.now)) == int(pair)
     assert [count.failed for count in stack.fleet.handoffs.values() if count.failed] == []
@@ -131,6 +129,4 @@ async def test_what_came_by_the_deadline_is_read(stack: Stack, decode: Make) -> 
     assert (await anext(outputs)).token_ids == (ANSWER[1],)
     with pytest.raises(DeadlinePassed):
         await anext(outputs)
-    assert (
-        stack.metric(FAILURES, kind="failed", reason="timeout") == 0
-    )
+    assert stack.metric(FAILURES, kind="failed", reason="timeout") == 0

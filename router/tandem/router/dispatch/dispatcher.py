@@ -222,7 +222,6 @@ class Dispatcher:
         """The next attempt, sent; or the error with which the request ends."""
         limits = self._limits
         wait = limits.resume_wait if job.ledger.num_tokens else limits.worker_wait
-        waited_until = min(job.deadline, loop.time() + wait)
         while True:
             raise_if_non_retryable(job)
             with marked("place"):
@@ -236,14 +235,18 @@ class Dispatcher:
                 continue
             if self.fleet.sleeps(pooled=job.request.pooling is not None):
                 raise asleep()
-            left = waited_until - loop.time()
+            patience, now = job.patience, loop.time()
+            patience.begin(now, wait)
             anyone = bool(self.pool.serving(WorkerRole.DECODE)) or (
                 job.request.pooling is not None and bool(self._cards())
             )
-            if left <= 0 or not worth_waiting(job, anyone_up=anyone):
+            over = now >= min(job.deadline, patience.ends)
+            if over or not worth_waiting(job, anyone_up=anyone):
                 raise no_place(job)
             with marked("no worker"):
-                await self.pool.wait_change(left)
+                await self.pool.wait_change(min(job.deadline - now, patience.nap(now)))
+            if patience.asks_again(loop.time()):
+                job.ladder.ask_again()
 
     def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
         return Attempt(

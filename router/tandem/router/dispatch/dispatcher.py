@@ -302,6 +302,8 @@ class Dispatcher:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
         legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
         failure = attempt.start(legs, placement.hits_with_pull(job.hits))
+        if placement.pair is not None:
+            self.fleet.tails.sent(placement.pair, loop.time())
         note_sent(attempt)
         return failure
 

@@ -10,7 +10,7 @@ from typing import Any
 from tests.engine_plan.builders import VOCAB, Harness, params_of
 
 from tandem.engine.structured import GrammarError, StructuredOutputManager
-from tandem.engine.structured.grammar import Waits, untold
+from tandem.engine.structured.grammar import NotNow, Waits, untold
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams
 
@@ -104,6 +104,8 @@ class HandCompiler:
         assert self.may.wait(SECONDS)
         assert text != self.held or self.let_go.wait(SECONDS)
         self.compiled.append(text)
+        if text == "later":
+            raise NotNow("others take long")
         if not text[0].isdigit():
             raise GrammarError("what begins with a digit")
         answers = [tuple(map(int, each.split())) for each in text.split("|")]

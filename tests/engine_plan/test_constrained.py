@@ -315,7 +315,7 @@ def test_a_first_token_outside_the_grammar_fails_the_handoff(compiler: HandCompi
 def test_a_token_that_a_worker_drew_itself_is_its_own_fault(
     compiler: HandCompiler, drawn: int, handed_over: bool
 ):
-    """A mask let it pass that the grammar does not take: no link brought it, a hand-off's neither."""
+    """A mask let it pass that the grammar does not take: no link brought it."""
     pair, params = Pair(gate=compiler.gate), constrained("1 2 3 4 5", max_tokens=None)
     request = request_of("a", params=params)
     if handed_over:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from tandem.engine.structured.grammar import GrammarError, Waits, untold
+from tandem.engine.structured.grammar import GrammarError, NotNow, Waits, untold
 from tandem.engine.structured.llguidance import read_tokenizer
 from tandem.engine.structured.outlines.compile_process import OvertimeError
 from tandem.engine.structured.outlines.grammar import Automaton, OutlinesGrammar

@@ -241,18 +241,15 @@ class AsyncLLM:
         """
         request = prepared.processed.request
         source = self._client.stream(request, context)
-        answer: PooledOutput | None = None
         async with aclosing(cast("AsyncGenerator[EngineOutput, None]", source)) as outputs:
-            async for output in outputs:  # to its end: closing it before would be a cancel
+            async for output in outputs:
                 if isinstance(output, PooledOutput):
-                    answer = output
-        if answer is None:
-            raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
-        return PooledRequestOutput(
-            prompt_token_ids=request.prompt_token_ids,
-            values=answer.values,
-            num_cached_tokens=answer.num_cached_tokens,
-        )
+                    return PooledRequestOutput(
+                        prompt_token_ids=request.prompt_token_ids,
+                        values=output.values,
+                        num_cached_tokens=output.num_cached_tokens,
+                    )
+        raise RequestFailed(FailCause.INTERNAL, "the engine gave no vector")
 
     async def encode_pair(
         self, first: str, second: str, *, params: tuple[str, str]

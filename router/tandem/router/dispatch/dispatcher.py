@@ -165,8 +165,9 @@ class Dispatcher:
         finally:
             timer.cancel()
             watch.end(loop.time())
-            if job.attempt is not None:
-                job.attempt.end(job.name, finished=False)
+            if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
+                job.attempt.end(job.name, finished=job.ledger.done)
+                note_end(job.attempt, None)
                 job.attempt = None
             self._leave(job)
             job.metrics.repeated(job.ledger.num_repeated)

@@ -10,7 +10,7 @@ from typing import Any
 from tests.engine_plan.builders import VOCAB, Harness, params_of
 
 from tandem.engine.structured import GrammarError, StructuredOutputManager
-from tandem.engine.structured.grammar import Waits, untold
+from tandem.engine.structured.grammar import NotNow, Waits, untold
 from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.structured import StructuredOutputsParams
 
@@ -33,7 +33,9 @@ class Paths:
     def accept(self, token_ids: Sequence[int]) -> None:
         """See Grammar."""
         for token in token_ids:
-            if not any(each[len(self._tokens)] == token for each in self._open):
+            if len(self._tokens) == self._compiler.fickle_at or not any(
+                each[len(self._tokens)] == token for each in self._open
+            ):
                 raise GrammarError(f"{token} after {self._tokens}")
             self._tokens += (token,)
 
@@ -84,6 +86,8 @@ class HandCompiler:
         """Cleared: who makes a mask waits."""
         self.hopeless: int | None = None
         """A token after which no mask is made."""
+        self.fickle_at: int | None = None
+        """A position at which nothing that the mask allowed is accepted."""
         self.late = False
         """An answer's end is seen by its mask alone."""
         self.compiled: list[str] = []
@@ -100,6 +104,8 @@ class HandCompiler:
         assert self.may.wait(SECONDS)
         assert text != self.held or self.let_go.wait(SECONDS)
         self.compiled.append(text)
+        if text == "later":
+            raise NotNow("others take long")
         if not text[0].isdigit():
             raise GrammarError("what begins with a digit")
         answers = [tuple(map(int, each.split())) for each in text.split("|")]

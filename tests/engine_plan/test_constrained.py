@@ -309,3 +309,30 @@ def test_a_first_token_outside_the_grammar_fails_the_handoff(compiler: HandCompi
     assert "token 3" in failed.message
     assert pair.d.outputs == []
     pair.check_empty()
+
+
+@pytest.mark.parametrize(("drawn", "handed_over"), [(0, False), (2, False), (2, True)])
+def test_a_token_that_a_worker_drew_itself_is_its_own_fault(
+    compiler: HandCompiler, drawn: int, handed_over: bool
+):
+    """A mask let it pass that the grammar does not take: no link brought it."""
+    pair, params = Pair(gate=compiler.gate), constrained("1 2 3 4 5", max_tokens=None)
+    request = request_of("a", params=params)
+    if handed_over:
+        request = consume("a", params=params)
+        pair.d.add(request)
+        pair.prefill("a", params=params)
+        pair.consumer.ready[request.key] = 40
+        step_until(pair.d, lambda: request.key in pair.consumer.loads)
+        compiler.fickle_at = drawn
+        pair.deliver(request)
+    else:
+        compiler.fickle_at = drawn
+        pair.d.add(request)
+    run(pair.d)
+
+    (failed,) = pair.d.failed
+    assert failed.cause is FailCause.INTERNAL
+    assert f"token {drawn + 1}" in failed.message
+    assert pair.d.tokens("a") == [1, 2][:drawn]
+    pair.check_empty()

@@ -12,7 +12,10 @@ from tests.engine_plan.pair import produce
 from tests.waiting import wait_for
 
 from tandem.engine.structured import StructuredOutputManager
+from tandem.engine.structured.grammar import NotNow
 from tandem.engine.structured.manager import COMPILE_SECONDS, MAX_GRAMMARS
+from tandem.engine.structured.outlines.compile_process import LostError
+from tandem.engine.structured.outlines.lanes import BusyError
 from tandem.protocol.errors import RefusalCode
 
 
@@ -175,6 +178,21 @@ def test_a_wait_for_others_is_no_fault_of_the_text(compiler: HandCompiler):
     assert "compiled for 10 s before structured_outputs.regex" in late.message
     assert not engine.core.has_work
     compiler.may.set()
+
+
+def test_a_compiler_that_has_no_room_is_no_fault_of_the_text(compiler: HandCompiler):
+    """Nor one that was lost over it: another worker may take it."""
+    engine = Harness(gate=compiler.gate)
+    engine.add(request_of("a", params=constrained("later")))
+    run(engine)
+
+    (refused,) = engine.refused
+    assert refused.refusal.code is RefusalCode.CAPACITY
+    assert refused.refusal.param == "structured_outputs.regex"
+    assert refused.refusal.message.endswith("was not compiled: others take long")
+    assert issubclass(LostError, NotNow)
+    assert issubclass(BusyError, NotNow)
+    engine.check_empty()
 
 
 def test_a_text_has_its_whole_time_once_it_is_begun(compiler: HandCompiler):

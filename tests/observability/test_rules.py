@@ -101,6 +101,16 @@ def test_answers_without_tokens_are_a_bucket():
     assert '_bucket{engine="",le="1.0"}' in chart.alerts()["TandemNoFirstToken"]["expr"]
 
 
+def test_requests_for_tokens_are_counted_apart():
+    """By a histogram of what only they have, which one alert tells them from others by: whatever
+    they say, the router fills it in."""
+    metrics = RouterMetrics("demo")
+    metrics.request_started(num_prompt=5, num_choices=1, max_tokens=None)
+    assert 'vllm:request_params_max_tokens_count{model_name="demo"} 0.0' in metrics.text().decode()
+    expression = chart.alerts()["TandemNoFirstToken"]["expr"]
+    assert 'vllm:request_params_max_tokens_count{engine=""}' in expression
+
+
 @pytest.mark.parametrize(
     ("expression", "names", "grouped"),
     [

@@ -30,9 +30,17 @@ class Lists:
         self.last: tuple[str, str] | None = None
         """With this list its namespace is gone."""
         self.asked: list[tuple[str, str]] = []
+        self.then: Callable[[str, str], None] = lambda *_: None
+        """Called behind each list."""
 
     def page(self, kind: str, namespace: str, **_: object) -> dict[str, Any]:
         """One page of one kind."""
+        try:
+            return self._page(kind, namespace)
+        finally:
+            self.then(kind, namespace)
+
+    def _page(self, kind: str, namespace: str) -> dict[str, Any]:
         self.asked.append((kind, namespace))
         if (kind, namespace) == self.last:
             self.refused[namespace] = 403
@@ -85,18 +93,52 @@ def test_a_namespace_that_is_gone_holds_up_no_other(status: int) -> None:
         assert resync.served() == ("other", "empty")
         seen = len(lists.asked)
         assert poll(lambda: len(lists.asked) > seen + 3 * len(KINDS)) is not None
-        assert {kind for kind, namespace in lists.asked if namespace == "full"} == {SERVICE}
+        later = lists.asked[seen:]
+        assert {kind for kind, namespace in later if namespace == "full"} == {SERVICE}
         assert poll(lambda: resync.age() < (time.monotonic() - began) / 2) is not None
 
 
 def test_a_namespace_is_found_gone_by_any_of_its_lists() -> None:
-    """Not a period later: a refused watch ends all others before that."""
+    """Not a period later: a refused watch ends all others before that. Nor by one refusal."""
     lists = Lists()
     lists.last = ("Pod", "full")
     with listing(lists, Store(), lambda *_: None, 6000.0) as (resync, _):
         assert resync.filled.wait(20)
         assert resync.served() == ("other", "empty")
-    assert lists.asked.count(("Pod", "full")) == 1
+    assert lists.asked.count(("Pod", "full")) == 2
+
+
+@pytest.mark.parametrize("what", ["full", SERVICE, "Pod"])
+def test_one_refusal_leaves_nobody_out(what: str) -> None:
+    """Of all of a namespace, of services, of another kind: it is asked once more before that."""
+    lists, left_out = Lists(), []
+    lists.refused[what] = 403
+
+    def relent(kind: str, namespace: str) -> None:
+        if (kind, namespace) == (KINDS[-1], tuple(SERVICES)[-1]):
+            lists.refused.clear()  # everything was asked once
+
+    lists.then = relent
+    with listing(lists, Store(), lambda *_: None, 6000.0) as (resync, counted):
+        began = time.monotonic()
+        while not resync.filled.wait(0.01):
+            assert time.monotonic() - began < 20
+            left_out += [each for each in SERVICES if each not in resync.served()]
+        assert resync.served() == tuple(SERVICES)
+        assert counted() == 3
+    assert left_out == []
+
+
+def test_who_is_left_out_is_asked_again_soon() -> None:
+    """Not a period later."""
+    lists = Lists()
+    lists.refused["full"] = 403
+    with listing(lists, Store(), lambda *_: None, 6000.0) as (resync, counted):
+        assert resync.filled.wait(20)
+        assert resync.served() == ("other", "empty")
+        lists.refused.clear()
+        assert poll(lambda: resync.served() == tuple(SERVICES)) is not None
+        assert counted() == 3
 
 
 def test_a_namespace_that_is_there_again_is_looked_at_when_all_of_it_was_listed() -> None:

@@ -20,7 +20,8 @@ from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SamplingParams
 from tandem.router.admission.queue import AdmissionLimits, AdmissionQueue
-from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
+from tandem.router.dispatch.deadlines import DispatchLimits
+from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.prefix_index import PrefixIndex
@@ -134,6 +135,11 @@ class Stack:
         source: Any = self.dispatcher.stream(request)
         async with aclosing(source) as outputs:
             return [output async for output in outputs]
+
+    @property
+    def now(self) -> float:
+        """By the clock of what the fleet remembers."""
+        return asyncio.get_running_loop().time()
 
     async def close(self) -> None:
         await self.dispatcher.close()

@@ -6,16 +6,21 @@ import json
 import threading
 from concurrent.futures import Future
 
-from tests.engine_plan.builders import params_of
+from tests.engine_plan.builders import config_of, params_of
+from tests.engine_plan.handoff import ConsumerSide
+from tests.engine_plan.sim import SimExecutor
 from tests.workers.hand_router import Router
 from tests.workers.proc_worker import Worker, frames, started, submit
 
+from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
+from tandem.link.liveness import LinkTimes, Liveness
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.errors import RefusalCode
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (
+    Beat,
     Call,
     Cancel,
     Draining,
@@ -26,6 +31,7 @@ from tandem.protocol.messages import (
 )
 from tandem.protocol.outputs import PooledOutput
 from tandem.protocol.pooling import NO_SAMPLING, PoolingParams
+from tandem.protocol.requests import Consume
 from tandem.protocol.structured import StructuredOutputsParams
 
 
@@ -224,3 +230,49 @@ def test_what_turns_out_wrong_after_it_was_taken_is_refused(worker: Worker, rout
     assert refused.refusal.message == "no structured output here: sim has no tokenizer.json"
     submit(router, "b")
     assert frames(router, "b")[0]
+
+
+def test_waiting_for_peers_is_no_standstill_and_a_loop_that_hangs_is() -> None:
+    """A decode worker all of whose requests wait for a prefill worker that is busy is alive for as
+    long as its loop comes round."""
+    core = EngineCore.launch(
+        config_of(num_gpu_blocks_override=64),
+        SimExecutor(64),
+        connect=lambda _capacity: ConsumerSide(),
+    )
+    worker = Worker(core)
+    router = Router(worker.proc.endpoint)
+    hangs, ends = threading.Event(), threading.Event()
+    observe = core.observe
+
+    def hang() -> None:
+        if hangs.is_set():
+            ends.wait(30)
+        observe()
+
+    core.observe = hang  # type: ignore[method-assign]
+    try:
+        router.greet()
+        submit(router, "a", kv=Consume(new_incarnation()))
+        while not (beat := router.hear(WorkerBeat)).beat.has_work:
+            pass
+        assert judged(router, beat) is None
+        hangs.set()
+        router.hear(WorkerBeat)  # the loop may have come round before it
+        assert judged(router, router.hear(WorkerBeat)) is not None
+    finally:
+        ends.set()
+        worker.end()
+        worker.probes.close()
+        router.socket.close()
+
+
+def judged(router: Router, beat: WorkerBeat) -> str | None:
+    """What a router thinks of a worker whose next beat comes two minutes after this one."""
+    alive = Liveness(LinkTimes(beat_timeout=1000.0, stall_timeout=119.0))
+    alive.progress(0.0, beat.beat)
+    router.say(Beat())
+    beat = router.hear(WorkerBeat)
+    assert beat.load.num_waiting == 1
+    alive.progress(120.0, beat.beat)
+    return alive.overdue(120.0)

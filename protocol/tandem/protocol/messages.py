@@ -58,6 +58,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
     engine_step: Count = 0
     transfers: Count = 0
+    """Grows while KV moves, and while a worker can only wait for that of its peers."""
     has_work: bool = False
 
 

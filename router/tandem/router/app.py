@@ -33,7 +33,8 @@ from tandem.router.anthropic.errors import error_body
 from tandem.router.config import RouterConfig
 from tandem.router.discovery.kubernetes import KubernetesDiscovery
 from tandem.router.discovery.static import StaticDiscovery
-from tandem.router.dispatch.dispatcher import Dispatcher, DispatchLimits
+from tandem.router.dispatch.deadlines import DispatchLimits
+from tandem.router.dispatch.dispatcher import Dispatcher
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.document import document, paths_of_workers
 from tandem.router.full_passes import paced

@@ -12,12 +12,13 @@ import pytest
 from msgspec import structs
 from tests import clear_text
 from tests.router.behaviours import refuse_with
+from tests.router.builders import BUSY
 from tests.router.fake_worker import FakeWorker, Turn
 from tests.router.http_server import Served
 from tests.waiting import wait_for
 
 from tandem.protocol.commands import CommandName
-from tandem.protocol.errors import FailCause, RefusalCode
+from tandem.protocol.errors import FailCause, Refusal, RefusalCode
 
 Make = Callable[..., FakeWorker]
 Serve = Callable[..., Served]
@@ -113,6 +114,28 @@ def test_a_request_that_a_sleep_ends_says_so(serve: Serve, decode: Make) -> None
     answer = chat(served, stream=True)
     assert '"code":"asleep"' in answer.text
     assert len(worker.submitted) == 1
+
+
+def test_of_workers_that_fall_asleep_one_by_one_it_is_said_too(serve: Serve, decode: Make) -> None:
+    """The sleep ends a request at one worker, and the next sleeps as well, which its beats have not
+    told yet: the client hears of the sleep, not that the server is full."""
+
+    def falls(turn: Turn) -> Iterator[float]:
+        if turn.worker is workers[0]:
+            turn.accept()
+            turn.token(0)
+            yield 0.01
+            turn.fail(FailCause.ASLEEP)
+        else:
+            turn.refuse(Refusal(code=RefusalCode.ASLEEP, message="it sleeps"))
+
+    workers = [decode(behaviour=falls), decode(behaviour=falls)]
+    served = serve(*workers, ready_decode=2)
+    workers[1].load = BUSY
+    wait_for(lambda: any(each["running"] for each in served.get("/debug/fleet")["workers"]))
+    answer = chat(served, stream=True)
+    assert '"code":"asleep"' in answer.text
+    assert [len(each.submitted) for each in workers] == [1, 1]
 
 
 def test_one_that_stays_awake_keeps_all_awake(serve: Serve, prefill: Make, decode: Make) -> None:

@@ -17,11 +17,12 @@ from tests.router.behaviours import (
     refuse_with,
 )
 from tests.router.builders import BUSY, Stack, beats, make_request, tokens_of
-from tests.router.fake_worker import FakeWorker, Turn
+from tests.router.fake_worker import FakeWorker, Turn, serve_well
 from tests.waiting import until
 
 from tandem.protocol.errors import (
     FailCause,
+    Refusal,
     RefusalCode,
     RequestFailed,
 )
@@ -171,6 +172,42 @@ async def replace_when_lost(stack: Stack, decode: Make) -> None:
     with pytest.raises(RequestFailed, match="no worker"):
         await stack.run(make_request())
     await stack.find(decode())
+
+
+async def test_who_was_full_is_asked_again_while_a_request_waits(decode: Make) -> None:
+    """A worker is lost, and the other one has no room for its answer until others have ended: the
+    answer does not wait for the lost one's successor."""
+    full = iter([True, True])
+
+    def soon(turn: Turn) -> Iterator[float]:
+        if next(full, False):
+            turn.refuse(Refusal(code=RefusalCode.CAPACITY, message="full"))
+        else:
+            yield from serve_well(turn)
+
+    stack = Stack(resume_wait=30.0)
+    d1, d2 = decode(behaviour=die_after(2)), decode(behaviour=soon)
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+
+    assert tokens_of(await stack.run(make_request())) == ANSWER
+    assert [len(each.emitted_of(0)) for each in d2.submitted] == [2, 2, 2]
+    await stack.close()
+
+
+async def test_asking_the_full_again_lengthens_no_wait(decode: Make) -> None:
+    """Nor does it count as refusals, of which a request bears a few."""
+    stack = Stack(worker_wait=1.5)
+    d1, d2 = decode(behaviour=die_after(0)), decode(behaviour=refuse_with(RefusalCode.CAPACITY))
+    await stack.find(d1, d2)
+    d2.load = BUSY
+    await beats(stack, d2)
+
+    with pytest.raises(RequestFailed, match="no worker could finish it in 2 attempts"):
+        await stack.run(make_request())
+    assert len(d2.submitted) == 2
+    await stack.close()
 
 
 async def test_what_has_begun_does_not_wait_for_ever(decode: Make) -> None:

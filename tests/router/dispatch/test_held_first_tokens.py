@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.router.behaviours import keep_quiet
 from tests.router.builders import Stack, inc, make_request
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.errors import FailCause
+from tandem.protocol.errors import DeadlinePassed, FailCause
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.outputs import Accepted, EngineCoreOutput, Failed
 from tandem.router.dispatch.attempt import Attempt, Leg
@@ -161,6 +162,20 @@ async def test_a_client_has_both_at_once(make_worker, hold: float, streams: int)
     assert len([output async for output in outputs])
     (told,) = stack.dispatcher.explanations.to_json()
     assert told["second_s"] > 0.1
+    await stack.close()
+
+
+async def test_one_that_is_held_back_goes_out_at_the_deadline(make_worker) -> None:
+    """Whoever takes what there is by then takes it."""
+    producer = make_worker(WorkerRole.PREFILL)
+    consumer = make_worker(WorkerRole.DECODE, behaviour=keep_quiet)
+    stack = Stack()
+    stack.dispatcher._policy = AlwaysPair(60.0)
+    await stack.find(producer, consumer)
+    outputs = stack.stream(make_request(40, budget_ms=1_500))
+    assert (await anext(outputs)).token_ids == (100,)
+    with pytest.raises(DeadlinePassed):
+        await anext(outputs)
     await stack.close()
 
 

@@ -222,3 +222,27 @@ def test_no_attempt_is_made_twice(steps) -> None:
 
     assert len(seen) <= 3
     assert ladder.exhausted or place(ladder) is None
+
+
+def test_whoever_was_full_or_asleep_may_be_asked_again() -> None:
+    """And nobody else; what failed stays counted."""
+    ladder = Ladder(3)
+    ladder.record(failed(FailCause.WORKER_LOST, worker=D1, pair=None))
+    for code in (RefusalCode.CAPACITY, RefusalCode.ASLEEP):
+        ladder.record(refused(code, worker=D2, pair=None))
+    ladder.record(refused(RefusalCode.DRAINING, worker=P1, pair=None))
+    assert ladder.exclusions.workers == {D1, D2, P1}
+    ladder.ask_again()
+    assert ladder.exclusions.workers == {D1, P1}
+    assert [each.word for each in ladder.failures] == ["worker_lost", "draining"]
+    assert ladder.num_failed == 1
+
+
+@pytest.mark.parametrize(("last", "said"), [("asleep", True), ("capacity", False)])
+def test_what_sleeps_is_told_from_what_is_full(last: str, said: bool) -> None:
+    """All that was asked must have said so."""
+    ladder = Ladder(3)
+    assert not ladder.only_asleep
+    ladder.record(failed(FailCause.ASLEEP, worker=D1, pair=None))
+    ladder.record(refused(RefusalCode(last), worker=D2, pair=None))
+    assert ladder.only_asleep == said

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import aclosing
+
 import pytest
 from msgspec.structs import replace
 from tests.router.behaviours import Make
-from tests.router.builders import Stack, beats, inc
+from tests.router.builders import Stack, beats, inc, make_request
+from tests.router.fake_worker import Turn, serve_well
 
 from tandem.protocol.messages import LoadReport
 from tandem.router.dispatch.tails import LASTS, Tails
@@ -55,6 +59,49 @@ async def test_a_pair_is_chosen_again_after_one_late_word(
     stack.fleet.tails.note(pair, 5.0, 0.0)
     assert way(1.0) != "pair"
     assert way(60.0) == "pair"
+    stack.fleet.tails.sent(pair, 60.0)
+    assert way(60.0) != "pair"  # one is enough to see whether it is slow still
+    stack.fleet.tails.note(pair, 0.02, 60.1)
+    assert way(60.1) == "pair"
+
+
+async def test_of_a_link_that_was_slow_one_hand_off_shows_whether_it_is(
+    stack: Stack, prefill: Make, decode: Make
+) -> None:
+    """All that come while it is under way go elsewhere; afterwards nothing is left of what was."""
+    p, d = prefill(), decode(behaviour=late)
+    await stack.find(p, d)
+    pair, tails = (p.incarnation, d.incarnation), stack.fleet.tails
+    tails.note(pair, 5.0, stack.now - LASTS - 1)
+    assert tails.of(pair, stack.now) is None
+    seen = []
+    async with aclosing(stack.stream(make_request())) as outputs:
+        async for _ in outputs:
+            seen.append(tails.of(pair, stack.now))  # noqa: PERF401  each as it is then
+
+    assert seen[0] is not None
+    assert seen[0].mean == 5.0
+    assert seen[-1] is not None
+    assert seen[-1].mean < 5.0
+    assert not seen[-1].on_trial
+
+
+def late(turn: Turn) -> Iterator[float]:
+    """A decode worker that speaks a while after its prefill worker."""
+    yield 0.3
+    yield from serve_well(turn)
+
+
+def test_a_trial_that_shows_nothing_is_followed_by_another() -> None:
+    """Its client may have left, or its worker may be gone."""
+    tails = Tails()
+    tails.note(PAIR, 5.0, 0.0)
+    tails.sent(PAIR, 10.0)
+    assert tails.of(PAIR, LASTS + 1) is None  # who went by what is known is no trial
+    tails.sent(PAIR, LASTS + 1)
+    tails.sent(PAIR, LASTS + 2)
+    assert tails.of(PAIR, 2 * LASTS) is not None
+    assert tails.of(PAIR, 2 * LASTS + 2) is None
 
 
 def test_an_old_tail_is_no_part_of_the_next_mean() -> None:

@@ -90,6 +90,18 @@ def test_vectors_come_in_order_with_the_usage(embedder: Served) -> None:
     assert all(request.kv is None for request in embedder.workers[0].submitted)
 
 
+def test_an_answer_ends_its_attempt_and_nothing_is_cancelled(serve: Serve, decode: Make) -> None:
+    """The worker has let go of it already, and the record says when it was over."""
+    worker = decode()
+    served = serve(worker)
+    for text in ("one", "two"):
+        answer = served.post("/v1/embeddings", json={"input": text})
+        assert answer.status_code == 200
+        told = served.get(f"/debug/requests/{answer.headers['x-request-id']}")
+        assert [each["end_ms"] is not None for each in told["attempts"]] == [True]
+    assert worker.cancelled == []  # of the first: what was said to it before the second was heard
+
+
 @pytest.mark.parametrize("value", ["Hi", [5, 6, 7], ["Hi", "you"], [[5, 6], [7]]])
 def test_every_form_of_input(embedder: Served, value: Any) -> None:
     """A text, ids, and lists of either."""

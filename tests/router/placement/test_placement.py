@@ -251,6 +251,18 @@ def test_a_chain_that_is_asked_for_is_not_forgotten(shared: int) -> None:
     assert index.hits(inc(1), other) == 0
 
 
+def test_nothing_is_made_young_while_there_is_room() -> None:
+    """It takes as long again as looking it up, and who is asked for when it is nearly full is asked
+    for early enough: what was asked for before that alone is forgotten as others are."""
+    index = PrefixIndex(32 * ENTRY_BYTES)
+    chain = [block(n) for n in range(4)]
+    index.apply(inc(1), BlockEvents(stored=tuple(chain)))
+    index.apply(inc(1), BlockEvents(stored=tuple(block(n) for n in range(4, 24))))
+    assert index.hits(inc(1), chain) == 4
+    index.apply(inc(1), BlockEvents(stored=tuple(block(n) for n in range(24, 36))))
+    assert index.hits(inc(1), chain) == 0
+
+
 PAIR = (inc(1), inc(2))
 
 

@@ -274,9 +274,10 @@ def test_calls_are_aborted_by_their_id(dial: Any, decode: Make) -> None:
 
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])
 def test_who_leaves_costs_nothing_more(dial: Any, decode: Make, ends: str) -> None:
-    """A client's cancel and its deadline reach the worker."""
+    """A client's cancel and its deadline reach the worker; that it left is counted, as over HTTP,
+    and of requests alone."""
     worker = decode(behaviour=hold)
-    _, client = dial(worker)
+    served, client = dial(worker)
     timeout = 20.0 if ends == "cancel" else 1.0
     stream = client.start("Generate", timeout, prompt="Hi", stream=True)
     wait_for(lambda: worker.submitted)
@@ -285,6 +286,9 @@ def test_who_leaves_costs_nothing_more(dial: Any, decode: Make, ends: str) -> No
     with pytest.raises(grpc.RpcError):
         list(stream)
     wait_for(lambda: worker.cancelled)
+    if ends == "cancel":
+        wait_for(lambda: "tandem:router_requests_cancelled_total 1.0" in served.metrics())
+        assert 'tandem:router_request_failures_total{reason="timeout"} 0.0' in served.metrics()
 
 
 def test_a_token_is_told_when_it_comes(dial: Any, decode: Make) -> None:

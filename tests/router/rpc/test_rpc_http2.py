@@ -155,7 +155,7 @@ def test_calls_of_a_connection_that_ends_are_given_up(
 ) -> None:
     """Also where the client ends it by nonsense: its workers stop."""
     worker = decode(behaviour=hold)
-    _, client = raw(worker)
+    served, client = raw(worker)
     client.greet()
     client.ask(asked(stream=True))
     wait_for(lambda: worker.submitted)
@@ -164,6 +164,7 @@ def test_calls_of_a_connection_that_ends_are_given_up(
     else:
         client.socket.close()
     wait_for(lambda: worker.cancelled)
+    wait_for(lambda: "tandem:router_requests_cancelled_total 1.0" in served.metrics())
 
 
 def test_pings_are_answered_and_nonsense_ends_the_connection(raw: Any) -> None:

@@ -15,6 +15,7 @@ from tests.router.http_server import Served
 from tests.router.rpc.raw_client import RawClient, asked, framed, is_end
 from tests.waiting import wait_for
 
+from tandem.router.rpc import server
 from tandem.router.rpc import tandem_pb2 as pb
 from tandem.router.rpc.call import MIN_DRAINED
 from tandem.router.rpc.http2 import WINDOW, Connection
@@ -91,6 +92,7 @@ def test_an_answer_that_is_not_taken_is_given_up(raw: Any, method: str) -> None:
     assert reset.error_code == 8
     assert len(client.data(stuck)) == 10
     wait_for(lambda: num_calls(served) == 0)
+    assert "tandem:router_requests_cancelled_total 1.0" in served.metrics()
     client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 65_535})
     assert client.status(client.ask(asked())) == ("0", "")
 
@@ -178,9 +180,11 @@ def test_no_time_passes_while_a_client_is_not_read(raw: Any) -> None:
 
 def unread(served: Served, port: int) -> tuple[RawClient, Connection]:
     """A client that does not read what was written for it, too little to be paused; and its end."""
+    before = set(served.app.state.rpc._connections)
     client = RawClient(port, receive_buffer=4096).greet()
     assert client.status(client.ask(asked())) == ("0", "")
-    (connection,) = (each for each in served.app.state.rpc._connections if each._last)
+    now = set(served.app.state.rpc._connections)
+    (connection,) = (each for each in now - before if each._last)
     transport = connection._transport
     wire = transport.get_extra_info("socket")
     on_loop(connection, lambda: wire.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096))
@@ -223,3 +227,20 @@ def test_a_connection_that_ends_makes_room_once(raw: Any) -> None:
     after = RawClient(port).greet()
     assert after.status(after.ask(asked())) == ("0", "")
     after.socket.close()
+
+
+def test_connections_that_end_are_beyond_the_cap_for_a_few_alone(
+    raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each new one has one that is idle leave, which goes when its last words are taken: where as
+    many as may do so wait for that, the next goes at once."""
+    monkeypatch.setattr(server, "SPARE_CONNECTIONS", 2)
+    served, other = raw(max_connections=1, header_timeout=60.0, write_timeout=60.0)
+    known, port = served.app.state.rpc._connections, other.socket.getpeername()[1]
+    wait_for(lambda: known)
+    other.socket.close()
+    wait_for(lambda: not known)
+    clients = [unread(served, port)[0] for _ in range(6)]
+    wait_for(lambda: len(known) == 4, seen=lambda: len(known))
+    for client in clients:
+        client.socket.close()

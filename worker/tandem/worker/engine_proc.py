@@ -87,6 +87,9 @@ class EngineCoreProc:
         self._load = core.load_report()
         self._load_at = 0.0
         self._steps = 0
+        self._turns = 0
+        """Looks at the load while nothing could be computed: requests wait for peers' KV, if any
+        do, and the loop comes round, which is all the progress that can be."""
         self._unflushed = False
         """Whether something is to be sent behind the next step's launch."""
         self._idle = IdlePoll(core.config.scheduler.idle_poll_ms / 1000)
@@ -267,6 +270,9 @@ class EngineCoreProc:
                 self._stillness.watch()
             self._load_at = now
             self._load = self._core.load_report()
+            here = self._core.scheduler.make_stats()
+            if not (here.running or here.waiting):
+                self._turns += 1
             self._handoff.note_progress(self._steps, self._core.has_work)
 
     def _beat(self) -> WorkerBeat:
@@ -275,7 +281,7 @@ class EngineCoreProc:
         report = structs.replace(
             load, leased_blocks=self._handoff.leased_blocks(), draining=self._drain.begun
         )
-        progress = self._handoff.progress()
+        progress = self._handoff.progress() + self._turns
         beat = Beat(self._steps, progress, load.num_running + load.num_waiting > 0)
         return WorkerBeat(beat, report, self._handoff.peer_health())
 

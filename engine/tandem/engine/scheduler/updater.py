@@ -361,7 +361,9 @@ class Updater:
                 return _STOP
         except TandemError as error:
             message = f"token {token} is not one that the request's constraint allows: {error}"
-            self._roster.fail(request.group, FailCause.IDENTITY, message, now)
+            brought = isinstance(request.kv, Consume) and request.num_generated == 0
+            cause = FailCause.IDENTITY if brought else FailCause.INTERNAL
+            self._roster.fail(request.group, cause, message, now)
             return None
         return finish
 

@@ -22,6 +22,10 @@ class GrammarError(TandemError):
     """The backend refuses the text, or a token, or gave up: its words."""
 
 
+class NotNow(GrammarError):
+    """No fault of the text: the same may be taken later, or by another worker."""
+
+
 class NoCompiler(GrammarError):
     """This worker has no structured output at all: the reason."""
 

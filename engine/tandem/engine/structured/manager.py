@@ -26,6 +26,7 @@ from tandem.engine.structured.grammar import (
     Grammar,
     GrammarError,
     NoCompiler,
+    NotNow,
     Waits,
     untold,
 )
@@ -129,6 +130,9 @@ class StructuredOutputManager:
         if isinstance(error, NoCompiler):
             message, param = f"no structured output here: {error}", "structured_outputs"
             return Refusal(code=RefusalCode.UNSUPPORTED, message=message, param=param)
+        if isinstance(error, NotNow):
+            field = f"structured_outputs.{wanted_of(request.source).kind}"
+            return _not_now(field, f"{field} was not compiled: {error}")
         return None if error is None else self.refusal(request, str(error))
 
     def refusal(self, request: Request, words: str) -> Refusal:
@@ -142,8 +146,7 @@ class StructuredOutputManager:
         """See Gate: a text that no thread had time for may be right."""
         if self._begun[request.seq].waits:
             field = f"structured_outputs.{wanted_of(request.source).kind}"
-            message = f"others were compiled for {self.seconds:g} s before {field}"
-            return Refusal(code=RefusalCode.CAPACITY, message=message, param=field)
+            return _not_now(field, f"others were compiled for {self.seconds:g} s before {field}")
         return self.refusal(request, f"what compiles within {self.seconds:g} s, which it did not")
 
     def enter(self, request: Request) -> None:
@@ -196,7 +199,7 @@ class StructuredOutputManager:
         waits(False)
         with self._reading:
             if self._closed:
-                raise GrammarError(_CLOSED)
+                raise NotNow(_CLOSED)
             if self._compiler is None:
                 self._compiler = self._make_compiler()
         return self._compiler.compile(wanted, waits)
@@ -211,7 +214,7 @@ class StructuredOutputManager:
         """Have a request's constraint made, its grammar being there. In the thread that compiled,
         or in the step loop."""
         if not self._masking.put(partial(self._constrain, request, compiled, forced, into)):
-            into.set_exception(GrammarError(_CLOSED))
+            into.set_exception(NotNow(_CLOSED))
 
     def _constrain(
         self,
@@ -226,7 +229,7 @@ class StructuredOutputManager:
         try:
             into.set_result(self._constraint_of(request, compiled.result(), forced))
         except CancelledError:
-            into.set_exception(GrammarError(_CLOSED))
+            into.set_exception(NotNow(_CLOSED))
         except BaseException as error:  # a library panics
             if not isinstance(error, GrammarError):
                 logger.exception("a grammar could not be followed")
@@ -272,6 +275,10 @@ def structured_outputs(config: EngineConfig, wake: Callable[[], None]) -> Struct
         threads=COMPILING_THREADS[backend],
         wake=wake,
     )
+
+
+def _not_now(field: str, message: str) -> Refusal:
+    return Refusal(code=RefusalCode.CAPACITY, message=message, param=field)
 
 
 def wanted_of(source: EngineCoreRequest) -> StructuredOutputsParams:

@@ -3,8 +3,9 @@
 One list a kind and namespace in every period, spread over it, in pages: what they cost the API
 server does not grow with how often services are looked at. Their freshness is what liveness means.
 A watched namespace whose services may not be listed (it was deleted, and its Role with it) is left
-out until they may: nothing of it holds up the others. Called by ``run`` in a thread while this
-replica leads.
+out until they may, which is asked every few seconds: nothing of it holds up the others. One refusal
+is none: a webhook that is away, or a Role that is put anew, refuses for a moment. Called by ``run``
+in a thread while this replica leads.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ PAGE = 500
 _RETRY = 2.0
 _EXPIRED = 410
 _SHUT = (403, 404)
+_ASK_SHUT = (5.0, 10.0)
+"""Seconds after which a namespace that is left out is asked again, at random between them."""
 _SPREAD = 0.9
 """Share of a period over which its looks are spread."""
 
@@ -59,6 +62,8 @@ class Resync:
         self._namespaces = settings.namespaces
         self._shut: frozenset[str] = frozenset()
         """Namespaces whose services may not be listed."""
+        self._refused: dict[str, float] = {}
+        """When namespaces refused first, of which nothing was listed since."""
         self._good: dict[Place, float] = {}
         self.filled = threading.Event()
         """Everything was listed once: looks may begin."""
@@ -90,6 +95,8 @@ class Resync:
                 unseen.discard(place)
             if first and wait == self._period:  # from now on in turns
                 wait = self._period * (number + 1) / len(self._places)
+            if place[0] == SERVICE and place[1] in self._shut:
+                wait = min(wait, random.uniform(*_ASK_SHUT))
             heapq.heappush(due, (time.monotonic() + wait, number))
             if not unseen:
                 self.filled.set()
@@ -117,11 +124,24 @@ class Resync:
         return True
 
     def _is_shut(self, refused: Place) -> bool:
-        """Whether a namespace of which a list was refused refuses that of its services as well.
-        Asked at once: kopf ends by refusals within a minute."""
+        """Whether a namespace of which a list was refused refuses that of its services as well,
+        and has done so when this was tried before. Asked at once: kopf ends by refusals within a
+        minute."""
         kind, namespace = refused
-        if namespace is None or kind == SERVICE:
-            return namespace is not None
+        if namespace is None:
+            return False
+        if namespace in self._shut:
+            return True
+        now = time.monotonic()
+        first = self._refused.get(namespace, now)
+        if first < now < first + _RETRY:
+            return False  # what refused then is tried again soon
+        if kind != SERVICE and not self._refuses_services(namespace):
+            return False
+        self._refused.setdefault(namespace, now)
+        return now >= first + _RETRY
+
+    def _refuses_services(self, namespace: str) -> bool:
         try:
             self._cluster.page(SERVICE, namespace, selector="", limit=1, token="")
         except ClusterError as error:
@@ -148,6 +168,7 @@ class Resync:
         kind, namespace = place
         changed = self._store.replace(kind, namespace, items, version)
         self._good[place] = time.monotonic()
+        self._refused.pop(namespace or "", None)
         self._metrics.lists.labels("ok").inc()
         self._metrics.objects.set(self._store.size())
         for key in changed:

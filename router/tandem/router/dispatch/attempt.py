@@ -206,17 +206,17 @@ class Attempt:
             if event.finish is not None:
                 self._choice_ended(event)
             if event.finish is not None or not leg.is_prefill:
-                self._let_go()
+                self.let_go()
         elif type(event) is not Accepted:
-            self._let_go()
+            self.let_go()
         self.wake()
 
     def _hold(self) -> None:
         forecast = self.placement.forecast
         if forecast is not None and forecast.hold:
-            self._held = self._loop.call_later(forecast.hold, self._let_go)
+            self._held = self._loop.call_later(forecast.hold, self.let_go)
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Whatever came may be read."""
         if self._held is not None:
             self._held.cancel()
@@ -281,7 +281,7 @@ class Attempt:
                 message=event.refusal.message,
                 refusal=event.refusal,
             )
-        return self.failure(leg, event.cause, event.message)
+        return self.failure(leg, event.cause, event.message, own=self.decoding)
 
     def heard(self, leg: Leg) -> None:
         """An output of ``leg`` was read."""
@@ -297,7 +297,8 @@ class Attempt:
     def failure(
         self, leg: Leg, cause: FailCause, message: str, *, own: bool = False
     ) -> AttemptFailure:
-        """The attempt's failure by ``leg``; ``own``: whatever its cause, not the link's fault."""
+        """The attempt's failure by ``leg``; ``own``: whatever its cause, not the link's fault, as
+        all is that a decode worker fails with once it has spoken."""
         return AttemptFailure(
             worker=leg.worker.incarnation,
             worker_name=leg.worker.name,
@@ -328,7 +329,8 @@ class Attempt:
         if self._queued:
             self.heard_at = now  # the time for its first token begins when it leaves the queue
         elif now - self.heard_at > progress:
-            return self.failure(self.legs[-1], FailCause.TIMEOUT, f"no token in {progress:g} s")
+            message = f"no token in {progress:g} s"
+            return self.failure(self.legs[-1], FailCause.TIMEOUT, message, own=self.decoding)
         return None
 
     @property
@@ -351,5 +353,5 @@ class Attempt:
             leg.let_go()
             leg.worker.connection.release(request, self.number, cancel=not let_go)
         self.legs = []
-        self._let_go()
+        self.let_go()
         self._inbox.clear()

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,8 +26,14 @@ from tandem.protocol.sampling import SEED_BITS, seeded
 from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
 from tandem.router.dispatch.calling import call_all
+from tandem.router.dispatch.deadlines import (
+    DispatchLimits,
+    check_deadlines,
+    raise_if_too_late,
+    sweep,
+)
 from tandem.router.dispatch.explain import Explanations
-from tandem.router.dispatch.failure import AttemptFailure, FailedClosed, ReaderTooSlow
+from tandem.router.dispatch.failure import AttemptFailure, FailedClosed
 from tandem.router.dispatch.fleet import Fleet
 from tandem.router.dispatch.inbox import Backlog
 from tandem.router.dispatch.job import Job
@@ -46,28 +51,10 @@ from tandem.router.dispatch.verdicts import (
 )
 from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics
-from tandem.router.naps import Naps
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
 
 logger = logging.getLogger(__name__)
-
-_SWEEP = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DispatchLimits:
-    """Seconds, attempts per request, and bytes that wait to be read."""
-
-    request_timeout: float = 600.0
-    max_attempts: int = 3
-    worker_wait: float = 5.0
-    resume_wait: float = 30.0
-    accept_timeout: float = 30.0
-    progress_timeout: float = 120.0
-    stream_backlog: int = 4 << 20
-    """Bytes of one answer that may wait for its client."""
-    total_backlog: int = 256 << 20
 
 
 class Dispatcher:
@@ -99,7 +86,8 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begin to watch the attempts' deadlines."""
-        self._sweeper = asyncio.create_task(self._sweep(), name="dispatch-deadlines")
+        watch = sweep(lambda: self.jobs, self._limits)
+        self._sweeper = asyncio.create_task(watch, name="dispatch-deadlines")
 
     async def close(self) -> None:
         """Abort what runs; the pool closes the sockets. May be called twice."""
@@ -153,7 +141,7 @@ class Dispatcher:
                 while failure is None and not job.ledger.done:
                     item = attempt.pop()
                     if item is None:
-                        failure = self._check_deadlines(job, attempt)
+                        failure = check_deadlines(job, attempt)
                         if failure is None:
                             await attempt.wait(recording)
                     elif isinstance(item[1], EngineCoreOutput):
@@ -169,6 +157,7 @@ class Dispatcher:
                             yield item[1]
                     else:
                         failure = attempt.judge(item[0], item[1])
+                        raise_if_too_late(job, failure, loop.time())
                 self._end(job, failure, loop.time())
         except RequestFailed as error:
             job.metrics.request_failed(str(error.cause))
@@ -176,8 +165,9 @@ class Dispatcher:
         finally:
             timer.cancel()
             watch.end(loop.time())
-            if job.attempt is not None:
-                job.attempt.end(job.name, finished=False)
+            if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
+                job.attempt.end(job.name, finished=job.ledger.done)
+                note_end(job.attempt, None)
                 job.attempt = None
             self._leave(job)
             job.metrics.repeated(job.ledger.num_repeated)
@@ -233,7 +223,6 @@ class Dispatcher:
         """The next attempt, sent; or the error with which the request ends."""
         limits = self._limits
         wait = limits.resume_wait if job.ledger.num_tokens else limits.worker_wait
-        waited_until = min(job.deadline, loop.time() + wait)
         while True:
             raise_if_non_retryable(job)
             with marked("place"):
@@ -247,14 +236,18 @@ class Dispatcher:
                 continue
             if self.fleet.sleeps(pooled=job.request.pooling is not None):
                 raise asleep()
-            left = waited_until - loop.time()
+            patience, now = job.patience, loop.time()
+            patience.begin(now, wait)
             anyone = bool(self.pool.serving(WorkerRole.DECODE)) or (
                 job.request.pooling is not None and bool(self._cards())
             )
-            if left <= 0 or not worth_waiting(job, anyone_up=anyone):
+            over = now >= min(job.deadline, patience.ends)
+            if over or not worth_waiting(job, anyone_up=anyone):
                 raise no_place(job)
             with marked("no worker"):
-                await self.pool.wait_change(left)
+                await self.pool.wait_change(min(job.deadline - now, patience.nap(now)))
+            if patience.asks_again(loop.time()):
+                job.ladder.ask_again()
 
     def _attempt(self, job: Job, placement: Placement, loop: asyncio.AbstractEventLoop) -> Attempt:
         return Attempt(
@@ -310,6 +303,8 @@ class Dispatcher:
             watch = begin_attempt(job.recording, attempt, rung, job.request, job.scene)
         legs = job.legs(self.pool.me, workers, job.remaining_ms(loop), watch)
         failure = attempt.start(legs, placement.hits_with_pull(job.hits))
+        if placement.pair is not None:
+            self.fleet.tails.sent(placement.pair, loop.time())
         note_sent(attempt)
         return failure
 
@@ -368,29 +363,3 @@ class Dispatcher:
             self.fleet.blame(failure, now)
             job.failed(failure, workers)
             logger.warning("request %s: %s", job.name, failure)
-
-    def _check_deadlines(self, job: Job, attempt: Attempt) -> AttemptFailure | None:
-        if job.expired:
-            raise too_late(job)
-        if job.given_up:
-            raise ReaderTooSlow(
-                FailCause.CAPACITY, "given up: too much of the answer waited to be read"
-            )
-        return attempt.given_up
-
-    async def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
-        limits = self._limits
-        naps = Naps(loop, _SWEEP)
-        while True:
-            late = await naps.sleep()
-            now = loop.time()
-            for job in list(self._jobs.values()):
-                attempt = job.attempt
-                if attempt is not None and attempt.legs and attempt.given_up is None:
-                    attempt.overslept(late)
-                    failure = attempt.overdue(
-                        now, accept=limits.accept_timeout, progress=limits.progress_timeout
-                    )
-                    if failure is not None:
-                        attempt.give_up(failure)

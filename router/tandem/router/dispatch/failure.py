@@ -33,6 +33,9 @@ NON_RETRYABLE = frozenset({RefusalCode.INVALID})
 UNABLE = frozenset({RefusalCode.UNSUPPORTED, RefusalCode.NEVER_FITS})
 """Refusals that speak of what this worker can do, and another may."""
 
+FOR_NOW = frozenset({RefusalCode.CAPACITY, RefusalCode.ASLEEP})
+"""Refusals of a worker that is full, or asleep, and stays where it is."""
+
 PAIR_REFUSALS = frozenset({RefusalCode.PEER_UNKNOWN, RefusalCode.FINGERPRINT})
 """Refusals that lie between the two workers of a hand-off."""
 
@@ -58,6 +61,11 @@ class AttemptFailure:
     def did_work(self) -> bool:
         """Whether it was an attempt at all."""
         return self.refusal is None and not self.unsent
+
+    @property
+    def for_now(self) -> bool:
+        """Whether the worker could take the same request a while later."""
+        return self.refusal is not None and self.refusal.code in FOR_NOW
 
     @property
     def of_handoff(self) -> bool:

@@ -20,6 +20,7 @@ from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.dispatch.ladder import Ladder
 from tandem.router.dispatch.ledger import Ledger
+from tandem.router.dispatch.patience import Patience
 from tandem.router.dispatch.recorder import Scene
 from tandem.router.hit_ceiling import HitCeiling
 from tandem.router.metrics import RouterMetrics
@@ -56,6 +57,7 @@ class Job:
         """On the loop's clock."""
         self.ledger = Ledger(request.params.n, request.emitted, request.finished_choices)
         self.ladder = Ladder(max_attempts)
+        self.patience = Patience()
         self.attempt: Attempt | None = None
         self.placement: Placement | None = None
         """Of the last attempt."""
@@ -80,15 +82,18 @@ class Job:
         return len(self.request.prompt_token_ids)
 
     def expire(self) -> None:
-        """The deadline passed."""
+        """The deadline passed: what is there may still be read, a token that was held back too."""
         self.expired = True
         if self.attempt is not None:
+            self.attempt.let_go()
             self.attempt.wake()
 
     def failed(self, failure: AttemptFailure, workers: Sequence[Worker]) -> None:
         """An attempt on these workers is over: rule out what it showed to be of no use."""
         brought_on = self.ledger.num_tokens > self._num_tokens_before
         self.ladder.record(replace(failure, brought_on=brought_on))
+        if failure.did_work:
+            self.patience.over()
         if failure.cause is FailCause.WORKER_LOST:
             self.lost |= {w.incarnation: w for w in workers if w.incarnation == failure.worker}
 

@@ -3,7 +3,8 @@
 The one owner of that decision. It keeps no order of rungs itself: it says where the request must
 not go again, and placement chooses the cheapest of what is left, which gives another P, local
 prefill on D, another D, in that order when all else is equal. The last attempt does not hand off.
-When nobody is left, the dispatcher allows those again whose link was lost and stands anew.
+When nobody is left, the dispatcher allows those again whose link was lost and stands anew, and
+has those asked again, while it waits, that were full.
 Pure: no sockets, no clock.
 """
 
@@ -95,11 +96,17 @@ class Ladder:
     @property
     def only_capacity(self) -> bool:
         """Whether every failure was a worker that was full, asleep or on its way out."""
-        full = {RefusalCode.CAPACITY, RefusalCode.DRAINING, RefusalCode.ASLEEP}
         return bool(self.failures) and all(
-            failure.refusal is not None and failure.refusal.code in full
+            failure.for_now
+            or (failure.refusal is not None and failure.refusal.code is RefusalCode.DRAINING)
             for failure in self.failures
         )
+
+    @property
+    def only_asleep(self) -> bool:
+        """Whether all that was asked is asleep, or was put to sleep over it."""
+        asleep = str(RefusalCode.ASLEEP)
+        return bool(self.failures) and all(each.word == asleep for each in self.failures)
 
     def record(self, failure: AttemptFailure) -> None:
         """An attempt ended: rule out what it showed to be of no use."""
@@ -110,6 +117,13 @@ class Ladder:
             self._rule_out_failed(failure)
         if self.num_left <= 1:
             self.exclusions = replace(self.exclusions, no_handoff=True)
+
+    def ask_again(self) -> None:
+        """Whoever was full or asleep may have room by now: forget that it had none."""
+        kept = [each for each in self.failures if not each.for_now]
+        self.failures, self.exclusions = [], Exclusions()
+        for failure in kept:
+            self.record(failure)
 
     def _rule_out_refused(self, failure: AttemptFailure, refusal: Refusal) -> None:
         if failure.of_handoff:

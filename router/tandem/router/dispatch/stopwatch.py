@@ -17,7 +17,15 @@ MAX_FINISHES = 16
 class Stopwatch:
     """``output`` per output, ``end`` once; times are seconds on the loop's clock."""
 
-    __slots__ = ("_first", "_last", "_metrics", "_num_tokens", "_recording", "_started")
+    __slots__ = (
+        "_first",
+        "_last",
+        "_metrics",
+        "_num_tokens",
+        "_recording",
+        "_started",
+        "_told_cached",
+    )
 
     def __init__(
         self,
@@ -32,6 +40,7 @@ class Stopwatch:
         self._last: dict[int, float] = {}
         self._num_tokens = 0
         self._recording = recording
+        self._told_cached = False
         metrics.request_started(
             num_prompt=len(request.prompt_token_ids),
             num_choices=request.params.n,
@@ -57,18 +66,25 @@ class Stopwatch:
             recording.num_tokens += count
             if output.finish is not None and len(recording.finishes) < MAX_FINISHES:
                 recording.finishes.append(str(output.finish))
-        if output.num_cached_tokens:
-            self._metrics.cached_tokens(output.num_cached_tokens)
-            if recording is not None:
-                recording.num_cached += output.num_cached_tokens
+        if output.num_cached_tokens is not None:
+            self._cached(output.num_cached_tokens)
 
     def pooled(self, output: PooledOutput, now: float) -> None:
         """The whole answer went to the client: no token is timed."""
         self._first = self._last[output.choice] = now
         if self._recording is not None:
             self._recording.output(0)
-        if output.num_cached_tokens:
-            self._metrics.cached_tokens(output.num_cached_tokens)
+        self._cached(output.num_cached_tokens)
+
+    def _cached(self, num_tokens: int) -> None:
+        """Of the prompt, which each choice and each attempt tells of, and which is one."""
+        if self._told_cached:
+            return
+        self._told_cached = True
+        if num_tokens:
+            self._metrics.cached_tokens(num_tokens)
+        if self._recording is not None:
+            self._recording.num_cached += num_tokens
 
     def end(self, now: float) -> None:
         """The request is over, answered or not."""

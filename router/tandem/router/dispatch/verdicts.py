@@ -28,6 +28,10 @@ def raise_if_non_retryable(job: Job) -> None:
         raise too_late(job)
 
 
+_LEAVES = {str(cause): cause for cause in (FailCause.ASLEEP, FailCause.DRAINING)}
+"""What refusals of those words mean for a request that others have worked for."""
+
+
 def worth_waiting(job: Job, *, anyone_up: bool) -> bool:
     """Whether a worker that comes (back) could take the request: who is lost or on its way out has
     a successor, as a rule; who is full has none."""
@@ -50,10 +54,12 @@ def no_place(job: Job) -> RequestRefused | RequestFailed:
         return RequestRefused(ladder.unsupported)
     if not ladder.failures:
         return RequestFailed(FailCause.WORKER_LOST, "no worker that could take it is up")
+    if ladder.only_asleep:
+        return asleep()
     last = ladder.failures[-1]
     if ladder.only_capacity and last.refusal is not None:
         return RequestRefused(last.refusal)
-    cause = last.cause or FailCause.CAPACITY
+    cause = last.cause or _LEAVES.get(last.word, FailCause.CAPACITY)
     count = len(ladder.failures)
     return RequestFailed(
         cause, f"no worker could finish it in {count} attempts; last: {last}", ladder.reasons

@@ -18,6 +18,9 @@ ENTRY_BYTES = 128
 PARTS = 16
 """Of a worker's blocks: one is forgotten at a time, and so many new ones make one older."""
 
+FULL = 7 / 8
+"""Of the bound: below this share nobody is made young, which takes as long again as looking up."""
+
 
 class PrefixIndex:
     """Per worker a set of block hashes in the order in which they were stored or asked for."""
@@ -60,7 +63,7 @@ class PrefixIndex:
             if block not in blocks:
                 found = index
                 break
-        if found and 2 * self._count >= self.max_entries:  # else nothing is forgotten soon
+        if found and self._count >= FULL * self.max_entries:  # else nothing is forgotten soon
             cache.asked_for(hashes, found)
         return found
 

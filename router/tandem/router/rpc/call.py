@@ -66,6 +66,10 @@ class Link(Protocol):
 _NOTHING = memoryview(b"")
 
 
+class NotRead(RpcError):
+    """The client takes next to nothing of its answer."""
+
+
 class Call:
     """A stream of one connection."""
 
@@ -186,7 +190,7 @@ class Call:
     async def drained(self) -> None:
         """Until the client has room for another message, or is gone.
 
-        Raises RpcError where it takes too little of the one that waits.
+        Raises NotRead where it takes too little of the one that waits.
         """
         link = self._link
         while self._waits():
@@ -202,7 +206,7 @@ class Call:
                         await self._drained.wait()
             if self._waits() and self._is_stuck(unsent, granted):
                 words = "the client does not read its answer"
-                raise RpcError(grpc.StatusCode.DEADLINE_EXCEEDED, words)
+                raise NotRead(grpc.StatusCode.DEADLINE_EXCEEDED, words)
 
     def _waits(self) -> bool:
         return self.is_open and (bool(self._pending) or self._link.is_paused)

@@ -184,6 +184,10 @@ class Connection(asyncio.Protocol):
         if not self.calls:
             self._shut()
 
+    def abort(self) -> None:
+        """Be gone, whatever is unsent."""
+        self._transport.abort()
+
     def _is_done(self, frame: Frame) -> bool:
         """Whether it was one of the plainest, which is dealt with here."""
         whole = frame.whole

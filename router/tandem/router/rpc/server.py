@@ -20,12 +20,13 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from tandem.protocol.errors import TandemError
 from tandem.router.config import RouterConfig
+from tandem.router.http_guard import SPARE_CONNECTIONS
 from tandem.router.middleware.auth import KnownKeys
 from tandem.router.middleware.turns import Turns
 from tandem.router.openai.errors import answer_of, not_authorized
 from tandem.router.openai.service import Service
 from tandem.router.rpc import tandem_pb2 as pb
-from tandem.router.rpc.call import Call, Held
+from tandem.router.rpc.call import Call, Held, NotRead
 from tandem.router.rpc.calls import Aborted
 from tandem.router.rpc.errors import RpcError, metadata_of, status_of
 from tandem.router.rpc.http2 import Connection
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 NAME = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 _OPEN = f"/{HEALTH}/"
 """Methods that ask for no key begin so."""
+_COUNTED = f"/{NAME}/"
+"""Methods that are requests begin so: who has read of reflection what it wants gives it up."""
 _Answer = Callable[[Call], Awaitable[None]]
 
 
@@ -68,6 +71,7 @@ class Server:
         self._config = config
         self._keys = keys
         self._methods = _methods(service, config, turns)
+        self._gone = service.metrics.request_cancelled
         self._connections: set[Connection] = set()
         self._calls: dict[asyncio.Task[None], Call] = {}
         self._stopped: set[Call] = set()
@@ -95,12 +99,15 @@ class Server:
             await asyncio.wait(self._calls, timeout=self.write_seconds)
 
     def opened(self, connection: Connection) -> bool:
-        """Count it; where all places are taken, one that has no call makes room."""
+        """Count it; where all places are taken, one that has no call makes room. It may take the
+        last words with it, but not where too many do so already."""
         if len(self._connections) >= self._config.max_connections:
             idle = next((each for each in self._connections if each.is_idle()), None)
             if idle is None:
                 return False
             idle.leave()
+            if len(self._connections) > self._config.max_connections + SPARE_CONNECTIONS:
+                idle.abort()
         self._connections.add(connection)
         return True
 
@@ -123,14 +130,23 @@ class Server:
                 await self._method(call)(call)
         except asyncio.CancelledError:
             if call not in self._stopped:  # by Abort while it waited to write, or the client left
+                if not call.is_open:
+                    self._left(call)
                 call.finish(grpc.StatusCode.ABORTED, "the call was aborted")
                 raise
             self._stopped.discard(call)
             call.finish(grpc.StatusCode.UNAVAILABLE, "the server stops")
         except Exception as error:
+            if isinstance(error, NotRead):
+                self._left(call)
             _tell(error, call)
         else:
             call.finish(grpc.StatusCode.OK)
+
+    def _left(self, call: Call) -> None:
+        """Its client left before the end, or does not read it: counted as HTTP's are."""
+        if call.path.startswith(_COUNTED):
+            self._gone()
 
     def _method(self, call: Call) -> _Answer:
         """Raises RpcError for who may not call, and for what is not there."""

@@ -18,7 +18,7 @@ from threading import Lock
 import msgspec
 
 from tandem.engine.executor.channel import Channel, ChannelClosed
-from tandem.engine.structured.grammar import GrammarError, Waits, untold
+from tandem.engine.structured.grammar import GrammarError, NotNow, Waits, untold
 from tandem.engine.structured.outlines.jobs import Job, Limits
 from tandem.engine.structured.outlines.tables import MAX_BYTES, TableError, Tables, unpack
 
@@ -35,7 +35,7 @@ class OvertimeError(GrammarError):
     """A text that takes longer than it was given."""
 
 
-class LostError(GrammarError):
+class LostError(NotNow):
     """The process ended with a text in hand."""
 
 
@@ -92,7 +92,7 @@ class CompileProcess:
             self.start()
             channel = self._channel
             if channel is None:
-                raise GrammarError("a text that comes before the engine is closed")
+                raise NotNow("the engine is closed")
             try:
                 self._await_ready(channel)
                 given = time.monotonic() + seconds

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
-from tandem.engine.structured.grammar import GrammarError, Waits, untold
+from tandem.engine.structured.grammar import GrammarError, NotNow, Waits, untold
 from tandem.engine.structured.llguidance import read_tokenizer
-from tandem.engine.structured.outlines.compile_process import LostError, OvertimeError
+from tandem.engine.structured.outlines.compile_process import OvertimeError
 from tandem.engine.structured.outlines.grammar import Automaton, OutlinesGrammar
 from tandem.engine.structured.outlines.jobs import Job, job_of
-from tandem.engine.structured.outlines.lanes import BusyError, Lanes
+from tandem.engine.structured.outlines.lanes import Lanes
 from tandem.engine.structured.outlines.vocabulary import Vocabulary
 from tandem.protocol.structured import StructuredOutputsParams
 
@@ -92,7 +92,7 @@ class OutlinesCompiler:
             kept.until = time.monotonic() + OVERTIME_KEPT_SECONDS
             kept.made.set_exception(error)
         except BaseException as error:
-            if not isinstance(error, GrammarError) or isinstance(error, LostError | BusyError):
+            if not isinstance(error, GrammarError) or isinstance(error, NotNow):
                 kept.until = 0.0  # no fault of the text
             kept.made.set_exception(error)
         else:

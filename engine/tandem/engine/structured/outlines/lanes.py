@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from threading import BoundedSemaphore
 
-from tandem.engine.structured.grammar import GrammarError, Waits, untold
+from tandem.engine.structured.grammar import NotNow, Waits, untold
 from tandem.engine.structured.outlines.compile_process import CompileProcess, OvertimeError
 from tandem.engine.structured.outlines.jobs import Job
 from tandem.engine.structured.outlines.tables import Tables
@@ -19,7 +19,7 @@ MAX_SLOW = 2
 """Texts that take longer than a moment, at a time; the gate waits for no more of them."""
 
 
-class BusyError(GrammarError):
+class BusyError(NotNow):
     """Others that take long are compiled: the same text may be taken later."""
 
 

@@ -1,0 +1,75 @@
+"""Who has had its time: an attempt whose workers are silent, or the request itself.
+
+The end of a request's own time is nobody's fault: its workers have the same deadline by clocks of
+their own, and whichever is first to say so is not blamed for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from tandem.protocol.errors import FailCause
+from tandem.router.dispatch.attempt import Attempt
+from tandem.router.dispatch.failure import AttemptFailure, ReaderTooSlow
+from tandem.router.dispatch.job import Job
+from tandem.router.dispatch.verdicts import too_late
+from tandem.router.naps import Naps
+
+CLOCKS = 0.1
+"""Seconds by which a worker's clock may be before the router's at a request's deadline: what is
+rounded, and what two hosts' clocks differ in over ten minutes."""
+_SWEEP = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchLimits:
+    """Seconds, attempts per request, and bytes that wait to be read."""
+
+    request_timeout: float = 600.0
+    max_attempts: int = 3
+    worker_wait: float = 5.0
+    resume_wait: float = 30.0
+    accept_timeout: float = 30.0
+    progress_timeout: float = 120.0
+    stream_backlog: int = 4 << 20
+    """Bytes of one answer that may wait for its client."""
+    total_backlog: int = 256 << 20
+
+
+def check_deadlines(job: Job, attempt: Attempt) -> AttemptFailure | None:
+    """When all that came was read: raise if the request is over, or why its attempt is."""
+    if job.expired:
+        raise too_late(job)
+    if job.given_up:
+        raise ReaderTooSlow(
+            FailCause.CAPACITY, "given up: too much of the answer waited to be read"
+        )
+    return attempt.given_up
+
+
+def raise_if_too_late(job: Job, failure: AttemptFailure | None, now: float) -> None:
+    """A worker that says at the request's deadline that it had no more time tells no news."""
+    if failure is None or failure.cause is not FailCause.TIMEOUT:
+        return
+    if job.expired or job.deadline - now < CLOCKS:
+        raise too_late(job)
+
+
+async def sweep(jobs: Callable[[], Collection[Job]], limits: DispatchLimits) -> None:
+    """Give up attempts whose workers have been silent for too long, for as long as it runs."""
+    loop = asyncio.get_running_loop()
+    naps = Naps(loop, _SWEEP)
+    while True:
+        late = await naps.sleep()
+        now = loop.time()
+        for job in list(jobs()):
+            attempt = job.attempt
+            if attempt is not None and attempt.legs and attempt.given_up is None:
+                attempt.overslept(late)
+                failure = attempt.overdue(
+                    now, accept=limits.accept_timeout, progress=limits.progress_timeout
+                )
+                if failure is not None:
+                    attempt.give_up(failure)

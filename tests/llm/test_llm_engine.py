@@ -1,10 +1,11 @@
 """The synchronous face: add, step, abort, close."""
 
+import asyncio
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from tests.waiting import wait_for
 
 from tandem.llm import llm_engine
 from tandem.llm.async_llm import AsyncLLM
+from tandem.llm.calls import call
 from tandem.llm.llm_engine import LLMEngine
 from tandem.llm.outputs import PooledRequestOutput
 from tandem.llm.scoring import Side
@@ -240,6 +242,39 @@ def test_an_interrupt_ends_what_is_pooled(
         wait_for(lambda: len(client.aborted) == 2)
         assert set(client.aborted) == {each.key.request for each in asked}
         assert engine.pool(["c"], None, _same, at_once=4)[0].floats[0] == 1.0
+
+
+def test_an_interrupt_before_it_is_known_that_work_began_ends_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loop may take work up before who asked for it has run on."""
+    real, began, ended = asyncio.run_coroutine_threadsafe, threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            began.set()
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def interrupted(*args: Any) -> NoReturn:
+        real(*args)
+        assert began.wait(10)
+        raise Interrupted
+
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+            with pytest.raises(Interrupted):
+                call(work(), loop, None)
+        assert ended.wait(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 def test_a_failure_that_nobody_saw_ends_with_its_batch(

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from tandem.llm.async_llm import AsyncLLM, PreparedRequest
+from tandem.llm.calls import call
 from tandem.llm.metrics import Metric, read
 from tandem.llm.outputs import PooledRequestOutput, RequestOutput, ScoringRequestOutput
 from tandem.llm.patience import Patience
@@ -309,12 +310,7 @@ class LLMEngine:
     def _call(
         self, work: Coroutine[Any, Any, _Result], *, timeout: float | None = CALL_SECONDS
     ) -> _Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout)
-        except BaseException:  # Ctrl-C as well: nobody waits for it any more
-            future.cancel()
-            raise
+        return call(work, self._loop, timeout)
 
     def _stop_loop(self) -> None:
         self._call(_end_tasks())

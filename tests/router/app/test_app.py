@@ -172,7 +172,12 @@ def test_full_is_429(serve: Serve, decode: Make) -> None:
 
     d = decode(behaviour=held)
     served = serve(
-        d, max_inflight_requests=1, max_queued_requests=1, max_queue_age=1.5, worker_wait=0.0
+        d,
+        max_inflight_requests=1,
+        max_queued_requests=1,
+        max_queue_age=1.5,
+        worker_wait=0.0,
+        beat_timeout=10.0,
     )
     waiting = re.compile(r"^vllm:num_requests_waiting\S* 1\.0$", re.M)
 

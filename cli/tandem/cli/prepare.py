@@ -81,33 +81,40 @@ def _facts(prepared: PreparedModel) -> dict[str, Any]:
 
 
 def fetched(config: PrepareConfig) -> dict[str, Any]:
-    """The report on ``--to``, after filling it unless an earlier run did."""
-    from tandem.hub import prepare
-
+    """The report on ``--to``, after filling it unless an earlier run, or one beside this, did."""
     target = Path(config.to)
     note = target / ".tandem-revision"
     if not target.is_dir():
         _fetch(config, target, note.name)
+    from tandem.hub import prepare
+
     _check_servable(target)
     revision = note.read_text().strip() or None if note.is_file() else None
     return {**_facts(prepare(str(target), progress=False)), "revision": revision}
 
 
 def _fetch(config: PrepareConfig, target: Path, note: str) -> None:
+    """Jobs of several services may fill one folder: one of them fetches, the others wait for it.
+
+    Raises CacheBusy, which may pass: the Job is run again.
+    """
     scratch = target.parent / f"{_SCRATCH}-{target.name}"
     os.environ["HF_HOME"] = str(scratch / "hub")  # before huggingface_hub is imported
     from tandem.hub import prepare
+    from tandem.hub.cache import build_once
+    from tandem.operator.desired.model import JOB_DEADLINE
 
     _check_package(config)
-    prepared = prepare(
-        config.model, revision=config.source_revision, cache_dir=scratch, progress=False
-    )
-    partial = scratch / "folder"
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(prepared.path, partial, copy_function=_link)
-    (partial / note).write_text(prepared.revision or "")
-    partial.rename(target)
-    shutil.rmtree(scratch, ignore_errors=True)
+
+    def build(folder: Path) -> None:
+        prepared = prepare(
+            config.model, revision=config.source_revision, cache_dir=scratch, progress=False
+        )
+        shutil.copytree(prepared.path, folder, copy_function=_link, dirs_exist_ok=True)
+        (folder / note).write_text(prepared.revision or "")
+
+    build_once(target, build, deadline_s=JOB_DEADLINE)  # its lock is beside the scratch
+    shutil.rmtree(scratch, ignore_errors=True)  # nobody comes here again: the target is there
 
 
 def _check_package(config: PrepareConfig) -> None:

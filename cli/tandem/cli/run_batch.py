@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
-import subprocess
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -19,11 +18,12 @@ from pathlib import Path
 
 import httpx
 
+from tandem.cli import loopback
 from tandem.cli.asking_router import check_url
 from tandem.cli.batch.asking import Batch, ServerGone
 from tandem.cli.batch.lines import check_lines, read_lines
 from tandem.cli.command import Parser
-from tandem.cli.ports import free_ports
+from tandem.cli.own_server import own_server
 from tandem.protocol.errors import InvalidParameter
 
 SAY_EVERY = 10.0
@@ -44,7 +44,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--concurrency", type=int, default=64, help="requests at a time")
     parser.add_argument("--max-attempts", type=int, default=5, help="tries of each request")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds of one try")
-    parser.add_argument("--ready-seconds", type=float, default=900.0, help="for a start to take")
+    parser.add_argument(
+        "--ready-seconds",
+        type=float,
+        default=900.0,
+        help="for a start to take, a download included",
+    )
     options = parser.read(argv)
     _check(options)
     source = Path(options.input_file)
@@ -65,9 +70,9 @@ def _check(options: argparse.Namespace) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise InvalidParameter(flag, value, f"an integer, 1 to {most:,}")
     for name in ("timeout", "ready_seconds"):
-        if not getattr(options, name) > 0:
+        if not 0 < (value := getattr(options, name)) < math.inf:
             flag = f"--{name.replace('_', '-')}"
-            raise InvalidParameter(flag, getattr(options, name), "a number above 0")
+            raise InvalidParameter(flag, value, "a finite number above 0")
 
 
 @contextmanager
@@ -76,34 +81,13 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
     if options.url is not None:
         yield options.url
         return
-    (port,) = free_ports(1)
-    command = [sys.executable, "-m", "tandem.cli", "serve", options.model, "--port", str(port)]
-    process = subprocess.Popen([*command, *options.serve_flags.split()], stdout=sys.stderr)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_ready(process, url, options.ready_seconds)
-        yield url
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], url: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise OSError(f"the server ended with status {process.returncode} before it served")
-        try:
-            if httpx.get(f"{url}/ready", timeout=5).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(_POLL)
-    raise OSError(f"the server was not ready within {seconds:g} s")
+    flags = ["--model", options.model, *options.serve_flags.split()]
+    seconds = options.ready_seconds
+    with own_server(
+        flags, ready_seconds=seconds, stop_seconds=STOP_SECONDS, output=sys.stderr
+    ) as server:
+        server.wait_ready(seconds, poll=_POLL)
+        yield server.url
 
 
 def _answer(options: argparse.Namespace, url: str, source: Path, total: int) -> int:
@@ -122,7 +106,11 @@ def _answer(options: argparse.Namespace, url: str, source: Path, total: int) -> 
     async def ask() -> Batch:
         limits = httpx.Limits(max_connections=options.concurrency)
         async with httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=options.timeout, limits=limits
+            base_url=url,
+            headers=headers,
+            timeout=options.timeout,
+            limits=limits,
+            mounts=loopback.mounts(url),
         ) as client:
             batch = Batch(client, output, options.concurrency, options.max_attempts, told)
             await batch.run(read_lines(source))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import signal
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandem.cli.children import Child
+from tandem.cli.loopback import DIRECT
 
 POLL_SECONDS = 0.1
 SAY_SECONDS = 5.0
@@ -79,7 +79,7 @@ def _requests(child: Child) -> int:
     """Requests that a worker has now; 0 where it does not answer."""
     url = child.ready_url.removesuffix("/ready") + "/metrics"
     try:
-        with urllib.request.urlopen(url, timeout=1.0) as answer:
+        with DIRECT.open(url, timeout=1.0) as answer:
             lines = answer.read().decode().splitlines()
         return sum(int(float(line.split()[-1])) for line in lines if line.startswith(_COUNTED))
     except (urllib.error.URLError, OSError, ValueError):

@@ -73,8 +73,8 @@ class Supervisor:
         set_up_logging(self.config.log_level)
         dump_on_signal()
         for number in SIGNALS:
-            signal.signal(number, self._on_signal)
-        started = time.monotonic()
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)  # unless nohup said to outlive the terminal
         check_address(self.config.host, self.config.port)
         graces, dummy = self.check_flags()
         path, name = self._prepare(dummy)
@@ -82,13 +82,14 @@ class Supervisor:
         check_address(self.config.host, self.config.port)
         self.children = self._plan(path, name)
         try:
-            return self._serve(started, name)
+            return self._serve(name)
         finally:
             self._say("stopping")
             stop(self.children, graces, hurried=self._hurried.is_set, say=self._say)
             self._say("all processes have ended")
 
-    def _serve(self, started: float, name: str) -> int:
+    def _serve(self, name: str) -> int:
+        started = time.monotonic()  # the model is here: what came before is no part of a start
         for child in self.children:
             child.start(sys.stderr)
         if not self._wait_ready(started):

@@ -30,7 +30,9 @@ class UpConfig:
     prefill_flags: str = setting("", "Further flags for prefill workers, as one string.")
     decode_flags: str = setting("", "Further flags for decode workers, as one string.")
     router_flags: str = setting("", "Further flags for the router, as one string.")
-    ready_seconds: float = setting(300.0, "Give up if the stack cannot serve by then.")
+    ready_seconds: float = setting(
+        300.0, "Give up if the processes, once started, cannot serve by then.", unit="s"
+    )
     log_level: str = setting(
         "warning",
         "Least severe messages to show of the processes.",

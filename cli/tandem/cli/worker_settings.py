@@ -49,8 +49,12 @@ def engine_config(given: dict[type, dict[str, Any]]) -> EngineConfig:
     if source is None:
         raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
     from tandem.hub import prepare
+    from tandem.hub.source import HubRepo, parse
 
+    # Of a hub id it says what to fetch: a branch is no name for KV, as its commits differ.
+    of_hub = "revision" in flat and isinstance(parse(source), HubRepo)
+    revision = flat.pop("revision") if of_hub else None
     weights = flat.get("load_format") != "dummy"
-    prepared = prepare(source, weights=weights)
+    prepared = prepare(source, revision=revision, weights=weights)
     flat.setdefault("revision", prepared.fingerprint if weights else None)
     return EngineConfig.of(str(prepared.path), **flat)

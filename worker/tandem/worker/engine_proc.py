@@ -135,7 +135,8 @@ class EngineCoreProc:
         except Exception:
             logger.exception("the step loop failed; the worker ends")
             self._probes.fail("the step loop failed")
-            self._tell(self._core.keys(), "the worker's engine failed")
+            # What they need is another worker, or the next of this place.
+            self._tell(self._core.keys(), FailCause.WORKER_LOST, "the worker's engine failed")
             return 1
         finally:
             self._stillness.stop()
@@ -318,12 +319,12 @@ class EngineCoreProc:
         """Drop requests and tell their routers, so that they can go on elsewhere."""
         for key in keys:
             self._core.abort(key)
-        self._tell(keys, reason)
+        self._tell(keys, FailCause.DRAINING, reason)
 
-    def _tell(self, keys: list[RequestKey], reason: str) -> None:
+    def _tell(self, keys: list[RequestKey], cause: FailCause, reason: str) -> None:
         """Requests end here; the engine is not touched: it may be broken."""
         for key in keys:
-            failed = Failed(key.request, key.attempt, FailCause.DRAINING, reason)
+            failed = Failed(key.request, key.attempt, cause, reason)
             self._io.send(Incarnation(key.router), Frame(step=self._steps, failed=(failed,)))
         if keys:
             self._io.flush()

@@ -106,19 +106,42 @@ async def send(session: aiohttp.ClientSession, target: Target, ask: Ask, started
 
 
 async def _read(answer: aiohttp.ClientResponse, record: Record, started: float) -> None:
-    """Events as they come off the socket: one await and one time for all that came together."""
+    """Events as they come off the socket: one await and one time for all that came together.
+
+    A server that goes away may close its connection like one that is through: only ``[DONE]`` says
+    that the answer is whole, and only its usage how many tokens that is.
+    """
     rest = b""
+    done = counted = False
     async for data in answer.content.iter_any():
         now = time.perf_counter() - started
-        *events, rest = (rest + data).split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data: ") and event != b"data: [DONE]":
-                _note(record, _decoder.decode(event[6:]), now)
+        rest += data
+        if b"\r" in rest:  # of ends of lines: JSON has none
+            rest = rest.replace(b"\r\n", b"\n")
+        *events, rest = rest.split(b"\n\n")
+        for content in map(_content, events):
+            if content == b"[DONE]":
+                done = True
+            elif content:
+                counted |= _note(record, _decoder.decode(content), now)
         if record.error is not None:
             return
+    if not done and _content(rest) != b"[DONE]":
+        record.error = "the stream was cut: it ended without [DONE]"
+    elif record.times and not counted:
+        record.error = "the answer has no usage: its tokens cannot be counted"
 
 
-def _note(record: Record, chunk: _Chunk, now: float) -> None:
+def _content(event: bytes) -> bytes:
+    """The data of an event; empty for one without, such as a comment."""
+    if event.startswith(b"data:") and b"\n" not in event:  # nearly all
+        return event[5:].strip()
+    lines = event.split(b"\n")
+    return b"\n".join(line[5:].strip() for line in lines if line.startswith(b"data:"))
+
+
+def _note(record: Record, chunk: _Chunk, now: float) -> bool:
+    """Whether the chunk says how many tokens there are."""
     if chunk.error is not None:
         record.error = f"in the stream: {chunk.error}"[:300]
     if chunk.usage is not None:
@@ -126,3 +149,4 @@ def _note(record: Record, chunk: _Chunk, now: float) -> None:
     # Also a step without text of its own: left out, it would make a gap that is none.
     if any(choice.text is not None or choice.delta for choice in chunk.choices):
         record.times.append(now)
+    return chunk.usage is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from tandem.cli import loopback
 from tandem.cli.bench.client import Record, Target
 from tandem.cli.bench.drive import Bounds, drive, drive_in_processes
 from tandem.cli.bench.load import LoadConfig, asks
@@ -135,10 +136,11 @@ def _target(config: ServeConfig) -> Target:
 def _first_model(config: ServeConfig, headers: dict[str, str]) -> str:
     url = config.base_url.rstrip("/") + "/v1/models"
     try:
-        answer = httpx.get(url, headers=headers, timeout=10)
+        with httpx.Client(mounts=loopback.mounts(url), timeout=10) as client:
+            answer = client.get(url, headers=headers)
         answer.raise_for_status()
         name: str = answer.json()["data"][0]["id"]
-    except (httpx.HTTPError, ValueError, LookupError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
         problem = f"a server that lists its models ({error})"
         raise InvalidParameter("base_url", config.base_url, problem) from error
     return name

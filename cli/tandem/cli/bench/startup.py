@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,10 +12,11 @@ from typing import IO
 
 import httpx
 
+from tandem.cli import loopback
 from tandem.cli.bench.report import check_place
 from tandem.cli.command import parse
 from tandem.cli.flags import Section
-from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.cli.own_server import OwnServer, own_server
 from tandem.protocol.errors import TandemError
 from tandem.protocol.settings import check_integer, check_positive, setting
 
@@ -59,45 +59,32 @@ def run(argv: list[str]) -> int:
 
 def start(config: StartupConfig) -> dict[str, float]:
     """Seconds until ready and until the first token of one fresh server."""
-    port = free_ports(1)[0]
-    command = [sys.executable, "-m", "tandem.cli", "serve", "--port", str(port)]
-    command += ["--model", config.model] if config.model else []
-    command += [f"--worker-flags={' '.join(config.worker_flags)}"] if config.worker_flags else []
-    url = f"http://{LOOPBACK}:{port}"
+    flags = ["--model", config.model] if config.model else []
+    flags += [f"--worker-flags={' '.join(config.worker_flags)}"] if config.worker_flags else []
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            with httpx.Client(base_url=url, timeout=config.timeout) as client:
-                _until_ready(client, process, started + config.timeout)
-                ready = time.perf_counter() - started
-                body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
-                body["model"] = client.get("/v1/models").json()["data"][0]["id"]
-                client.post("/v1/completions", json=body).raise_for_status()
-                return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
-        except (TandemError, TimeoutError, httpx.HTTPError):
+            with own_server(
+                flags, ready_seconds=config.timeout, stop_seconds=_STOP_SECONDS, output=log
+            ) as server:
+                return _measured(server, started, config.timeout)
+        except (TandemError, httpx.HTTPError):
             print(f"What the server said last:\n{_last_lines(log)}", file=sys.stderr)
             raise
-        finally:
-            process.terminate()
-            process.wait(_STOP_SECONDS)
+
+
+def _measured(server: OwnServer, started: float, timeout: float) -> dict[str, float]:
+    server.wait_ready(timeout, poll=_POLL)
+    ready = time.perf_counter() - started
+    with httpx.Client(
+        base_url=server.url, timeout=timeout, mounts=loopback.mounts(server.url)
+    ) as client:
+        body = {"prompt": [1000, 1001, 1002], "max_tokens": 1, "temperature": 0}
+        body["model"] = client.get("/v1/models").json()["data"][0]["id"]
+        client.post("/v1/completions", json=body).raise_for_status()
+    return {"ready_s": ready, "first_token_s": time.perf_counter() - started}
 
 
 def _last_lines(log: IO[bytes]) -> str:
     log.seek(0)
     return "\n".join(log.read().decode(errors="replace").splitlines()[-_SHOWN_LINES:])
-
-
-def _until_ready(client: httpx.Client, process: subprocess.Popen[bytes], deadline: float) -> None:
-    while True:
-        try:
-            if client.get("/ready", timeout=5).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        code = process.poll()
-        if code is not None:
-            raise TandemError(f"the server ended with status {code} before it was ready")
-        if time.perf_counter() > deadline:
-            raise TimeoutError("the server was not ready in time")
-        time.sleep(_POLL)

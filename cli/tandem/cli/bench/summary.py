@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -98,7 +99,10 @@ def _spread(
 
 
 def _is_within(record: Record, bounds: Mapping[str, float]) -> bool:
-    times = {"ttft": record.ttft, "tpot": record.tpot or 0.0, "e2el": record.e2e}
+    tpot = record.tpot
+    if tpot is None:  # a single token has no time between tokens that could be too long
+        tpot = 0.0 if record.num_tokens == 1 else math.inf
+    times = {"ttft": record.ttft, "tpot": tpot, "e2el": record.e2e}
     return all(1000 * times[name] <= bound for name, bound in bounds.items())
 
 

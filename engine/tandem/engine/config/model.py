@@ -65,8 +65,8 @@ class ModelConfig:
     )
     revision: str | None = setting(
         None,
-        "Digest of weights and config; workers exchange KV only within one revision. "
-        "None is computed from the folder.",
+        "Of a hub id: branch, tag or commit that is fetched. Of a folder: digest of weights and "
+        "config; workers exchange KV only within one. None is computed from the folder.",
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,84 @@
+"""A `tandem serve` that another command starts for itself, and ends.
+
+It ends with that command, however that one ends: killed, too, it leaves no server behind that keeps
+GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, Any
+
+import httpx
+
+from tandem.cli import loopback
+from tandem.cli.children import ENV_PARENT
+from tandem.cli.ports import LOOPBACK, free_ports
+from tandem.protocol.errors import TandemError
+
+
+@dataclass(frozen=True, slots=True)
+class OwnServer:
+    """The process, and where it answers."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+
+    def wait_ready(self, seconds: float, *, poll: float) -> None:
+        """Return when it serves. Raises TandemError if it ends before, or takes longer."""
+        deadline = time.monotonic() + seconds
+        with httpx.Client(mounts=loopback.mounts(self.url), timeout=5) as client:
+            while True:
+                try:
+                    if client.get(f"{self.url}/ready").status_code == 200:
+                        return
+                except httpx.HTTPError:
+                    pass
+                code = self.process.poll()
+                if code is not None:
+                    raise TandemError(f"the server ended with status {code} before it was ready")
+                if time.monotonic() > deadline:
+                    raise TandemError(f"the server was not ready within {seconds:g} s")
+                time.sleep(poll)
+
+
+def command(port: int, ready_seconds: float, flags: Sequence[str]) -> list[str]:
+    """The command line; of what is given twice the last counts, which is in ``flags``."""
+    words = [sys.executable, "-m", "tandem.cli", "serve", "--port", str(port)]
+    return [*words, "--ready-seconds", f"{ready_seconds:g}", *flags]
+
+
+@contextmanager
+def own_server(
+    flags: Sequence[str],
+    *,
+    ready_seconds: float,
+    stop_seconds: float,
+    output: IO[Any],
+) -> Iterator[OwnServer]:
+    """A server that starts within the block, whose output goes to ``output``; none runs behind it.
+
+    It has ``stop_seconds`` to end by itself.
+    """
+    (port,) = free_ports(1)
+    process = subprocess.Popen(
+        command(port, ready_seconds, flags),
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, ENV_PARENT: str(os.getpid())},
+    )
+    try:
+        yield OwnServer(process, f"http://{LOOPBACK}:{port}")
+    finally:
+        process.terminate()
+        try:
+            process.wait(stop_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its own processes end with it
+            process.wait()

@@ -1,0 +1,102 @@
+"""The server that `run-batch` and `bench startup` start for themselves."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tandem.cli.bench.startup import StartupConfig, start
+from tandem.cli.own_server import own_server
+from tandem.cli.run_batch import run
+from tandem.protocol.errors import TandemError
+
+CHAT = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}'
+FAKE = """#!{python}
+import os, sys
+with open({log!r}, "w") as log:
+    print(*sys.argv[1:], sep="\\n", file=log)
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a program in Python's place writes its words down, before it ends."""
+    program, log = tmp_path / "python", tmp_path / "words"
+    program.write_text(FAKE.format(python=sys.executable, log=str(log)))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return log
+
+
+def ready_seconds(words: str) -> list[str]:
+    """Values of the flag in the order in which they stand."""
+    given = words.splitlines()
+    return [given[at + 1] for at, word in enumerate(given) if word == "--ready-seconds"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "values"),
+    [
+        ([], ["900"]),
+        (["--ready-seconds", "1234.5"], ["1234.5"]),
+        (["--serve-flags", "--ready-seconds 7"], ["900", "7"]),
+    ],
+)
+def test_a_batch_gives_its_server_as_long_as_it_waits(
+    flags: list[str], values: list[str], told: Path, tmp_path: Path
+) -> None:
+    """The server's own 300 s would be the end of a large model; who names both is heard."""
+    source = tmp_path / "in.jsonl"
+    source.write_text(CHAT)
+    words = ["-i", str(source), "-o", str(tmp_path / "out"), "--model", "m", *flags]
+    with pytest.raises(TandemError, match="ended with status 7"):
+        run(words)
+    assert ready_seconds(told.read_text()) == values
+
+
+def test_a_measured_start_may_take_as_long_as_it_is_told(told: Path) -> None:
+    """`bench startup --timeout`."""
+    with pytest.raises(TandemError, match="ended with status 7"):
+        start(StartupConfig(model="m", timeout=4321.0))
+    assert ready_seconds(told.read_text()) == ["4321"]
+
+
+def test_a_time_without_end_is_refused(tmp_path: Path) -> None:
+    """The server would refuse it, too, after the file was read."""
+    words = ["-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", "m"]
+    with pytest.raises(TandemError, match="a finite number above 0"):
+        run([*words, "--ready-seconds", "inf"])
+
+
+STUBBORN = """#!{python}
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("deaf", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_server_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time that it has for that, whatever its own processes do."""
+    program, log = tmp_path / "python", tmp_path / "log"
+    program.write_text(STUBBORN.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with (
+        log.open("wb") as output,
+        own_server([], ready_seconds=1.0, stop_seconds=0.2, output=output) as server,
+    ):
+        deadline = time.monotonic() + 60.0
+        while "deaf" not in log.read_text():
+            assert server.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert server.process.returncode == -signal.SIGKILL

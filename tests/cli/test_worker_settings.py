@@ -40,16 +40,21 @@ def home(smollm2: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config_of(home: Path, *words: str) -> tuple[Path, str]:
-    """Folder and revision of a worker's config; in a process of its own, as the hub's client reads
-    the environment once."""
+def said(home: Path, program: str, *words: str) -> list[str]:
+    """Lines that a program prints, in a process of its own, as the hub's client reads the
+    environment once."""
     environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         environment.pop(name, None)
-    command = [sys.executable, "-c", ASK, "--device", "cpu", *words]
+    command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
-    folder, revision = done.stdout.splitlines()[-2:]
+    return done.stdout.splitlines()
+
+
+def config_of(home: Path, *words: str) -> tuple[Path, str]:
+    """Folder and revision of a worker's config."""
+    folder, revision = said(home, ASK, "--device", "cpu", *words)[-2:]
     return Path(folder), revision
 
 
@@ -78,3 +83,14 @@ def test_made_up_weights_of_a_revision_go_under_their_seed(home: Path):
 def test_a_digest_of_a_folder_stands(smollm2: Path, home: Path):
     """Who prepared the folder knows its content."""
     assert config_of(home, "--model", str(smollm2), "--revision", "known")[1] == "known"
+
+
+def test_offline_a_revision_of_a_hub_id_is_what_is_loaded(home: Path):
+    """As by a worker's command line."""
+    ask = (
+        "from tandem.llm import LLM\n"
+        "with LLM('org/x', revision='v1.1', device='cpu', max_model_len=256) as llm:\n"
+        "    print(llm.card.fingerprint.revision)\n"
+    )
+    tagged = home / "hub" / "models--org--x" / "snapshots" / TAGGED
+    assert said(home, ask)[-1] == prepare(str(tagged)).fingerprint

@@ -49,11 +49,9 @@ def engine_config(given: dict[type, dict[str, Any]]) -> EngineConfig:
     if source is None:
         raise InvalidParameter("--model", None, "a folder, a GGUF file, a hub id or package:NAME")
     from tandem.hub import prepare
-    from tandem.hub.source import HubRepo, parse
+    from tandem.hub.source import has_commits
 
-    # Of a hub id it says what to fetch: a branch is no name for KV, as its commits differ.
-    of_hub = "revision" in flat and isinstance(parse(source), HubRepo)
-    revision = flat.pop("revision") if of_hub else None
+    revision = flat.pop("revision", None) if has_commits(source) else None
     weights = flat.get("load_format") != "dummy"
     prepared = prepare(source, revision=revision, weights=weights)
     flat.setdefault("revision", prepared.fingerprint if weights else None)

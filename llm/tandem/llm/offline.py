@@ -103,6 +103,7 @@ class LLM:
 
         from tandem.engine.config import EngineConfig
         from tandem.hub import prepare
+        from tandem.hub.source import has_commits
 
         if not 0 <= log_stats_interval <= MAX_INTERVAL_S:
             allowed = f"seconds from 0 to {MAX_INTERVAL_S:g}"
@@ -111,7 +112,8 @@ class LLM:
         if trust_remote_code:
             _log.warning("trust_remote_code is not needed: no model's own code is ever run")
         weights = options.get("load_format") != "dummy"
-        prepared = prepare(model, weights=weights)
+        commit = options.pop("revision", None) if has_commits(model) else None
+        prepared = prepare(model, revision=commit, weights=weights)
         if weights:
             options.setdefault("revision", prepared.fingerprint)
         config = EngineConfig.of(prepared.path, **options)

@@ -72,6 +72,8 @@ class RealStack:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.zero = 0.0
         """When the run began, by ``time.monotonic``."""
+        self.asked: list[Seen] = []
+        """All requests, those that failed too."""
         self._open = 0
 
     @property
@@ -135,6 +137,7 @@ class RealStack:
         self, prompt: list[int], out: int, done: Callable[[Seen], None], seed: int
     ) -> None:
         seen = Seen(sent=self.now, num_prompt=len(prompt), new_tokens=len(prompt))
+        self.asked.append(seen)
         body = {"prompt": prompt, "max_tokens": out, "seed": seed, "temperature": 0}
         body |= {"stream": True, "ignore_eos": True, "return_token_ids": True}
         rest = b""
@@ -164,12 +167,10 @@ def late_places(seen: Sequence[Seen]) -> list[list[float]]:
     return rows
 
 
-def tell_stalls(
-    seen: Sequence[Seen], stack: RealStack, noted: Path, bound_ms: float, file: Path
-) -> None:
+def tell_stalls(stack: RealStack, noted: Path, bound_ms: float, file: Path) -> None:
     """Print a line for each moment at which streams stood still together, and write all of it."""
     time.sleep(3 * WRITE_SECONDS)
-    streams = [[stack.zero + at for at in each.times] for each in seen]
+    streams = [[stack.zero + at for at in each.times] for each in stack.asked]
     span = stack.zero, max((times[-1] for times in streams if times), default=stack.zero)
     found = moments.moments(streams, bound_ms / 1e3)
     printed, lines = moments.report(found, moments.read(noted), span)
@@ -192,10 +193,10 @@ def one_load(
         seen = load(stack)
         row = dict(figures(seen).row())
         row["late_places"] = late_places(seen)
-        if noted is not None:
-            tell_stalls(seen, stack, noted, args.stalls, told)
     except RuntimeError as error:
         row["error"] = str(error)
+    if noted is not None:
+        tell_stalls(stack, noted, args.stalls, told)
     row["failed"] = stack.failed
     row["ways"] = counted.ways(before, server.metrics("router"))
     return row

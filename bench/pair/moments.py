@@ -22,19 +22,19 @@ BEFORE = 0.06
 LINES = 200
 LINES_EACH = 8
 """Of a moment that are told, at least."""
-MOMENTS = 20
+MOMENTS = 12
 """Of which all is told, at most: those with the most streams."""
-NOTES, STACK_LINES = 3, 8
+NOTES, STACK_LINES = 2, 8
 """Of one process and moment that are told: the longest notes, and lines of stacks, or some more."""
 ASLEEP = (
-    *("Condition.wait", "IOThread._wait", "Poller.poll", "Receiver._wait", "Stillness.run"),
-    *("EpollSelector.select", "_PollLikeSelector.select", "_worker", "nap", "sleep_on"),
-    "Runner.run",
+    *("wait threading.py", "_worker thread.py", "select selectors.py", "run runners.py"),
+    *("_wait io.py", "run stillness.py", "poll poll.py", "_wait tcp_streams.py"),
+    *("nap naps.py", "sleep_on naps.py"),
 )
-"""Functions in which threads lie that have nothing to do (under ``Runner.run`` uvloop waits)."""
+"""Functions in which threads lie that have nothing to do (under asyncio's ``run`` uvloop waits)."""
 BASES = (
-    *(" < EngineCoreProc._loop", " < BaseEventLoop.run_forever", " < Runner.run", " < Thread.run"),
-    " < Thread._bootstrap",
+    *(" < _loop worker/engine_proc.py", " < run_forever asyncio/", " < run asyncio/"),
+    *(" < run python3", " < _bootstrap"),
 )
 """Frames from which on a stack says nothing."""
 
@@ -191,8 +191,10 @@ def _longest(notes: Sequence[Note], zero: float) -> list[str]:
 
 
 def _whole(moment: Moment, notes: Sequence[Note], zero: float) -> list[str]:
-    """All of a moment: who noted the longest first."""
+    """All of a moment: what each process noted, who noted the longest first, then where threads
+    stood."""
     lines = [f"== {_head(moment, zero)}"]
+    stacks: list[str] = []
     by_who = beside(moment, notes)
     for who in sorted(by_who, key=lambda each: -max(map(_length, by_who[each]))):
         others = [each for each in by_who[who] if each.kind != "stack"]
@@ -202,15 +204,15 @@ def _whole(moment: Moment, notes: Sequence[Note], zero: float) -> list[str]:
         ]
         if len(others) > NOTES:
             lines.append(f"  {who}: {len(others) - NOTES} shorter notes")
-        lines += _stacks(who, [each for each in by_who[who] if each.kind == "stack"], moment)
-    return lines
+        stacks += _stacks(who, [each for each in by_who[who] if each.kind == "stack"], moment)
+    return lines + stacks
 
 
 def _stacks(who: str, stacks: Sequence[Note], moment: Moment) -> list[str]:
     """Where threads stood that were at something, each place once."""
     lines: list[str] = []
     said: set[str] = set()
-    for note in stacks:
+    for note in sorted(stacks, key=lambda each: each.end < moment.at):  # within it first
         when, *threads = note.text.splitlines()
         awake = [_cut(each) for each in threads if not _asleep(each)]
         new = [each for each in awake if each not in said]
@@ -226,7 +228,8 @@ def _when(note: Note, moment: Moment) -> str:
 
 
 def _asleep(thread: str) -> bool:
-    return thread.partition(": ")[2].partition(" ")[0] in ASLEEP
+    function, _, place = thread.partition(": ")[2].partition(" < ")[0].partition(" ")
+    return f"{function} {place.rpartition('/')[2].partition(':')[0]}" in ASLEEP
 
 
 def _cut(stack: str) -> str:

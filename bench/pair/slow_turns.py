@@ -21,7 +21,7 @@ from bench.pair.watcher import LATE_SECONDS, Notes, Watcher
 
 SLOW_SECONDS = 0.018
 SECONDS_A_TOKEN = 5e-5
-"""What a step's prompt tokens may take, beside ``LATE_SECONDS``, before its wait is looked at."""
+"""What a step's prompt tokens may take, beside ``SLOW_SECONDS``, before its wait is looked at."""
 
 
 class StepHeart:
@@ -41,7 +41,8 @@ class StepHeart:
         over = now - at - LATE_SECONDS
         if self.rests or over <= 0:
             return 0.0, part
-        if part == "wait" and over <= self.prompt_tokens() * SECONDS_A_TOKEN:
+        usual = SLOW_SECONDS - LATE_SECONDS + self.prompt_tokens() * SECONDS_A_TOKEN
+        if part == "wait" and over <= usual:
             return 0.0, part
         return over, f"the part {part!r} of the step loop"
 

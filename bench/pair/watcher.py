@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import json
 import os
-import sys
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Protocol
 
 WAKE_SECONDS = 0.002
@@ -21,6 +21,9 @@ LATE_SECONDS = 0.012
 AGAIN_SECONDS = 0.006
 """From one such look to the next."""
 LOOKS = 3
+"""At one stall. Each takes the interpreter for 1 to 2 ms."""
+LOOKS_A_SECOND, LOOKS_AT_ONCE = 10.0, 30.0
+"""More are left out, so that a process that is always slow is not slowed down much."""
 HELD_SECONDS = 0.005
 """By which the watching thread itself is late before it says so."""
 PASS_SECONDS = 0.002
@@ -34,6 +37,8 @@ KEPT = 20_000
 DEPTH, DEPTH_BESIDE = 10, 4
 """Frames that are said of the watched thread, and of others."""
 MAIN = "the watched thread"
+THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
+FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\S+) in (?P<function>.*)')
 
 
 class Heart(Protocol):
@@ -124,8 +129,12 @@ class Watcher(threading.Thread):
         self._notes, self._heart = notes, heart
         self._main = threading.get_ident()
         """The thread of the heart: who makes this."""
+        self._stacks = Stacks()
         self._seen = 0
         """Looks at the stall that there is now."""
+        self._looks, self._left_out = LOOKS_AT_ONCE, 0
+        """Looks that it may take by now, and those that it might not."""
+        self._looked = time.monotonic()
         self._over = False
         self.now_and_then: list[Callable[[], None]] = []
         """Called every ``WRITE_SECONDS``."""
@@ -134,6 +143,7 @@ class Watcher(threading.Thread):
         """End, once what was noted is written."""
         self._over = True
         self.join()
+        self._stacks.close()
 
     def run(self) -> None:
         """Until ``stop``, which a process that lives as long as it does never calls."""
@@ -153,7 +163,8 @@ class Watcher(threading.Thread):
                     each()
                 if now - spoke > COST_SECONDS:
                     spoke, cpu = now, time.thread_time()
-                    text = f"the watcher woke {wakes} times and used {1e3 * cpu:.0f} ms of CPU"
+                    text = f"the watcher woke {wakes} times, used {1e3 * cpu:.0f} ms of CPU"
+                    text += f", left out {self._left_out} looks"
                     self._notes.put(now, now, "cost", text)
                 self._notes.write()
         self._notes.write()
@@ -174,25 +185,52 @@ class Watcher(threading.Thread):
             self._say_where(since, now, f"{1e3 * (now - since):.0f} ms in {part}")
 
     def _say_where(self, at: float, now: float, when: str) -> None:
+        earned = LOOKS_A_SECOND * (now - self._looked)
+        self._looks, self._looked = min(LOOKS_AT_ONCE, self._looks + earned), now
+        if self._looks < 1.0:
+            self._left_out += 1
+            return
+        self._looks -= 1.0
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        frames = sys._current_frames()
-        found = [when, f"{MAIN}: {stack_of(frames.pop(self._main, None), DEPTH)}"]
-        frames.pop(threading.get_ident(), None)
-        found += [
-            f"{names.get(ident, ident)}: {stack_of(frame, DEPTH_BESIDE)}"
-            for ident, frame in frames.items()
+        found = self._stacks.look()
+        found.pop(threading.get_ident(), None)
+        told = [when, f"{MAIN}: {' < '.join(found.pop(self._main, [])[:DEPTH])}"]
+        told += [
+            f"{names.get(ident, ident)}: {' < '.join(places[:DEPTH_BESIDE])}"
+            for ident, places in found.items()
         ]
-        self._notes.put(at, now, "stack", "\n".join(found))
+        self._notes.put(at, now, "stack", "\n".join(told))
 
 
-def stack_of(frame: FrameType | None, depth: int) -> str:
-    """The innermost frames, the very innermost first."""
+class Stacks:
+    """Where the threads of this process are, as faulthandler says: it makes no objects of frames.
+    Walking those of ``sys._current_frames`` while their threads go on crashed CPython 3.11."""
+
+    def __init__(self) -> None:
+        self._file = os.fdopen(os.memfd_create("stacks"), "w+b", buffering=0)
+
+    def look(self) -> dict[int, list[str]]:
+        """Of each thread, the innermost place first."""
+        self._file.seek(0)
+        self._file.truncate()
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        self._file.seek(0)
+        return parsed(self._file.readall().decode(errors="replace"))
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._file.close()
+
+
+def parsed(text: str) -> dict[int, list[str]]:
+    """What faulthandler has written, by thread: ``function folder/file:line``."""
+    found: dict[int, list[str]] = {}
     places: list[str] = []
-    while frame is not None and len(places) < depth:
-        places.append(f"{_place(frame.f_code)}:{frame.f_lineno}")
-        frame = frame.f_back
-    return " < ".join(places)
-
-
-def _place(code: CodeType) -> str:
-    return f"{code.co_qualname} {'/'.join(code.co_filename.rsplit('/', 2)[-2:])}"
+    for line in text.splitlines():
+        thread, frame = THREAD.match(line), FRAME.match(line)
+        if thread is not None:
+            places = found.setdefault(int(thread[1], 16), [])
+        elif frame is not None:
+            file = "/".join(frame["file"].rsplit("/", 2)[-2:])
+            places.append(f"{frame['function']} {file}:{frame['line']}")
+    return found

@@ -55,7 +55,14 @@ def test_a_moment_is_told_what_came_shortly_before_and_in_it() -> None:
         Note("router 1", 9.0, 9.9, "gc", "long ago"),
         Note("router 1", 9.94, 9.96, "gc", "just before"),
         Note("decode 2", 9.99, 10.03, "turn", "a turn took 40.0 ms: wait 39.9; of 90 decodes"),
-        Note("decode 2", 10.0, 10.02, "stack", "20 ms\nthe watched thread: f a.py:1\nio: nap b:1"),
+        Note(
+            "decode 2",
+            10.0,
+            10.02,
+            "stack",
+            "20 ms\nthe watched thread: f a/a.py:1 < run python3.11/threading.py:9\n"
+            "io: nap link/naps.py:1",
+        ),
         Note("prefill 3", 10.04, 10.05, "turn", "afterwards"),
     ]
     found = moments.beside(moment, notes)
@@ -68,8 +75,8 @@ def test_a_moment_is_told_what_came_shortly_before_and_in_it() -> None:
     text = "\n".join(lines)
     assert len(printed) == 1
     assert "decode 2: turn in 1 of 1" in text
-    assert "the watched thread: f a.py:1" in text
-    assert "nap b:1" not in text  # a thread that has nothing to do
+    assert "the watched thread: f a/a.py:1\n" in text
+    assert "naps.py" not in text  # a thread that has nothing to do
 
 
 def test_a_report_is_short() -> None:
@@ -159,3 +166,27 @@ def test_processes_of_a_stack_are_told_to_install(tmp_path: Path) -> None:
     site = Path(found["PYTHONPATH"].split(":")[0]) / "sitecustomize.py"
     assert site.read_text() == "from bench.pair.stalls import install\n\ninstall()\n"
     assert found[stalls.FOLDER] == str(folder)
+
+
+def test_a_process_that_always_stands_is_looked_at_only_now_and_then(tmp_path: Path) -> None:
+    """Looks take the interpreter: those over what is allowed are left out."""
+    watching = watcher.Watcher(watcher.Notes("test", tmp_path), Standing())
+    now = time.monotonic()
+    for _ in range(200):
+        watching._say_where(now, now, "now")
+    watching._notes.write()
+    watching._stacks.close()
+    assert len(noted_of(tmp_path, "stack")) == watcher.LOOKS_AT_ONCE
+
+
+def test_where_threads_stand_is_read_of_faulthandler() -> None:
+    """Functions with their places, by thread, the innermost first."""
+    text = (
+        "Current thread 0x00007f01 (most recent call first):\n"
+        '  File "/a/b/c.py", line 12 in <listcomp>\n  File "/a/d.py", line 7 in run\n\n'
+        'Thread 0x00007f02 (most recent call first):\n  File "e.py", line ??? in f\n'
+    )
+    assert watcher.parsed(text) == {
+        0x7F01: ["<listcomp> b/c.py:12", "run a/d.py:7"],
+        0x7F02: ["f e.py:???"],
+    }

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from bench.pair import imports
 from bench.pair.device_calls import Allocations, how_run, tell
-from bench.pair.watcher import LATE_SECONDS, Notes, Watcher
+from bench.pair.watcher import LATE_SECONDS, Notes, Quiet, Watcher
 
 SLOW_SECONDS = 0.018
 SECONDS_A_TOKEN = 5e-5
@@ -184,7 +185,10 @@ def watch(notes: Notes, engine_proc: ModuleType) -> None:
     turns.part(core, "_update", "update", turns.updates)
     turns.part(uniproc.StepFuture, "result", "wait", None)
     turns.part(uniproc.StepFuture, "wait_nearly", "wait", None)
-    turns.part(proc, "_send", "send", None)
+    quiet = Quiet(notes, "told routers no tokens")
+    streams = imports.role() == "decode"  # a prefill worker says a token now and then
+    told = (lambda _, outputs: quiet.came() if outputs.outputs else None) if streams else None
+    turns.part(proc, "_send", "send", told)
     turns.part(core, "observe", "observe", None)
     watcher = Watcher(notes, turns.heart)
     watcher.now_and_then.append(turns.allocations.look)

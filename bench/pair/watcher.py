@@ -30,6 +30,8 @@ PASS_SECONDS = 0.002
 LOOP_SECONDS = 0.008
 """By which an event loop's timer is late before it is noted."""
 BEAT_SECONDS = 0.004
+QUIET_SECONDS, PAUSE_SECONDS = 0.02, 1.0
+"""Between frames of a worker to a router: what is noted lies between these."""
 WRITE_SECONDS = 0.25
 COST_SECONDS = 2.0
 KEPT = 20_000
@@ -72,6 +74,23 @@ class Notes:
             lines.append(json.dumps(line) + "\n")
         with self._path.open("a") as file:
             file.writelines(lines)
+
+
+class Quiet:
+    """Notes when what usually comes did not come for a while. A longer one is a pause: nothing was
+    to come."""
+
+    def __init__(self, notes: Notes, what: str) -> None:
+        self._notes, self._what = notes, what
+        self._last = time.monotonic()
+
+    def came(self) -> None:
+        """It came."""
+        now, last = time.monotonic(), self._last
+        self._last = now
+        if QUIET_SECONDS < now - last < PAUSE_SECONDS:
+            text = f"{self._what} for {1e3 * (now - last):.1f} ms"
+            self._notes.put(last, now, "quiet", text)
 
 
 class LoopHeart:

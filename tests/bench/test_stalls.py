@@ -190,3 +190,16 @@ def test_where_threads_stand_is_read_of_faulthandler() -> None:
         0x7F01: ["<listcomp> b/c.py:12", "run a/d.py:7"],
         0x7F02: ["f e.py:???"],
     }
+
+
+def test_what_does_not_come_for_a_while_is_noted(tmp_path: Path) -> None:
+    """But not what comes as usual."""
+    notes = watcher.Notes("test", tmp_path)
+    quiet = watcher.Quiet(notes, "heard nothing of a worker")
+    quiet.came()
+    quiet._last -= 0.1
+    quiet.came()
+    quiet._last -= 2.0  # nothing was to come
+    quiet.came()
+    notes.write()
+    assert len(noted_of(tmp_path, "quiet")) == 1

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import statistics
 import sys
@@ -22,17 +21,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from bench.pair import stamps
+from bench.pair import imports, stamps
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "http"))
 
 import model as made
 from server import Server, serving
 
-ROOT = Path(__file__).parents[2]
 LENGTHS = (512, 2048, 8192, 30000)
 TOKENS = 6
-SITE = f"from bench.pair import stamps\n\nstamps.{stamps.install.__name__}()\n"
 ONCE_KNOWN = ("decode planned", "decode launches", "decode launched", "decode token known")
 """What D does for the request once its engine has seen the KV; before that, for others."""
 EARLIER = 0.01
@@ -135,15 +132,11 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     lengths = [max(40, each // args.scale) for each in args.lengths]
     with tempfile.TemporaryDirectory() as place:
-        site, noted = Path(place) / "site", Path(place) / "stamps"
-        site.mkdir()
-        noted.mkdir()
-        (site / "sitecustomize.py").write_text(SITE)
-        path = os.pathsep.join([str(site), str(ROOT), os.environ.get("PYTHONPATH", "")])
+        noted = Path(place) / "stamps"
+        environment = imports.environment(stamps.install, stamps.FOLDER, noted)
         folder, flags = made.served(args.model, Path(place), args.worker_flags)
         up = ["up", "--model", folder, f"--worker-flags={flags}", "--prefill", "1", "--decode", "1"]
         up += ["--router.placement", "strict"]
-        environment = {"PYTHONPATH": path, stamps.FOLDER: str(noted)}
         with serving(up, args.port, args.out / "joins.log", environment) as server:
             times = asyncio.run(asked(server, lengths, args))
             time.sleep(3 * stamps.WRITE_SECONDS)

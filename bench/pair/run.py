@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "http"))
 
 import model as made  # noqa: E402
+from counted import spans_ms  # noqa: E402
 from server import TANDEM, Server, serving  # noqa: E402
 from tokens import compare  # noqa: E402
 
@@ -88,16 +89,27 @@ def ask(server: Server, length: int, seed: int, tokens: int) -> dict[str, Any]:
     }
 
 
+def timed(
+    server: Server, role: str, length: int, seed: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """``ask``, and what the worker that computes the prompts says of them: means of all, with the
+    one that warms up, in ms."""
+    before = server.metrics(role)
+    found = ask(server, length, seed, 8)
+    return found, spans_ms(before, server.metrics(role))
+
+
 def one_length(args: argparse.Namespace, two: Server, one: Server, length: int) -> dict[str, Any]:
     """Both stacks on prompts of one length, and hand-offs of what P has computed before. They go
-    first in turn: one worker and P share a GPU, which is slower when it has just worked."""
+    first in turn: one worker and P share a GPU, which is slower when it has just worked. Beside the
+    client's first token stands how long the worker says that prompts waited and were computed."""
     runs = []
     for turn in range(args.runs):
         seed = 100 * length + turn
-        alone = ask(one, length, seed, 8) if turn % 2 == 0 else None
+        alone = timed(one, "decode", length, seed) if turn % 2 == 0 else None
         began = two.metrics("decode").get(TAIL, 0.0)
-        pair = ask(two, length, seed, 8)
-        alone = alone or ask(one, length, seed, 8)
+        pair, of_p = timed(two, "prefill", length, seed)
+        alone, of_one = alone or timed(one, "decode", length, seed)
         before = two.metrics("decode")
         again = ask(two, length, seed, 8)
         after = two.metrics("decode")
@@ -107,6 +119,10 @@ def one_length(args: argparse.Namespace, two: Server, one: Server, length: int) 
                 "ttft_alone_ms": alone["ttft_ms"],
                 "ttft_pair_ms": pair["ttft_ms"],
                 "ttft_over_ms": pair["ttft_ms"] - alone["ttft_ms"],
+                "prefill_alone_ms": of_one["prefill"],
+                "prefill_pair_ms": of_p["prefill"],
+                "queue_alone_ms": of_one["queue"],
+                "queue_pair_ms": of_p["queue"],
                 "second_token_alone_ms": alone["second_ms"],
                 "second_token_pair_ms": pair["second_ms"],
                 "later_token_pair_ms": pair["later_ms"],

@@ -1,6 +1,6 @@
 """Has the processes of a stack note when a request's tokens and KV come by, for ``joins.py``.
 
-A folder with a ``sitecustomize.py`` that calls ``install`` goes before all else in PYTHONPATH.
+``install`` is called as ``imports.py`` says.
 Stamps are of the machine's monotonic clock, which all of its processes read, and are written to
 ``FOLDER/PID.stamps``, a line each: seconds, name. They cost a microsecond or two each.
 """
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from bench.pair import imports
 
 FOLDER = "TANDEM_STAMPS"
 """The variable that names where stamps are written."""
@@ -116,47 +114,9 @@ def _of_router(_: str) -> None:
     stamp(dealer.Dealer, "_on_readable", "router wakes")
 
 
-_WATCHED: dict[str, Callable[[str], None]] = {
-    "tandem.worker.engine_proc": _of_worker,
-    "tandem.router.workers.connection": _of_router,
-}
-
-
-class _Loader(importlib.abc.Loader):
-    """Has a module looked at once it is there."""
-
-    def __init__(self, loader: importlib.abc.Loader, then: Callable[[], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As without."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """As without, and then what was asked for."""
-        self._loader.exec_module(module)
-        self._then()
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Sees the modules that are watched come in."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Of a watched module, else none."""
-        watched = _WATCHED.get(name)
-        if watched is None:
-            return None
-        del _WATCHED[name]
-        spec = importlib.util.find_spec(name)
-        role = next((word for word in sys.argv if word in ("prefill", "decode", "router")), None)
-        if spec is not None and spec.loader is not None and role is not None:
-            spec.loader = _Loader(spec.loader, functools.partial(_begin, watched, role))
-        return spec
-
-
-def _begin(watched: Callable[[str], None], role: str) -> None:
+def _begin(watched: Callable[[str], None], _: ModuleType) -> None:
+    role = imports.role()
+    assert role is not None, "modules are looked at in processes with a role"
     watched(role)
     path = Path(os.environ[FOLDER]) / f"{os.getpid()}.stamps"
     threading.Thread(target=_write_always, args=(path,), daemon=True).start()
@@ -165,4 +125,9 @@ def _begin(watched: Callable[[str], None], role: str) -> None:
 def install() -> None:
     """In a process of a stack, before its modules are imported."""
     if FOLDER in os.environ:
-        sys.meta_path.insert(0, _Finder())
+        imports.once_imported(
+            {
+                "tandem.worker.engine_proc": functools.partial(_begin, _of_worker),
+                "tandem.router.workers.connection": functools.partial(_begin, _of_router),
+            }
+        )

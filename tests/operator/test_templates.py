@@ -178,6 +178,40 @@ def test_a_user_that_is_not_root_may_be_chosen():
     assert made["spec"]["securityContext"]["runAsUser"] == 1000
 
 
+GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+READY, REACHED = (f"node.kubernetes.io/{state}" for state in ("not-ready", "unreachable"))
+OWN = [
+    {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for key in (READY, REACHED)
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([GPU], [GPU, *OWN]),
+        (
+            [{"key": REACHED, "operator": "Exists", "tolerationSeconds": 5}],
+            [{"key": REACHED, "operator": "Exists", "tolerationSeconds": 5}, OWN[0]],
+        ),
+        ([{"operator": "Exists"}], [{"operator": "Exists"}]),
+        (
+            [{"operator": "Exists", "effect": "NoSchedule"}],
+            [{"operator": "Exists", "effect": "NoSchedule"}, *OWN],
+        ),
+        ([], OWN),
+        (None, OWN),
+    ],
+)
+@pytest.mark.parametrize("role", Role)
+def test_pods_leave_a_dead_node_whatever_else_they_tolerate(
+    given: list[Manifest] | None, expected: list[Manifest], role: Role
+):
+    """Tolerations of a podTemplate are added to; what it says of nodes that are gone is meant."""
+    changed = facts(**{f"{role}__podTemplate": {"spec": {"tolerations": given}}})
+    assert rendered(changed, role)["spec"]["tolerations"] == expected
+
+
 def test_secrets_are_found_wherever_they_are_named():
     """By the ending of the reference's name, so that volumes of drivers to come are seen, too."""
     pod = {

@@ -19,6 +19,7 @@ from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
 from tandem.operator.desired.protect import TemplateConflict, check_protected
 from tandem.operator.desired.revision import source_digest
+from tandem.operator.desired.tolerations import with_gone_nodes
 from tandem.protocol import names
 
 USER = 65532
@@ -30,8 +31,6 @@ _BEYOND = (
     "this is beyond the baseline Pod Security profile, and more than an LLMService may ask for "
     "(the operator's --allow-privileged-pods opens it)"
 )
-_LEAVE_DEAD_NODE = 30
-"""Seconds after which pods of a dead node are replaced; the routers knew within three."""
 LOADING_SECONDS = 3600
 """A startup probe allows this long for loading a model."""
 
@@ -62,6 +61,7 @@ def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None
     field = f"spec.{role}.podTemplate"
     result: Manifest = merged(own, user, path=field)
     check_protected(own, result, field=field)
+    result["spec"]["tolerations"] = with_gone_nodes(result["spec"].get("tolerations"))
     beyond = None if facts.settings.allow_privileged_pods else beyond_baseline(result["spec"])
     if beyond is not None:
         raise TemplateConflict(f"{field}.spec.{beyond}", _BEYOND)
@@ -79,7 +79,7 @@ def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
         "terminationGracePeriodSeconds": grace_seconds(spec, role),
         "containers": [_main(facts, role, part)],
         "volumes": [*_volumes(facts, role), *part.volumes, where.volume],
-        "tolerations": [_gone("not-ready"), _gone("unreachable")],
+        "tolerations": with_gone_nodes(None),
     }
     if is_restricted(spec):
         pod["securityContext"] = pod_security()
@@ -213,15 +213,6 @@ def _probes(port: int, ready_path: str) -> Manifest:
         "startupProbe": {**health, "periodSeconds": 1, "failureThreshold": LOADING_SECONDS},
         "readinessProbe": {**ready, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {**health, "periodSeconds": 10, "failureThreshold": 6},
-    }
-
-
-def _gone(state: str) -> Manifest:
-    return {
-        "key": f"node.kubernetes.io/{state}",
-        "operator": "Exists",
-        "effect": "NoExecute",
-        "tolerationSeconds": _LEAVE_DEAD_NODE,
     }
 
 

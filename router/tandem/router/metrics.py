@@ -48,6 +48,9 @@ _CHOICES = (1.0, 2.0, 5.0, 10.0, 20.0)
 STATUSES = (200, 429, 500, 503, 504)
 """Of answers that workers give, or do not; a client's own mistakes are no news of the service."""
 
+MISTAKES = frozenset({RefusalCode.INVALID, RefusalCode.NEVER_FITS, RefusalCode.UNSUPPORTED})
+"""Refusals of what a client did wrong (400): the service has not failed."""
+
 GaugeReader = Callable[[], Mapping[tuple[str, ...], float]]
 
 
@@ -118,8 +121,12 @@ class RouterMetrics:
 
     # Requests, in vLLM's names.
 
+    def request_came(self) -> None:
+        """A request asks for an answer, whatever becomes of it."""
+        self._came.inc()
+
     def request_started(self, *, num_prompt: int, num_choices: int, max_tokens: int | None) -> None:
-        """A request was admitted to the text path."""
+        """A request was admitted."""
         self._prompt_tokens.inc(num_prompt)
         self._request_prompt.observe(num_prompt)
         self._params_n.observe(num_choices)
@@ -182,7 +189,7 @@ class RouterMetrics:
         self._attempt_failures.labels(kind, reason).inc()
 
     def request_failed(self, reason: str) -> None:
-        """The ladder gave up, or the deadline passed."""
+        """The ladder gave up, the deadline passed, or nobody was there to take it."""
         self._failures.labels(reason).inc()
 
     def request_cancelled(self) -> None:
@@ -265,6 +272,9 @@ class RouterMetrics:
         self._attempt_failures = self._counter(
             "tandem:router_attempt_failures", "Attempts that did not finish.", ("kind", "reason")
         )
+        self._came = self._counter(
+            "tandem:router_requests", "Requests for answers, those that were turned away included."
+        )
         self._failures = self._counter(
             "tandem:router_request_failures", "Requests without an answer.", ("reason",)
         )
@@ -286,6 +296,8 @@ class RouterMetrics:
             self._failures.labels(str(cause))
             self._attempt_failures.labels("failed", str(cause))
         for code in RefusalCode:
+            if code not in MISTAKES:
+                self._failures.labels(str(code))
             self._attempt_failures.labels("refused", str(code))
         for shape, rung in product(SHAPES, RUNGS):
             self._attempts.labels(shape, rung)

@@ -9,7 +9,7 @@ from tandem.protocol.errors import FailCause, RefusalCode
 from tandem.protocol.finish import FinishReason
 from tandem.router.admission.queue import RejectReason
 from tandem.router.dispatch.ladder import Rung
-from tandem.router.metrics import DROPS, RUNGS, SHAPES, RouterMetrics
+from tandem.router.metrics import DROPS, MISTAKES, RUNGS, SHAPES, RouterMetrics
 
 
 def test_metrics_of_another_name() -> None:
@@ -43,6 +43,9 @@ def test_failures_begin_at_nothing() -> None:
         assert f'tandem:router_request_failures_total{{reason="{cause}"}} 0.0' in text
         line = f'tandem:router_attempt_failures_total{{kind="failed",reason="{cause}"}} 0.0'
         assert line in text
+    for code in set(RefusalCode) - MISTAKES:
+        assert f'tandem:router_request_failures_total{{reason="{code}"}} 0.0' in text
+    assert "tandem:router_requests_total 0.0" in text
     for code in RefusalCode:
         line = f'tandem:router_attempt_failures_total{{kind="refused",reason="{code}"}} 0.0'
         assert line in text

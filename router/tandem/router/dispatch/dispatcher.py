@@ -17,13 +17,13 @@ import msgspec
 from tandem.protocol.card import ModelCard, WorkerRole
 from tandem.protocol.commands import Command, Reply
 from tandem.protocol.context import ORDINARY, RequestContext, Route
-from tandem.protocol.errors import FailCause, RequestFailed
+from tandem.protocol.errors import FailCause, RequestFailed, RequestRefused
 from tandem.protocol.ids import Incarnation
 from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.recording import current, marked
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
-from tandem.router.admission.queue import AdmissionQueue
+from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
 from tandem.router.dispatch.calling import call_all
 from tandem.router.dispatch.deadlines import (
@@ -50,7 +50,7 @@ from tandem.router.dispatch.verdicts import (
     worth_waiting,
 )
 from tandem.router.hit_ceiling import HitCeiling
-from tandem.router.metrics import RouterMetrics
+from tandem.router.metrics import MISTAKES, RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
 
@@ -112,6 +112,8 @@ class Dispatcher:
         while not (cards := self._cards()):
             left = deadline - loop.time()
             if left <= 0 or not await self.pool.wait_change(left):
+                self._metrics.request_came()
+                self._metrics.request_failed(str(FailCause.WORKER_LOST))
                 raise RequestFailed(FailCause.WORKER_LOST, "no decode worker is up")
         return max(cards, key=lambda card: card.max_model_len)
 
@@ -132,9 +134,11 @@ class Dispatcher:
         job = self._open(request, context.route, came)
         timer = loop.call_at(job.deadline, job.expire)
         recording = job.recording
-        watch = Stopwatch(job.metrics, request, came, recording)
+        watch: Stopwatch | None = None
+        job.metrics.request_came()
         try:
             await self._enter(job, loop)
+            watch = Stopwatch(job.metrics, request, came, recording)
             while not job.ledger.done:
                 attempt = await self._begin(job, loop)
                 failure: AttemptFailure | None = None
@@ -162,9 +166,16 @@ class Dispatcher:
         except RequestFailed as error:
             job.metrics.request_failed(str(error.cause))
             raise
+        except AdmissionRefused:  # which the queue has counted
+            raise
+        except RequestRefused as error:
+            if error.refusal.code not in MISTAKES:
+                job.metrics.request_failed(str(error.refusal.code))
+            raise
         finally:
             timer.cancel()
-            watch.end(loop.time())
+            if watch is not None:
+                watch.end(loop.time())
             if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
                 job.attempt.end(job.name, finished=job.ledger.done)
                 note_end(job.attempt, None)

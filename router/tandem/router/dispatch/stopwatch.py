@@ -15,7 +15,8 @@ MAX_FINISHES = 16
 
 
 class Stopwatch:
-    """``output`` per output, ``end`` once; times are seconds on the loop's clock."""
+    """Of a request that was admitted: ``output`` per output, ``end`` once; times are seconds on the
+    loop's clock, and ``now`` is when it arrived."""
 
     __slots__ = (
         "_first",

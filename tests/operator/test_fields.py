@@ -254,6 +254,7 @@ def test_no_refusal_is_left_over():
     partly = {
         *("model.source.type", "kvTransfer.connector"),
         *("kvTransfer.nodeLocal.copy", "kvTransfer.nodeLocal.volume", "kvTransfer.pullPeers"),
+        "model.source.hub.endpoint",
         *("observability.tracing.endpoint", "observability.tracing.samplePercent"),
     }
     reached = {next((s for a, s in NAMED.items() if f.startswith(a)), f) for f in REFUSED}

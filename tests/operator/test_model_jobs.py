@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 
 import pytest
+from msgspec import structs
 from tests.operator.harness import Harness
 from tests.operator.node import Node, Pod, waiting
 
@@ -52,11 +54,72 @@ def test_a_job_that_runs_goes_when_its_service_sleeps(harness: Harness, node: No
     harness.wait(lambda: harness.names("Job") == set())
 
 
+def pulls(pod: Pod) -> Pod | None:
+    """A model Job's pod whose image wants a key that it has not."""
+    component = pod["metadata"]["labels"].get(names.LABEL_COMPONENT)
+    if component != "model" or pod["spec"].get("imagePullSecrets"):
+        return None
+    return waiting("ImagePullBackOff", "no basic auth credentials")
+
+
+def test_a_job_that_cannot_begin_is_made_anew(harness: Harness, node: Node):
+    """When the podTemplate says what it lacked; nobody has to delete it."""
+    node.rules.append(pulls)
+    harness.create()
+    harness.wait(lambda: "basic auth" in harness.condition("ModelReady")[2])
+    spec = {"imagePullSecrets": [{"name": "registry"}]}
+    harness.change({"spec": {"decode": {"podTemplate": {"spec": spec}}}})
+    harness.ready()
+
+
+def test_a_quota_takes_the_job_and_names_who_is_too_large(harness: Harness):
+    """Where each container has to say what it needs, the Job's does; what its podTemplate says
+    wrongly is told before anything is made."""
+    quota = {"kind": "ResourceQuota", "apiVersion": "v1", "metadata": {"name": "all"}}
+    hard = {f"{kind}.memory": "900Gi" for kind in ("requests", "limits")}
+    hard |= {f"{kind}.cpu": "900" for kind in ("requests", "limits")}
+    harness.kubectl("create", "-f", "-", stdin=json.dumps({**quota, "spec": {"hard": hard}}))
+    needs = {"limits": {"cpu": "1", "memory": "1Gi"}}
+    roles = {f"{role}__resources": needs for role in ("router", "prefill", "decode")}
+    wrong = {"name": "fetch", "resources": {"limits": {"memory": "much"}}}
+    template = {"spec": {"initContainers": [wrong]}}
+    harness.create(**roles, decode__podTemplate=template)
+    harness.wait(lambda: harness.condition("Accepted")[1] == "PodTemplateInvalid")
+    assert harness.condition("Accepted")[2].startswith("model: Job")
+    assert "quantities must match" in harness.condition("Accepted")[2]
+    harness.change({"spec": {"decode": {"podTemplate": None}}})
+    harness.ready()
+
+
 RUNNING = JobView(name="j", succeeded=False, failed=False, report=None, problem=None)
 ENDED = JobView(name="j", succeeded=True, failed=False, report=None, problem=None)
 READ = JobView(name="j", succeeded=False, failed=False, report='{"ok":true}', problem=None)
 CRASHED = JobView(name="j", succeeded=False, failed=False, report="Killed", problem=None)
 REFUSED = JobView(name="j", succeeded=False, failed=False, report='{"ok":false}', problem=None)
+
+
+STUCK = structs.replace(RUNNING, waiting=("p", 0.0), made_of="old")
+PODLESS = structs.replace(RUNNING, podless_since=0.0, made_of="old")
+FAILED = structs.replace(RUNNING, failed=True, made_of="old")
+
+
+@pytest.mark.parametrize(
+    ("job", "made_of", "waits"),
+    [
+        (STUCK, "new", "Queued"),
+        (STUCK, "old", None),
+        (PODLESS, "new", "Queued"),
+        (FAILED, "new", "Queued"),
+        (FAILED, "old", None),
+        (structs.replace(RUNNING, made_of="old"), "new", None),
+        (structs.replace(ENDED, made_of="old"), "new", None),
+        (structs.replace(READ, made_of="old"), "new", None),
+    ],
+)
+def test_who_gives_way_to_another_job(job: JobView, made_of: str, waits: str | None):
+    """Who has not begun or has failed, once its pods are to be made of something else."""
+    said = may_have_job(job, suspended=False, others=lambda: 9, most=2, made_of=made_of)
+    assert said == waits
 
 
 @pytest.mark.parametrize(

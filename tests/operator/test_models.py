@@ -42,7 +42,8 @@ def attempt(report: Any, *, uid: str = "job", made: str = "2027-01-15T08:00:00Z"
 def verdict(*pods: Pod, over: str = "", late: float = 0.0, **changes: Any) -> ModelVerdict:
     """What is said of a Job with these pods; ``over`` is its last condition."""
     conditions = [{"type": over, "status": "True"}] if over else []
-    item = {"metadata": {"name": "the-job", "uid": "job"}, "status": {"conditions": conditions}}
+    metadata = {"name": "the-job", "uid": "job", "creationTimestamp": "2027-01-15T08:00:00Z"}
+    item = {"metadata": metadata, "status": {"conditions": conditions}}
     typed = msgspec.convert(spec(**changes), LLMServiceSpec)
     began = 1_800_000_000.0
     return judge(typed, observe.job(item, pods), ModelStatus(), None, now=began + late)
@@ -74,6 +75,15 @@ def test_a_job_that_does_not_begin_is_told_of():
     assert (late.reason, late.may_start) == (Reason.JOB_STUCK, True)
     assert "kubectl describe pod pod" in late.message
     assert verdict(attempt(BROKEN), late=90).reason is Reason.CHECKING
+
+
+def test_a_job_without_a_pod_is_told_of():
+    """A quota or a policy may refuse what it would make, of which the Job itself says nothing."""
+    assert verdict(late=30, **HUB).reason is Reason.FETCHING
+    late = verdict(late=90, **HUB)
+    assert (late.ready, late.reason) == (False, Reason.JOB_STUCK)
+    assert "Job the-job gets no pod" in late.message
+    assert "kubectl describe job the-job" in late.message
 
 
 def test_pods_of_an_earlier_job_say_nothing():

@@ -94,7 +94,7 @@ ADVICE: dict[Reason, str] = {
     Reason.FETCH_FAILED: "Read the message and the Job's log; delete the Job to try again.",
     Reason.CHECKING: "Wait: the model's files are being read.",
     Reason.QUEUED: "Wait: as many models as allowed are being fetched or read just now.",
-    Reason.JOB_STUCK: "The pod of the model's Job does not begin; describe it.",
+    Reason.JOB_STUCK: "The model's Job gets no pod, or that does not begin; describe it.",
     Reason.MODEL_NOT_FOUND: "Correct the source; or put the model there and delete the Job.",
     Reason.MODEL_UNSUPPORTED: "Choose a model of an architecture that the message lists.",
     Reason.MODEL_MISMATCH: "Change engine or parallelism so that it fits the model.",

@@ -134,7 +134,7 @@ class Applier:
         return gone
 
     def refusal(self, manifest: Manifest) -> str | None:
-        """What the API server would say against a Deployment and its pods, or None."""
+        """What the API server would say against a workload and its pods, or None."""
         template = manifest["spec"]["template"]
         pod = {
             "apiVersion": "v1",
@@ -146,8 +146,15 @@ class Applier:
             },
             "spec": template["spec"],
         }
+        return self._refused(manifest, pod)
+
+    def refusal_of_job(self, manifest: Manifest) -> str | None:
+        """The same of a Job, whose pods may find room later."""
+        return self._refused(manifest)
+
+    def _refused(self, *manifests: Manifest) -> str | None:
         try:
-            for each in (manifest, pod):  # an apply answers 500 to an unknown field
+            for each in manifests:  # an apply answers 500 to an unknown field
                 self._cluster.create(each, dry_run=True)
         except ClusterError as error:
             if error.status in _REFUSALS:

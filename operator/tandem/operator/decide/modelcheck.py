@@ -32,9 +32,17 @@ _WAITS = {
 
 
 def may_have_job(
-    job: JobView | None, *, suspended: bool, others: Callable[[], int], most: int
+    job: JobView | None,
+    *,
+    suspended: bool,
+    others: Callable[[], int],
+    most: int,
+    made_of: str | None = None,
 ) -> Reason | None:
     """None where the model's Job may be there, else what it waits for.
+
+    ``made_of`` is what its pods are to be made of: a Job of something else that has not begun, or
+    has failed, goes, and another comes.
 
     ``others`` counts the Jobs of all services that run. A Job that runs when its service is
     suspended goes with the pods; one that has ended stays, so that nothing is read twice. Its
@@ -45,6 +53,9 @@ def may_have_job(
     ended = job is not None and (job.succeeded or job.failed or found)
     if suspended:
         return None if ended else Reason.SUSPENDED
+    if job is not None and not (job.succeeded or found) and job.made_of != made_of:
+        if job.failed or not job.has_begun:
+            return Reason.QUEUED
     return None if job is not None or others() < most else Reason.QUEUED
 
 
@@ -93,8 +104,8 @@ def judge(
 ) -> ModelVerdict:
     """Verdict; ``missing`` names a Secret or claim that is not there, as ``Reason: message``.
 
-    ``waits`` says why there is no Job yet. A Job's pod that has not begun ``patience`` seconds
-    after it was made is told of.
+    ``waits`` says why there is no Job yet. A Job that has no pod, or whose pod has not begun,
+    ``patience`` seconds after it was made is told of.
     """
     where = delivery(spec)
     pinned = before if before.requested == where.digest else ModelStatus(requested=where.digest)
@@ -176,6 +187,9 @@ def _waiting(
         return _no(Reason.FETCH_FAILED, text, status, where, given_up=where.source is not None)
     if job is not None and job.problem is not None:
         return _no(job.problem.reason, job.problem.message, status, where)
+    if job is not None and job.podless_since is not None and job.podless_since < long_ago:
+        text = f"Job {job.name} gets no pod; `kubectl describe job {job.name}` says why"
+        return _no(Reason.JOB_STUCK, text, status, where)
     if job is not None and job.waiting is not None and job.waiting[1] < long_ago:
         pod = job.waiting[0]
         text = f"pod {pod} of Job {job.name} does not begin; `kubectl describe pod {pod}` says why"

@@ -10,6 +10,7 @@ import msgspec
 
 from tandem.operator.api.conditions import Reason
 from tandem.operator.clock import parse_time
+from tandem.operator.desired.job import ANNOTATION_MADE_OF
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.secrets import ANNOTATION_PUBLIC, LABEL_GENERATION
 from tandem.operator.desired.workload import RevisionKey
@@ -68,6 +69,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     problem: Problem | None
     waiting: tuple[str, float] | None = None
     """The Job's last pod and when that was made, while no container of it has run."""
+    podless_since: float | None = None
+    """When the Job was made, while it has no pod."""
+    made_of: str | None = None
+    """The ``job_revision`` of its pods."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a container of it has run, as far as its last pod knows."""
+        return self.report is not None or (self.waiting is None and self.podless_since is None)
 
 
 def labelled(item: Manifest) -> RevisionKey | None:
@@ -233,6 +243,8 @@ def job(item: Manifest | None, pods_of_all: Iterable[Manifest]) -> JobView | Non
         failed=_condition(status, "Failed").get("status") == "True",
         report=report,
         problem=problem,
+        podless_since=None if mine else parse_time(metadata["creationTimestamp"]),
+        made_of=(metadata.get("annotations") or {}).get(ANNOTATION_MADE_OF),
     )
 
 

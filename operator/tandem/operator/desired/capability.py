@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.api.transfer import Connector
+from tandem.operator.desired.fetching import unusable_hub
 from tandem.operator.desired.naming import WORKERS, Role
 from tandem.operator.desired.policy import node_local_volume, worker_role
 from tandem.operator.desired.tracing import unusable_endpoint, unused_share
@@ -81,6 +82,7 @@ _REFUSED: tuple[tuple[str, Question, str], ...] = (
         lambda spec: None if spec.model.source.http is None else "HTTP",
         "use Image or a volume",
     ),
+    ("model.source.hub.endpoint", unusable_hub, "use http:// or https:// with a port up to 65535"),
     ("kvTransfer.connector", _connector, "name nodeLocal.volume beside it, mode Auto or Required"),
     (
         "kvTransfer.integrity",

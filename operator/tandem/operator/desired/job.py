@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from tandem.operator.desired import model as models
 from tandem.operator.desired.capability import unsupported
+from tandem.operator.desired.containers import scratch_volumes
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.fetching import (
+    FETCH,
+    fetch_container,
+    job_container,
+    job_pod,
+    job_revision,
+)
+from tandem.operator.desired.merge import TemplateUnreadable
 from tandem.operator.desired.naming import MODEL_COMPONENT, Manifest
-from tandem.operator.desired.pod import FETCH, fetch_container, pod_security, scratch_volumes
-from tandem.operator.desired.policy import is_restricted
+from tandem.operator.desired.pod import pod_security
+from tandem.operator.desired.policy import answering_role, is_restricted
+from tandem.operator.desired.protect import TemplateConflict
 from tandem.operator.desired.references import secrets_note
 from tandem.protocol.names import EXIT_MODEL_REFUSED
 
+ANNOTATION_MADE_OF = "tandem.dev/made-of"
+"""On a Job: the ``job_revision`` of its pod."""
 RETRIES = 3
 _NOT_AGAIN: Manifest = {
     "action": "FailJob",
@@ -31,19 +43,20 @@ def model_job(facts: Facts) -> Manifest | None:
         "serviceAccountName": owner.child("worker"),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "containers": [fetch_container(facts)],
         "volumes": [*scratch_volumes(), where.volume],
+        **_of_template(facts),
     }
     if is_restricted(facts.spec):
         pod["securityContext"] = pod_security()
     labels = owner.labels(MODEL_COMPONENT)
+    noted = secrets_note(owner, {"spec": pod}).get("annotations", {})
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": owner.metadata(
             models.job_name(owner, where.digest),
             MODEL_COMPONENT,
-            **secrets_note(owner, {"spec": pod}),
+            annotations={**noted, ANNOTATION_MADE_OF: job_revision(facts.spec)},
         ),
         "spec": {
             "backoffLimit": RETRIES,
@@ -52,3 +65,12 @@ def model_job(facts: Facts) -> Manifest | None:
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
+
+
+def _of_template(facts: Facts) -> Manifest:
+    """What the podTemplate of the workers that answer says of the pod. Of one that is not accepted
+    nothing is made, and the Job that is there keeps its name."""
+    try:
+        return {"containers": [job_container(facts)], **job_pod(facts.spec)}
+    except (TemplateConflict, TemplateUnreadable):
+        return {"containers": [fetch_container(facts, answering_role(facts.spec))]}

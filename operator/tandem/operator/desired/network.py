@@ -6,9 +6,10 @@ Everything is denied that is not listed, both ways. Pure; called by ``compose``.
 from __future__ import annotations
 
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.fetching import fetch_ports
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import MODEL_COMPONENT, WORKERS, Manifest, Role
-from tandem.operator.desired.policy import has_network_policies, probe_port
+from tandem.operator.desired.policy import answering_role, has_network_policies, probe_port
 from tandem.operator.desired.tracing import tracing_port
 from tandem.protocol import names
 
@@ -54,9 +55,7 @@ def _worker(facts: Facts, role: Role) -> Manifest:
         _dns(),
         {"to": workers, "ports": [_tcp(names.CONTROL_PORT), data]},
     ]
-    if delivery(facts.spec).in_pods:
-        egress.append({"ports": [_tcp(443), _tcp(80)]})
-    return {"ingress": ingress, "egress": [*egress, *_spans(facts)]}
+    return {"ingress": ingress, "egress": [*egress, *_own_fetch(facts, role), *_spans(facts)]}
 
 
 def _router(facts: Facts) -> Manifest:
@@ -66,7 +65,7 @@ def _router(facts: Facts) -> Manifest:
         {"to": workers, "ports": [_tcp(names.WORKER_PORT)]},
         {"ports": [_tcp(port) for port in _API_SERVER_PORTS]},
     ]
-    egress += _spans(facts)
+    egress += [*_own_fetch(facts, Role.ROUTER), *_spans(facts)]
     ports = [names.ROUTER_PORT]
     if facts.spec.router.service.grpc_port:
         ports.append(names.GRPC_PORT)
@@ -82,7 +81,16 @@ def _spans(facts: Facts) -> list[Manifest]:
 def _fetching(facts: Facts) -> list[Manifest]:
     if delivery(facts.spec).source is None:
         return []
-    return [_dns(), {"ports": [_tcp(443), _tcp(80)]}]
+    return [_dns(), _web(facts, answering_role(facts.spec))]
+
+
+def _own_fetch(facts: Facts, role: Role) -> list[Manifest]:
+    """The way of pods that fetch the model for themselves."""
+    return [_web(facts, role)] if delivery(facts.spec).in_pods else []
+
+
+def _web(facts: Facts, role: Role) -> Manifest:
+    return {"ports": [_tcp(port) for port in fetch_ports(facts.spec, role)]}
 
 
 def _peer(facts: Facts, component: str) -> Manifest:

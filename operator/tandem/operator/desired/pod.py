@@ -10,10 +10,16 @@ from typing import Any
 
 import msgspec
 
-from tandem.operator.api.service import LLMServiceSpec
 from tandem.operator.desired import model as models
 from tandem.operator.desired.baseline import beyond_baseline
+from tandem.operator.desired.containers import (
+    container_extras,
+    scratch_env,
+    scratch_mounts,
+    scratch_volumes,
+)
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.fetching import fetch_container, without_job
 from tandem.operator.desired.merge import MAIN, merged
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.policy import grace_seconds, is_restricted, probe_port
@@ -23,10 +29,7 @@ from tandem.operator.desired.tolerations import with_gone_nodes
 from tandem.protocol import names
 
 USER = 65532
-FETCH = "fetch"
-"""Name of the container that fetches or reads the model."""
 _KEYS_VOLUME, _PEERS_VOLUME = "tandem-keys", "tandem-peers"
-_TEMPORARY = "tandem-tmp"
 _BEYOND = (
     "this is beyond the baseline Pod Security profile, and more than an LLMService may ask for "
     "(the operator's --allow-privileged-pods opens it)"
@@ -59,6 +62,8 @@ def pod_template(facts: Facts, role: Role, part: RolePart, user: Manifest | None
     if not user:
         return own
     field = f"spec.{role}.podTemplate"
+    if not models.delivery(facts.spec).in_pods:
+        user = without_job(facts, role, user)
     result: Manifest = merged(own, user, path=field)
     check_protected(own, result, field=field)
     result["spec"]["tolerations"] = with_gone_nodes(result["spec"].get("tolerations"))
@@ -84,7 +89,7 @@ def _template(facts: Facts, role: Role, part: RolePart) -> Manifest:
     if is_restricted(spec):
         pod["securityContext"] = pod_security()
     if where.in_pods:
-        pod["initContainers"] = [fetch_container(facts)]
+        pod["initContainers"] = [fetch_container(facts, role)]
     return {"metadata": {"labels": labels, "annotations": _annotations()}, "spec": pod}
 
 
@@ -112,20 +117,6 @@ def _main(facts: Facts, role: Role, part: RolePart) -> Manifest:
     if part.pre_stop is not None:
         container["lifecycle"] = {"preStop": part.pre_stop}
     return container | container_extras(facts)
-
-
-def container_extras(facts: Facts) -> Manifest:
-    """What every container has, whatever it does."""
-    extras: Manifest = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-    if facts.settings.image_pull_policy:
-        extras["imagePullPolicy"] = facts.settings.image_pull_policy
-    if is_restricted(facts.spec):
-        extras["securityContext"] = {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "readOnlyRootFilesystem": True,
-        }
-    return extras
 
 
 def pod_security() -> Manifest:
@@ -163,27 +154,6 @@ def identity_env(facts: Facts, role: Role) -> list[Manifest]:
     return env + [{"name": name, "value": value} for name, value in values.items()]
 
 
-def scratch_env() -> dict[str, str]:
-    """Variables that keep every write below the pod's own scratch folders."""
-    return {
-        "HOME": "/tmp",
-        "TMPDIR": "/tmp",
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONUNBUFFERED": "1",
-        names.ENV_CACHE: names.PATH_CACHE,
-    }
-
-
-def scratch_volumes() -> list[Manifest]:
-    """Volumes of ``scratch_env``."""
-    return [{"name": _TEMPORARY, "emptyDir": {}}, {"name": models.CACHE_VOLUME, "emptyDir": {}}]
-
-
-def scratch_mounts() -> list[Manifest]:
-    """Mounts of ``scratch_volumes``."""
-    return [{"name": _TEMPORARY, "mountPath": "/tmp"}, models.cache_mount()]
-
-
 def keys_secret(facts: Facts, role: Role) -> str:
     """Name of the Secret with a role's key pair."""
     return f"{facts.owner.secret(role, 'keys')}-g{facts.key_generation}"
@@ -213,25 +183,4 @@ def _probes(port: int, ready_path: str) -> Manifest:
         "startupProbe": {**health, "periodSeconds": 1, "failureThreshold": LOADING_SECONDS},
         "readinessProbe": {**ready, "periodSeconds": 1, "failureThreshold": 3},
         "livenessProbe": {**health, "periodSeconds": 10, "failureThreshold": 6},
-    }
-
-
-def worker_image(spec: LLMServiceSpec, facts: Facts) -> str:
-    """Image of workers."""
-    return spec.image or facts.settings.worker_image
-
-
-def fetch_container(facts: Facts) -> Manifest:
-    """A container that fetches or reads the model."""
-    spec, where = facts.spec, models.delivery(facts.spec)
-    env = [{"name": name, "value": value} for name, value in scratch_env().items()]
-    fetching = where.source is not None
-    return {
-        "name": FETCH,
-        "image": worker_image(spec, facts),
-        "command": ["tandem"],
-        "args": models.prepare_arguments(spec.model, where, facts.pinned),
-        "env": env + models.prepare_env(spec.model),
-        "volumeMounts": [*scratch_mounts(), *models.mounts(where, fetching=fetching)],
-        **container_extras(facts),
     }

@@ -26,6 +26,12 @@ _TIMING = {
 }
 """What of a probe may be changed; what it asks may not."""
 _FREE_IN_FETCH = {"image", "imagePullPolicy", "resources"}
+PROXIES = tuple(
+    name
+    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+    for name in (upper, upper.lower())
+)
+"""Variables that may be given to the container that fetches the model."""
 _IDS = {"runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "supplementalGroups"}
 _GUARDED = (
     names.PATH_CURVE_KEYS,
@@ -62,7 +68,7 @@ def check_protected(own: Manifest, pod: Manifest, *, field: str) -> None:
     _check_context(mine, theirs, at)
     _check_container(mine, theirs, "containers", MAIN, at)
     for each in mine.get("initContainers", ()):
-        _check_fetch(each, theirs, f"{at}.initContainers")
+        check_fetch(each, theirs, f"{at}.initContainers")
 
 
 _WORDS = "Tandem sets this itself, and podTemplate may not change it"
@@ -153,16 +159,24 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
 
 
-def _check_fetch(own: Manifest, theirs: Manifest, at: str) -> None:
-    """The container that fetches the model may be given other resources and another image."""
+def check_fetch(own: Manifest, theirs: Manifest, at: str) -> None:
+    """The container that fetches the model may be given other resources, another image, and a
+    proxy."""
     found = [each for each in _items(theirs, "initContainers") if each.get("name") == own["name"]]
     place = f"{at}[{own['name']}]"
     if len(found) != 1:
         raise TemplateConflict(place, _WORDS)
     for name in _changed(own, found[0]):
-        raise TemplateConflict(f"{place}.{name}", _WORDS)
+        words = f"{_WORDS}, proxies aside" if name == "env" else _WORDS
+        raise TemplateConflict(f"{place}.{name}", words)
 
 
 def _changed(own: Manifest, now: Manifest) -> Iterable[str]:
-    fields = sorted((set(own) | set(now)) - _FREE_IN_FETCH)
-    return (name for name in fields if own.get(name) != now.get(name))
+    fields = sorted((set(own) | set(now)) - _FREE_IN_FETCH - {"env"})
+    if _but_proxies(own) != _but_proxies(now):
+        yield "env"
+    yield from (name for name in fields if own.get(name) != now.get(name))
+
+
+def _but_proxies(container: Manifest) -> list[Manifest]:
+    return [each for each in _items(container, "env") if each.get("name") not in PROXIES]

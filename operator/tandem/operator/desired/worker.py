@@ -7,10 +7,11 @@ called by ``compose``. Flags are held to the command line's own parser by a test
 from __future__ import annotations
 
 from tandem.operator.api.transfer import TransportChoice
+from tandem.operator.desired.containers import worker_image
 from tandem.operator.desired.facts import Facts
 from tandem.operator.desired.model import delivery
 from tandem.operator.desired.naming import Manifest, Role
-from tandem.operator.desired.pod import RolePart, pod_template, worker_image
+from tandem.operator.desired.pod import RolePart, pod_template
 from tandem.operator.desired.policy import (
     CONNECTORS,
     DTYPES,

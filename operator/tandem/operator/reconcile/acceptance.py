@@ -15,6 +15,7 @@ from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.compose import base, desired, target_revisions
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.job import model_job
 from tandem.operator.desired.naming import Manifest, Role
 from tandem.operator.desired.references import (
     ALLOWED,
@@ -106,7 +107,9 @@ class Acceptance:
             said = self._applier.refusal(manifest)
             if said is not None:
                 return "False", _reason(said), f"{role}: {said}"
-        return None
+        job = model_job(facts)
+        said = None if job is None else self._applier.refusal_of_job(job)
+        return None if said is None else ("False", Reason.POD_TEMPLATE_INVALID, f"model: {said}")
 
     def forget(self, key: Key) -> None:
         """The service is gone."""

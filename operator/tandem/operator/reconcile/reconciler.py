@@ -27,6 +27,7 @@ from tandem.operator.decide.snapshot import Snapshot
 from tandem.operator.decide.status import Picture
 from tandem.operator.decide.words import Word
 from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.fetching import job_revision
 from tandem.operator.desired.naming import Identity
 from tandem.operator.desired.router import url
 from tandem.operator.probes.keywatch import KeyWatch
@@ -162,6 +163,7 @@ class Reconciler:
             suspended=bool(seen.spec.suspend),
             others=lambda: observe.unfinished(self._store.all("Job")),
             most=self._settings.model_jobs,
+            made_of=job_revision(seen.spec),
         )
         verdict = judge(
             seen.spec,

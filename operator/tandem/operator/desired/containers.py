@@ -1,0 +1,55 @@
+"""What all containers of a service have, whatever they do: image, scratch folders, a profile.
+
+Pure; called by ``pod``, ``fetching`` and ``job``.
+"""
+
+from __future__ import annotations
+
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired import model as models
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.naming import Manifest
+from tandem.operator.desired.policy import is_restricted
+from tandem.protocol import names
+
+_TEMPORARY = "tandem-tmp"
+
+
+def worker_image(spec: LLMServiceSpec, facts: Facts) -> str:
+    """Image of workers."""
+    return spec.image or facts.settings.worker_image
+
+
+def container_extras(facts: Facts) -> Manifest:
+    """What every container has, whatever it does."""
+    extras: Manifest = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+    if facts.settings.image_pull_policy:
+        extras["imagePullPolicy"] = facts.settings.image_pull_policy
+    if is_restricted(facts.spec):
+        extras["securityContext"] = {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        }
+    return extras
+
+
+def scratch_env() -> dict[str, str]:
+    """Variables that keep every write below the pod's own scratch folders."""
+    return {
+        "HOME": "/tmp",
+        "TMPDIR": "/tmp",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        names.ENV_CACHE: names.PATH_CACHE,
+    }
+
+
+def scratch_volumes() -> list[Manifest]:
+    """Volumes of ``scratch_env``."""
+    return [{"name": _TEMPORARY, "emptyDir": {}}, {"name": models.CACHE_VOLUME, "emptyDir": {}}]
+
+
+def scratch_mounts() -> list[Manifest]:
+    """Mounts of ``scratch_volumes``."""
+    return [{"name": _TEMPORARY, "mountPath": "/tmp"}, models.cache_mount()]

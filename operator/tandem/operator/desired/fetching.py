@@ -1,0 +1,172 @@
+"""The container that fetches or reads the model, and what a podTemplate may say of it.
+
+In a pod that fetches for itself it is an init container; else it is the model's Job's, of which the
+podTemplate of the workers that answer speaks by the same name. It goes through the proxy that is
+given to ``main``. Pure; called by ``pod``, ``job`` and ``network``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from tandem.operator.api.service import LLMServiceSpec
+from tandem.operator.desired import model as models
+from tandem.operator.desired.containers import (
+    container_extras,
+    scratch_env,
+    scratch_mounts,
+    worker_image,
+)
+from tandem.operator.desired.facts import Facts
+from tandem.operator.desired.merge import MAIN, merged
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.policy import answering_role, worker_role
+from tandem.operator.desired.protect import PROXIES, TemplateConflict, check_fetch
+from tandem.operator.desired.revision import digest
+
+FETCH = "fetch"
+"""Name of the container that fetches or reads the model."""
+_INITS = "initContainers"
+_RESOURCES: Manifest = {
+    "requests": {"cpu": "100m", "memory": "512Mi"},
+    "limits": {"cpu": "4", "memory": "16Gi"},
+}
+"""A namespace with a quota takes no pod whose containers say nothing. Converting holds some GiB."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def template_of(spec: LLMServiceSpec, role: Role) -> Manifest:
+    """A role's podTemplate; empty where there is none."""
+    part = spec.router if role is Role.ROUTER else worker_role(spec, role)
+    return part.pod_template or {}
+
+
+def fetch_container(facts: Facts, role: Role) -> Manifest:
+    """The container, as it is for the podTemplate of ``role`` apart from what that says of it."""
+    spec, where = facts.spec, models.delivery(facts.spec)
+    env = [{"name": name, "value": value} for name, value in scratch_env().items()]
+    env += models.prepare_env(spec.model)
+    env += _proxies(_named(template_of(spec, role), "containers", MAIN))
+    return {
+        "name": FETCH,
+        "image": worker_image(spec, facts),
+        "command": ["tandem"],
+        "args": models.prepare_arguments(spec.model, where, facts.pinned),
+        "env": env,
+        "volumeMounts": [
+            *scratch_mounts(),
+            *models.mounts(where, fetching=where.source is not None),
+        ],
+        "resources": _RESOURCES,
+        **container_extras(facts),
+    }
+
+
+def job_container(facts: Facts) -> Manifest:
+    """The container with what the podTemplate of the workers that answer says of it. Raises
+    TemplateConflict, TemplateUnreadable."""
+    role = answering_role(facts.spec)
+    own = fetch_container(facts, role)
+    said = _fetch_items(template_of(facts.spec, role))
+    place = f"spec.{role}.podTemplate.spec.{_INITS}"
+    now: list[Manifest] = merged([own], said, path=place)
+    check_fetch(own, {_INITS: now}, place)
+    return next(each for each in now if each.get("name") == FETCH)
+
+
+def without_job(facts: Facts, role: Role, template: Manifest) -> Manifest:
+    """A podTemplate without its words on the Job's container, which is in no pod. Raises
+    TemplateConflict where they are wrong, or those of a role that the Job does not go by."""
+    if not _fetch_items(template):
+        return template
+    answering = answering_role(facts.spec)
+    if role is not answering:
+        field = f"spec.{role}.podTemplate.spec.{_INITS}[{FETCH}]"
+        said = f"the model is fetched by a Job, which goes by spec.{answering}.podTemplate"
+        raise TemplateConflict(field, said)
+    job_container(facts)
+    spec = template["spec"]
+    rest = [each for each in spec[_INITS] if not _is(each, FETCH)]
+    return {**template, "spec": {**spec, _INITS: rest}}
+
+
+def job_pod(spec: LLMServiceSpec) -> Manifest:
+    """Where the Job's pod may run and how its image is pulled: as the workers that answer. Not
+    beside or apart from other pods, which may wait for this one."""
+    said = template_of(spec, answering_role(spec)).get("spec")
+    given = said if isinstance(said, dict) else {}
+    pod: Manifest = {
+        name: merged([], given[name], path=name)
+        for name in ("imagePullSecrets", "tolerations")
+        if isinstance(given.get(name), list) and given[name]
+    }
+    if given.get("nodeSelector"):
+        pod["nodeSelector"] = given["nodeSelector"]
+    affinity = given.get("affinity")
+    if isinstance(affinity, dict) and affinity.get("nodeAffinity"):
+        pod["affinity"] = {"nodeAffinity": affinity["nodeAffinity"]}
+    return pod
+
+
+def job_revision(spec: LLMServiceSpec) -> str:
+    """Names what a Job's pod is made of besides the model: one that did not work is made anew when
+    it changes."""
+    template = template_of(spec, answering_role(spec))
+    main = _named(template, "containers", MAIN)
+    return digest([spec.image, job_pod(spec), _fetch_items(template), _proxies(main)])
+
+
+def fetch_ports(spec: LLMServiceSpec, role: Role) -> list[int]:
+    """Ports that the container needs to reach: of the web, of the hub, and of a proxy."""
+    hub, template = spec.model.source.hub, template_of(spec, role)
+    urls = [hub.endpoint] if hub is not None and hub.endpoint is not None else []
+    for item in (_named(template, "containers", MAIN), _named(template, _INITS, FETCH)):
+        urls += [str(each.get("value") or "") for each in _proxies(item) if _is_way(each)]
+    found = {port for url in urls if (port := port_of(url)) is not None}
+    return [443, 80, *sorted(found - {443, 80})]
+
+
+def port_of(url: str) -> int | None:
+    """Port of a URL; None where it has none that can be known."""
+    try:
+        parsed = urlsplit(url)
+        return parsed.port or _DEFAULT_PORTS.get(parsed.scheme)
+    except ValueError:
+        return None
+
+
+def unusable_hub(spec: LLMServiceSpec) -> str | None:
+    """The hub's endpoint, if nothing can be reached there."""
+    hub = spec.model.source.hub
+    endpoint = None if hub is None else hub.endpoint
+    return endpoint if endpoint is not None and port_of(endpoint) is None else None
+
+
+def _items(template: Manifest, field: str) -> list[Any]:
+    spec = template.get("spec")
+    found = spec.get(field) if isinstance(spec, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def _is(item: Any, name: str) -> bool:
+    return isinstance(item, dict) and item.get("name") == name
+
+
+def _fetch_items(template: Manifest) -> list[Manifest]:
+    return [each for each in _items(template, _INITS) if _is(each, FETCH)]
+
+
+def _named(template: Manifest, field: str, name: str) -> Manifest:
+    return next((each for each in _items(template, field) if _is(each, name)), {})
+
+
+def _proxies(container: Manifest) -> list[Manifest]:
+    """Variables of a container that name proxies."""
+    env = container.get("env")
+    items = env if isinstance(env, list) else []
+    return [each for each in items if isinstance(each, dict) and each.get("name") in PROXIES]
+
+
+def _is_way(variable: Manifest) -> bool:
+    return not str(variable["name"]).lower().startswith("no_")

@@ -1,0 +1,171 @@
+"""What fetches or reads a model gets where it runs: keys of a registry, a node, room, a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.operator.test_children import facts, pods
+
+from tandem.operator.decide import plan
+from tandem.operator.desired.capability import unsupported
+from tandem.operator.desired.compose import base
+from tandem.operator.desired.fetching import job_revision
+from tandem.operator.desired.job import model_job
+from tandem.operator.desired.naming import Manifest, Role
+from tandem.operator.desired.protect import TemplateConflict
+from tandem.operator.desired.workload import rendered
+
+HUB: dict[str, Any] = {"model__source": {"type": "Hub", "hub": {"repository": "a/b"}}}
+CACHED = {**HUB, "model__cache": {"persistentVolumeClaim": {"claimName": "models"}}}
+GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+ON = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+PROXY = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+NONE = {"name": "no_proxy", "value": ".svc:1"}
+LESS = {"limits": {"cpu": "1", "memory": "1Gi"}}
+PLACED: Manifest = {
+    "imagePullSecrets": [{"name": "registry"}],
+    "tolerations": [GPU],
+    "nodeSelector": {"disk": "local"},
+    "affinity": {"nodeAffinity": ON, "podAffinity": {"x": []}},
+}
+
+
+def job_pod(**changes: Any) -> Manifest:
+    """The pod of the model's Job."""
+    job = model_job(facts(**changes))
+    assert job is not None
+    pod: Manifest = job["spec"]["template"]["spec"]
+    return pod
+
+
+def ports(name: str, **changes: Any) -> list[int]:
+    """Ports that pods of a policy may reach anywhere."""
+    policies = {
+        each["metadata"]["name"]: each
+        for each in base(facts(**changes))
+        if each["kind"] == "NetworkPolicy"
+    }
+    rules = policies[name]["spec"]["egress"]
+    return [each["port"] for rule in rules if "to" not in rule for each in rule["ports"]]
+
+
+def variables(container: Manifest) -> list[Manifest]:
+    """What was given to a container beside what is ours."""
+    return [each for each in container["env"] if each in (PROXY, NONE)]
+
+
+def test_the_job_goes_where_the_workers_go():
+    """Secrets of a registry, nodes and taints are those of the workers that answer; it is not bound
+    to other pods, which may wait for it."""
+    pod = job_pod(**CACHED, decode__podTemplate={"spec": PLACED})
+    expected = {**PLACED, "affinity": {"nodeAffinity": ON}}
+    assert {name: pod.get(name) for name in PLACED} == expected
+    assert not PLACED.keys() & job_pod(**CACHED, prefill__podTemplate={"spec": PLACED}).keys()
+    pooled = job_pod(**CACHED, task="Embed", prefill__podTemplate={"spec": PLACED})
+    assert pooled["tolerations"] == [GPU]
+
+
+@pytest.mark.parametrize("changes", [HUB, CACHED, {}])
+def test_what_fetches_says_what_it_needs(changes: dict[str, Any]):
+    """In a namespace with a quota nothing is made that does not."""
+    found = [
+        each
+        for pod in pods(**changes)
+        for each in [*pod["containers"], *pod.get("initContainers", ())]
+        if each["name"] == "fetch"
+    ]
+    assert found
+    for container in found:
+        needs = container["resources"]
+        assert set(needs["requests"]) == set(needs["limits"]) == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("changes", [CACHED, {}])
+def test_the_jobs_container_is_spoken_of_by_its_name(changes: dict[str, Any]):
+    """By the podTemplate of the workers that answer, in whose pods it is not."""
+    said = {"name": "fetch", "image": "mirror/worker", "resources": LESS}
+    other = {"name": "other", "image": "x"}
+    template = {"spec": {"initContainers": [other, said]}}
+    (container,) = job_pod(**changes, decode__podTemplate=template)["containers"]
+    assert container["image"] == "mirror/worker"
+    assert container["resources"]["limits"] == LESS["limits"]
+    made = rendered(facts(**changes, decode__podTemplate=template), Role.DECODE)
+    assert [each["name"] for each in made["spec"]["initContainers"]] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("role", "item", "said"),
+    [
+        (Role.DECODE, {"args": ["x"]}, r"decode.*\[fetch\].args"),
+        (Role.DECODE, {"env": [{"name": "X", "value": "1"}]}, r"\[fetch\].env.*proxies"),
+        (Role.PREFILL, {"resources": LESS}, "goes by spec.decode.podTemplate"),
+        (Role.ROUTER, {"resources": LESS}, "goes by spec.decode.podTemplate"),
+    ],
+)
+def test_what_the_job_cannot_be_told_is_refused(role: Role, item: Manifest, said: str):
+    """By name; and whatever is refused, the Job that is there keeps its name."""
+    template = {"spec": {"initContainers": [{"name": "fetch", **item}]}}
+    given = facts(**CACHED, **{f"{role}__podTemplate": template})
+    with pytest.raises(TemplateConflict, match=said):
+        rendered(given, role)
+    assert plan.accepted(given)[1] == "PodTemplateConflict"
+    assert model_job(given) is not None
+
+
+def test_a_model_is_fetched_through_the_workers_proxy():
+    """The variables that main gets, by Job or in pods; those of others are not let through."""
+    secret = {"name": "X", "value": "1"}
+    main = {"name": "main", "env": [PROXY, secret, NONE]}
+    template = {"spec": {"containers": [main]}}
+    (container,) = job_pod(**CACHED, decode__podTemplate=template)["containers"]
+    assert variables(container) == [PROXY, NONE]
+    assert secret not in container["env"]
+    made = rendered(facts(**HUB, decode__podTemplate=template), Role.DECODE)["spec"]
+    assert variables(made["initContainers"][0]) == [PROXY, NONE]
+    own = {"name": "fetch", "env": [{**PROXY, "value": "http://other:1"}]}
+    both = {"spec": {"containers": [main], "initContainers": [own]}}
+    made = rendered(facts(**HUB, decode__podTemplate=both), Role.DECODE)["spec"]
+    assert own["env"][0] in made["initContainers"][0]["env"]
+
+
+def test_the_way_to_hub_and_proxy_is_open():
+    """Whatever their ports; to nobody who does not fetch."""
+    hub = {"repository": "a/b", "endpoint": "https://mirror:8443"}
+    template = {"spec": {"containers": [{"name": "main", "env": [PROXY, NONE]}]}}
+    changes: dict[str, Any] = {
+        "model__source": {"type": "Hub", "hub": hub},
+        "decode__podTemplate": template,
+    }
+    cached = {**CACHED, **changes}
+    assert ports("demo-model", **cached) == [53, 53, 443, 80, 3128, 8443]
+    assert ports("demo-decode", **cached) == [53, 53]
+    assert ports("demo-decode", **changes) == [53, 53, 443, 80, 3128, 8443]
+    assert ports("demo-prefill", **changes) == [53, 53, 443, 80, 8443]
+    assert ports("demo-router", **changes) == [53, 53, 443, 6443, 443, 80, 8443]
+
+
+@pytest.mark.parametrize("endpoint", ["https://mirror:99999", "http://mirror:x"])
+def test_a_hub_that_cannot_be_reached_is_refused(endpoint: str):
+    """By field and value, and no look stumbles over it."""
+    hub = {"repository": "a/b", "endpoint": endpoint}
+    given = facts(model__source={"type": "Hub", "hub": hub})
+    said = unsupported(given.spec)
+    assert said is not None
+    assert said.startswith(f"spec.model.source.hub.endpoint: {endpoint} is not")
+    assert base(given)
+
+
+def test_what_a_job_is_made_of_has_a_name():
+    """It changes with what the Job takes of the spec, and with nothing else."""
+    before = job_revision(facts(**CACHED).spec)
+    main = {"spec": {"containers": [{"name": "main", "env": [PROXY]}]}}
+    fetch = {"spec": {"initContainers": [{"name": "fetch", "resources": LESS}]}}
+    changed = [
+        job_revision(facts(**CACHED, decode__podTemplate=template).spec)
+        for template in ({"spec": PLACED}, main, fetch)
+    ]
+    assert len({before, *changed}) == 4
+    other: dict[str, Any] = {"metadata": {"labels": {"a": "b"}}}
+    for field in ("decode__podTemplate", "prefill__podTemplate"):
+        assert job_revision(facts(**CACHED, **{field: other}).spec) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -48,6 +49,15 @@ def item(name: str, labels: dict[str, str] | None = None, **more: Any) -> dict[s
     return {"metadata": {**metadata, "labels": labels or {}}, **more}
 
 
+def restarted(**counts: int) -> dict[str, Any]:
+    """Status of a pod whose containers have ended so often; ``first`` is an init container."""
+    found: dict[str, Any] = {"containerStatuses": [], "initContainerStatuses": []}
+    for name, count in counts.items():
+        field = "initContainerStatuses" if name == "first" else "containerStatuses"
+        found[field].append({"name": name, "restartCount": count})
+    return found
+
+
 def reading(store: Store, most: int = MAX_SERVICES) -> CollectorRegistry:
     """A registry with the store's series."""
     registry = CollectorRegistry()
@@ -61,11 +71,9 @@ def test_what_the_status_says_is_shown():
     store.put("LLMService", item("demo", status=STATUS))
     for number in (1, 2):
         labels = {LABEL_SERVICE: "demo", LABEL_ROLE: "decode"}
-        status = {"containerStatuses": [{"restartCount": number}, {"restartCount": 1}]}
-        store.put("Pod", item(f"pod-{number}", labels, status=status))
+        store.put("Pod", item(f"pod-{number}", labels, status=restarted(main=number, sidecar=1)))
     fetching = {LABEL_SERVICE: "demo", LABEL_COMPONENT: "model"}
-    ended = {"containerStatuses": [{"restartCount": 1}]}
-    store.put("Pod", item("fetch", fetching, status=ended))
+    store.put("Pod", item("fetch", fetching, status=restarted(fetch=1)))
     registry = reading(store)
 
     def value(name: str, **labels: str) -> float | None:
@@ -96,3 +104,35 @@ def test_series_are_bounded():
     text = generate_latest(registry).decode()
     assert text.count("keys_published_timestamp_seconds{") == 4
     assert registry.get_sample_value("tandem_operator:services_not_shown") == 6
+
+
+def test_restarts_only_grow():
+    """Rollouts and scale-downs take pods away with all that happened to them: nothing begins anew,
+    and what happens to others counts."""
+    store = Store()
+    store.put("LLMService", item("demo", status=STATUS))
+    registry, versions = reading(store), itertools.count(2)
+    labels = {LABEL_SERVICE: "demo", LABEL_ROLE: "decode"}
+
+    def put(name: str, **counts: int) -> None:
+        pod = item(name, labels, status=restarted(**counts))
+        pod["metadata"]["resourceVersion"] = str(next(versions))
+        store.put("Pod", pod)
+
+    def total() -> float | None:
+        own = {"llmservice_namespace": "ns", "llmservice": "demo", "role": "decode"}
+        return registry.get_sample_value(PREFIX + "restarts_total", own)
+
+    put("old-1", main=2)
+    put("old-2", main=1)
+    assert total() == 3
+    store.drop("Pod", ("ns", "old-1"), "uid-old-1", str(next(versions)))
+    assert total() == 3
+    put("new", main=0, first=0)
+    assert total() == 3
+    put("new", main=1, first=2)
+    assert total() == 6
+    put("old-2", main=0)  # a kubelet that has forgotten
+    assert total() == 6
+    put("old-2", main=1)
+    assert total() == 7

@@ -18,7 +18,7 @@ from tandem.operator.api.status import LLMServiceStatus
 from tandem.operator.clock import parse_time
 from tandem.operator.cluster.store import SERVICE, Key, Store
 from tandem.operator.desired.naming import Manifest
-from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
+from tandem.operator.restarts import Restarts
 
 MAX_SERVICES = 500
 """Services with series of their own, each with about thirty."""
@@ -34,6 +34,7 @@ class ServiceGauges(Collector):
         """At most ``most`` services have series."""
         self._store = store
         self._most = most
+        self._restarts = Restarts()
 
     def describe(self) -> Iterator[Metric]:
         """The families, empty: the registry asks before there is a service."""
@@ -57,22 +58,12 @@ class ServiceGauges(Collector):
                 links.add_metric((*place, "expected"), status.links.total)
             if status.keys.published_at is not None:
                 keys.add_metric(place, parse_time(status.keys.published_at))
-        for (place, role), number in self._restarts().items():
+        totals = self._restarts.look(self._store.all("Pod"), {_place(item) for item in services})
+        for (place, role), number in totals.items():
             if place in shown:
                 restarts.add_metric((*place, role), number)
         left_out.add_metric((), max(0, len(services) - self._most))
         yield from (condition, replicas, links, keys, restarts, left_out)
-
-    def _restarts(self) -> Counter[tuple[Key, str]]:
-        found: Counter[tuple[Key, str]] = Counter()
-        for pod in self._store.all("Pod"):
-            labels = pod["metadata"].get("labels") or {}
-            place = (pod["metadata"]["namespace"], labels.get(LABEL_SERVICE, ""))
-            role = labels.get(LABEL_ROLE) or labels.get(LABEL_COMPONENT, "")
-            status = pod.get("status") or {}
-            for each in status.get("containerStatuses") or []:
-                found[place, role] += each.get("restartCount", 0)
-        return found
 
 
 def _families() -> tuple[
@@ -107,7 +98,7 @@ def _families() -> tuple[
         ),
         CounterMetricFamily(
             f"{prefix}service_restarts",
-            "Restarts of containers of the pods that there are, by role; model is what fetches it.",
+            "Restarts of containers, by role; model is what fetches it.",
             labels=(*_OWN, "role"),
         ),
         GaugeMetricFamily(

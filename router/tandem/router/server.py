@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import math
+import os
 import socket
 from types import FrameType
 from typing import Any, Protocol
 
 import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from tandem.link.descriptors import raise_descriptor_limit
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import ConnectionLimits, guarded
+from tandem.router.middleware.answer import send_error
 from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending
+from tandem.router.openai.errors import ErrorAnswer
 
 KEEP_ALIVE = 75
 """Seconds; longer than clients keep idle connections, so that none is closed under a request."""
@@ -24,6 +30,16 @@ BODY_GRACE = 5.0
 trickles is cut."""
 
 
+ANSWERED_TO_THE_END = frozenset({"/health", "/metrics"})
+_STOPS = ErrorAnswer(
+    status=503,
+    message="The server stops; try again",
+    type="server_error",
+    code="shutting_down",
+    headers={"Retry-After": "2", "Connection": "close"},
+)
+
+
 class RpcServer(Protocol):
     """gRPC beside HTTP."""
 
@@ -32,8 +48,9 @@ class RpcServer(Protocol):
 
 
 class Server(uvicorn.Server):
-    """Answers under way get ``drain_seconds`` after a signal; then they are ended in words. A
-    second signal of either kind ends the process at once."""
+    """Answers under way get ``drain_seconds`` after a signal; then they are ended in words. Who
+    connects meanwhile hears that the server stops, and what it counts. A second signal of either
+    kind ends the process at once."""
 
     def __init__(self, config: uvicorn.Config, *, app: Any, drain_seconds: float) -> None:
         config.timeout_graceful_shutdown = math.ceil(drain_seconds + 2 * LAST_WORD_SECONDS)
@@ -41,6 +58,9 @@ class Server(uvicorn.Server):
         self._app = app
         self._ending: Ending = app.state.ending
         self._drain_seconds = drain_seconds
+        self._late = ServerState()
+        """Connections that were made after the signal."""
+        self._late_servers: list[asyncio.Server] = []
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more, let finish, end the rest."""
@@ -48,6 +68,7 @@ class Server(uvicorn.Server):
         end = loop.call_later(self._drain_seconds, self._ending.stop)
         rpc: RpcServer | None = self._app.state.rpc
         stopping = rpc and loop.create_task(rpc.stop(self._drain_seconds))
+        await self._listen_on(loop)
         try:
             await super().shutdown(sockets)
             if stopping:
@@ -55,11 +76,56 @@ class Server(uvicorn.Server):
         finally:
             end.cancel()
 
+    async def _listen_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the listening sockets over from those servers that are about to close."""
+        config = copy.copy(self.config)
+        config.loaded_app = Draining(self.config.loaded_app)
+        self._late.default_headers = list(config.encoded_headers)
+
+        def connected() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self._late, app_state=self.lifespan.state
+            )
+            return made
+
+        for listening in [each for server in self.servers for each in server.sockets]:
+            same = socket.socket(fileno=os.dup(listening.fileno()))
+            server = await loop.create_server(
+                connected, sock=same, ssl=config.ssl, backlog=config.backlog
+            )
+            self._late_servers.append(server)
+
+    async def _wait_tasks_to_complete(self) -> None:
+        try:
+            await super()._wait_tasks_to_complete()
+        finally:
+            for server in self._late_servers:
+                server.close()
+            for connection in list(self._late.connections):
+                connection.shutdown()
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal came."""
         if self.should_exit:
             self.force_exit = True
         super().handle_exit(sig, frame)
+
+
+class Draining:
+    """What a router that stops says to those who come late: that it is alive and what it has
+    counted, since what is under way may take many scrapes. Pure ASGI, around the whole app."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run as an ASGI application."""
+        if scope["type"] != "http" or scope["path"] in ANSWERED_TO_THE_END:
+            await self._app(scope, receive, send)
+            return
+        while (await receive()).get("more_body", False):
+            pass  # a connection that is closed over unread bytes takes the answer with it
+        await send_error(scope, send, _STOPS)
 
 
 def make_server(app: Any, config: RouterConfig, **options: Any) -> Server:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests import clear_text
 from tests.router.fake_worker import FakeWorker, Turn, serve_well
 from tests.router.http_server import Served
 from tests.waiting import wait_for
@@ -107,6 +108,70 @@ def test_what_can_finish_does(serve: Serve, decode: Make) -> None:
     assert "[DONE]" in text
     assert "error" not in text
     assert '"finish_reason":"stop"' in text
+
+
+def test_a_router_that_drains_is_scraped(serve: Serve, decode: Make) -> None:
+    """What it counts to its end is seen; requests go elsewhere, and what runs ends well."""
+    go, end = threading.Event(), threading.Event()
+
+    def held(turn: Turn) -> Iterator[float]:
+        turn.accept()
+        for position, gate in enumerate((None, go, end)):
+            while gate is not None and not gate.is_set():
+                yield 0.005
+            turn.token(position)
+            yield 0.005
+
+    def gaps() -> float:
+        name = 'vllm:inter_token_latency_seconds_count{model_name="fake"} '
+        found = [line for line in served.metrics().splitlines() if line.startswith(name)]
+        return float(found[0].removeprefix(name)) if found else 0
+
+    d = decode(behaviour=held)
+    served = serve(d, drain_timeout=60.0)
+    with ThreadPoolExecutor() as threads, httpx.Client(verify=clear_text.NO_TLS) as kept:
+        assert kept.get(served.url + "/health").status_code == 200
+        asked = {**CHAT, "stream": True, "max_tokens": 3}
+        heard = threads.submit(served.post, CHATS, json=asked)
+        wait_for(lambda: d.submitted)
+        served.server.handle_exit(signal.SIGTERM, None)
+        served.server._captured_signals.clear()
+        wait_for(lambda: not any(each.is_serving() for each in served.server.servers))
+        go.set()
+        wait_for(lambda: gaps() == 1)
+        for client in (kept, clear_text):
+            assert client.get(served.url + "/health").status_code == 200
+            assert client.get(served.url + "/ready").status_code == 503
+            refused = client.post(served.url + CHATS, json=CHAT)
+            assert refused.status_code == 503
+            assert refused.headers["connection"] == "close"
+            assert "retry-after" in refused.headers
+            assert refused.json()["error"]["code"] == "shutting_down"
+        assert not heard.done()
+        end.set()
+        served.stop()
+
+    assert heard.result().text.strip().endswith("data: [DONE]")
+    assert '"finish_reason":"length"' in heard.result().text
+    assert len(d.submitted) == 1
+    with pytest.raises(httpx.ConnectError):
+        clear_text.get(served.url + "/health")
+
+
+def test_a_late_body_is_read_before_it_is_refused(serve: Serve, decode: Make) -> None:
+    """A connection that is closed over bytes that nobody read is reset, and its answer is lost."""
+    d = decode(behaviour=never_ends)
+    served = serve(d, drain_timeout=60.0)
+    with ThreadPoolExecutor() as threads:
+        heard = threads.submit(answer_of, served, stream=True)
+        wait_for(lambda: d.submitted)
+        served.server.should_exit = True
+        wait_for(lambda: not any(each.is_serving() for each in served.server.servers))
+        refused = served.post(CHATS, content=b"x" * (8 << 20))
+        served.server.force_exit = True
+        served.stop()
+        assert heard.exception() is not None or "[DONE]" in heard.result().text
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
 
 
 def test_a_request_in_the_queue_is_told(serve: Serve, decode: Make) -> None:

@@ -5,6 +5,7 @@ from scripts.dashboards.panels import OPERATED, Board, Row, gauge, panel, quanti
 _OWN = "llmservice_namespace, llmservice"
 _NAMED = "{{llmservice_namespace}}/{{llmservice}}"
 _PREFIX = "tandem_operator:"
+_RELEASE = "namespace, service"
 
 BOARD = Board(
     "operator",
@@ -87,15 +88,18 @@ BOARD = Board(
                 panel(
                     "Leaders",
                     "short",
-                    "One, always. None: runbook TandemOperatorWithoutLeader.",
-                    (f"sum({_PREFIX}leader)", "leaders"),
+                    "One of each release, always. None: runbook TandemOperatorWithoutLeader.",
+                    (f"sum by ({_RELEASE}) ({_PREFIX}leader)", "{{namespace}}/{{service}}"),
                     number=True,
                 ),
                 panel(
                     "Since the last good look",
                     "s",
                     "Minutes with services there: runbook TandemOperatorStale.",
-                    (f"time() - max({_PREFIX}last_success_timestamp_seconds)", "age"),
+                    (
+                        f"time() - max by ({_RELEASE}) ({_PREFIX}last_success_timestamp_seconds)",
+                        "{{namespace}}/{{service}}",
+                    ),
                     number=True,
                 ),
                 panel(

@@ -9,18 +9,60 @@ import urllib.error
 import urllib.request
 
 import pytest
+from msgspec import structs
+from tests.operator.test_children import facts
 
+from tandem.operator.desired.naming import Role
+from tandem.operator.desired.workload import rendered
 from tandem.operator.metrics import OperatorMetrics
 from tandem.operator.server import Server
+from tandem.operator.settings import OperatorSettings, usual_pod_host
+from tandem.protocol.listening import has_ipv6
 
 
-def ask(server: Server, path: str) -> tuple[int, str]:
+def ask(server: Server, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
     """Status and body."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{host}:{server.port}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_both_families_reach_it(host: str):
+    """The kubelet asks at the pod's address, whichever that is."""
+    server = Server(0, OperatorMetrics([]), alive=lambda: None, ready=lambda: None)
+    server.start()
+    try:
+        assert ask(server, "/livez", host) == (200, "ok\n")
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("environment", "host"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, "0.0.0.0"),
+        ({"KUBERNETES_SERVICE_HOST": "fd00:10:96::1"}, "::"),
+        ({}, "0.0.0.0"),
+    ],
+)
+def test_pods_listen_on_the_clusters_family(environment: dict[str, str], host: str):
+    """Where their addresses are IPv6 ones, that is where the kubelet and routers come to."""
+    assert usual_pod_host(environment) == host
+    settings = OperatorSettings(pod_host=usual_pod_host(environment))
+    given = structs.replace(facts(), settings=settings)
+    flags = {"--host": 3, "--kv-control-host": 2}
+    found = [
+        container["args"][at + 1]
+        for role in Role
+        for container in rendered(given, role)["spec"]["containers"]
+        for at, word in enumerate(container["args"])
+        if word in flags
+    ]
+    assert found == [host] * sum(flags.values())
 
 
 def test_probes_say_what_is_wrong():

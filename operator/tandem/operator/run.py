@@ -36,7 +36,7 @@ from tandem.operator.reconcile.reconciler import Reconciler
 from tandem.operator.reconcile.traced import Tracer
 from tandem.operator.server import Server
 from tandem.operator.service_gauges import ServiceGauges
-from tandem.operator.settings import OperatorSettings
+from tandem.operator.settings import OperatorSettings, usual_pod_host
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,8 @@ def _thread(target: Callable[..., object], *arguments: object) -> threading.Thre
 def run(settings: OperatorSettings) -> int:
     """Run one replica; the exit status."""
     own = settings.own_namespace or os.environ.get("TANDEM_POD_NAMESPACE") or _own_namespace()
-    return Operator(replace(settings, own_namespace=own)).run()
+    host = settings.pod_host or usual_pod_host(os.environ)
+    return Operator(replace(settings, own_namespace=own, pod_host=host)).run()
 
 
 def _own_namespace() -> str:

@@ -14,6 +14,7 @@ from socketserver import TCPServer
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from tandem.operator.metrics import OperatorMetrics
+from tandem.protocol.listening import ANY_6, family_of, listening_host, take_both_families
 
 Check = Callable[[], str | None]
 """None while all is well, else what is wrong."""
@@ -22,8 +23,14 @@ Check = Callable[[], str | None]
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
 
+    def __init__(self, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+        host = listening_host(ANY_6)
+        self.address_family = family_of(host)
+        super().__init__((host, port), handler)
+
     def server_bind(self) -> None:
         """Bind without asking the DNS for this machine's name, which may take its time."""
+        take_both_families(self.socket)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = "", self.server_address[1]
 
@@ -35,7 +42,7 @@ class Server:
         checks = {"/livez": alive, "/readyz": ready}
         handler = type("Handler", (_Handler,), {"checks": checks, "metrics": metrics})
         try:
-            self._server = _Listener(("", port), handler)
+            self._server = _Listener(port, handler)
         except OSError as error:
             raise OSError(f"cannot listen on port {port}: {error}") from error
         self._thread = threading.Thread(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandem.protocol.errors import InvalidParameter
+from tandem.protocol.listening import ANY_4, ANY_6
 from tandem.protocol.settings import check_integer, check_positive, check_share, setting
 from tandem.protocol.tracing import TracingConfig
 
@@ -28,6 +30,12 @@ class OperatorSettings(TracingConfig):
         "",
         "Pull policy of the containers; none is Kubernetes' own default.",
         choices=("", "Always", "IfNotPresent", "Never"),
+    )
+    pod_host: str = setting(
+        "",
+        "Address on which pods listen: `::` where they have IPv6 addresses. None: by the family of "
+        "the API server's address.",
+        choices=("", ANY_4, ANY_6),
     )
     metrics_namespace: str = setting(
         "", "Namespace from which worker metrics may be scraped. None: only the operator's."
@@ -82,3 +90,13 @@ class OperatorSettings(TracingConfig):
             raise InvalidParameter(
                 "renew_deadline", self.renew_deadline, "between retry_seconds and lease_seconds"
             )
+
+    @property
+    def listening_host(self) -> str:
+        """Of pods. Without the API server's word it is IPv4's, which every image knows."""
+        return self.pod_host or ANY_4
+
+
+def usual_pod_host(environment: Mapping[str, str]) -> str:
+    """By the address of the API server in the cluster, whose family the pods' addresses have."""
+    return ANY_6 if ":" in environment.get("KUBERNETES_SERVICE_HOST", "") else ANY_4

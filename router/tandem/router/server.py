@@ -7,6 +7,7 @@ import copy
 import math
 import os
 import socket
+from contextlib import suppress
 from types import FrameType
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from tandem.link.descriptors import raise_descriptor_limit
+from tandem.protocol.listening import ANY_6, bound_socket
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import ConnectionLimits, guarded
 from tandem.router.middleware.answer import send_error
@@ -61,6 +63,16 @@ class Server(uvicorn.Server):
         self._late = ServerState()
         """Connections that were made after the signal."""
         self._late_servers: list[asyncio.Server] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; on `::` for both families, which event loops do not."""
+        config, own = self.config, sockets is None and self.config.host.strip("[]") == ANY_6
+        if own:
+            with suppress(OSError):  # told of where it is tried again
+                sockets = [bound_socket(config.host, config.port)]
+        await super().startup(sockets)
+        if own and sockets is not None:
+            self._log_started_message(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more, let finish, end the rest."""

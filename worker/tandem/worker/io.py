@@ -27,6 +27,7 @@ from tandem.link.sockets import Context, Socket, open_socket
 from tandem.link.wake_queue import WakeQueue
 from tandem.protocol.card import ModelCard
 from tandem.protocol.ids import Incarnation
+from tandem.protocol.listening import listening_host
 from tandem.protocol.messages import ToRouter, WorkerBeat
 from tandem.worker.inbox import Inbox
 from tandem.worker.link_metrics import LinkMetrics
@@ -231,8 +232,21 @@ def _bound(endpoint: str, guard: CurveGuard | None) -> Socket:
     if guard is not None:
         guard.serve(socket, "router")
     try:
-        socket.bind(endpoint)
+        socket.bind(_of_both_families(socket, endpoint))
     except zmq.ZMQError as error:
         socket.close(0)
         raise OSError(f"cannot listen on {endpoint}: {error}") from error
     return socket
+
+
+def _of_both_families(socket: Socket, endpoint: str) -> str:
+    """The endpoint as ZMQ reads it: an IPv6 address in brackets, `::` for IPv4 as well."""
+    scheme, _, address = endpoint.partition("://")
+    if scheme != "tcp":
+        return endpoint
+    host, _, port = address.rpartition(":")
+    host = listening_host(host)
+    if ":" in host:
+        socket.setsockopt(zmq.IPV6, 1)
+        host = f"[{host}]"
+    return f"tcp://{host}:{port}"

@@ -18,6 +18,7 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from tandem.protocol.child import child_headers
+from tandem.protocol.listening import family_of, listening_host, take_both_families
 
 MAX_CONNECTIONS = 64
 """At a time, each with a thread. Who comes then takes the place of the one that has been there
@@ -78,7 +79,13 @@ class _Server(ThreadingHTTPServer):
         self._open: dict[object, None] = {}
         """Connections, oldest first."""
         self._lock = threading.Lock()
-        super().__init__(address, handler)
+        host = listening_host(address[0])
+        self.address_family = family_of(host)
+        super().__init__((host, address[1]), handler)
+
+    def server_bind(self) -> None:
+        take_both_families(self.socket)
+        super().server_bind()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

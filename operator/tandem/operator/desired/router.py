@@ -49,7 +49,7 @@ def router_arguments(facts: Facts) -> list[str]:
     spec = facts.spec
     stream = spec.router.max_stream_seconds or MAX_STREAM_SECONDS
     flags: dict[str, object] = {
-        "host": "0.0.0.0",
+        "host": facts.settings.listening_host,
         "port": names.ROUTER_PORT,
         "grpc-port": _ports(facts).get("grpc"),
         "model": delivery(spec).path,

@@ -80,7 +80,7 @@ def _shell_flags(facts: Facts, role: Role) -> Flags:
     return {
         "model": delivery(facts.spec).path,
         "served-model-name": facts.spec.model.name,
-        "host": "0.0.0.0",
+        "host": facts.settings.listening_host,
         "port": names.WORKER_PORT,
         "probe-port": probe_port(facts.spec, role),
         "drain-seconds": drain_seconds(facts.spec, role),
@@ -109,7 +109,7 @@ def _transfer_flags(facts: Facts) -> Flags:
     copies = transfer.node_local.copy_mode if meets else None
     return {
         "kv-connector": None if transfer.connector is None else CONNECTORS[transfer.connector],
-        "kv-control-host": "0.0.0.0",
+        "kv-control-host": facts.settings.listening_host,
         "kv-control-port": names.CONTROL_PORT,
         "kv-advertise-host": f"$({names.ENV_POD_IP})",
         "kv-data-port": names.DATA_PORT,

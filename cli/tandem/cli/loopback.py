@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import urllib.request
-
-import httpx
+from urllib.parse import urlsplit
 
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens URLs of this machine's own processes."""
@@ -17,7 +16,7 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 def mounts(url: str) -> dict[str, None]:
     """What httpx takes as ``mounts``: no proxy for the host of ``url`` if that is the loopback."""
-    host = httpx.URL(url).host
+    host = urlsplit(url).hostname or ""
     return {f"all://[{host}]" if ":" in host else f"all://{host}": None} if _is_own(host) else {}
 
 

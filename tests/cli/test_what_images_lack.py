@@ -1,0 +1,42 @@
+"""Commands of pods begin without the packages of a person's commands, which images have not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import sys
+for name in ("aiohttp", "httpx", "matplotlib", *sys.argv[1].split()):
+    sys.modules[name] = None
+from tandem.cli.__main__ import main
+sys.exit(main(sys.argv[2:]))
+"""
+OF_WORKERS = "fastapi httptools kubernetes uvicorn uvloop"
+"""What the worker's image has not."""
+OF_OTHERS = "torch llguidance safetensors"
+"""What the router's and the operator's have not."""
+
+
+@pytest.mark.parametrize(
+    ("lacks", "words"),
+    [
+        ("", ["--version"]),
+        (OF_OTHERS, ["operator", "--help"]),
+        (OF_OTHERS, ["router", "--help"]),
+        (OF_WORKERS, ["prefill", "--help"]),
+        (OF_WORKERS, ["decode", "--help"]),
+        (OF_WORKERS, ["node-agent", "--help"]),
+        (OF_WORKERS, ["prepare", "--help"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_pods_command_begins(lacks: str, words: list[str]) -> None:
+    """What it imports first is in its image."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, lacks, *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tandem" in done.stdout

@@ -19,7 +19,7 @@ from tandem.operator.desired.workload import rendered
 HUB: dict[str, Any] = {"model__source": {"type": "Hub", "hub": {"repository": "a/b"}}}
 CACHED = {**HUB, "model__cache": {"persistentVolumeClaim": {"claimName": "models"}}}
 GPU = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-ON = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+ON: Manifest = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
 PROXY = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
 NONE = {"name": "no_proxy", "value": ".svc:1"}
 LESS = {"limits": {"cpu": "1", "memory": "1Gi"}}

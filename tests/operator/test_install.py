@@ -108,7 +108,7 @@ def test_chart_and_manifests_hold_the_operator_to_the_same():
 def test_who_the_operator_runs_as_may_be_the_clusters_choice(
     sets: list[str], expected: dict[str, Any] | None
 ):
-    """OpenShift gives each namespace users of its own, and refuses others; so of the chart's test."""
+    """OpenShift gives each namespace users of its own; the chart's test is a pod like others."""
     words = [word for each in sets for word in ("--set", each)]
     found = documents(helm("template", "tandem", CHART, *words))
     (operator,) = (each for each in found if each["kind"] == "Deployment")

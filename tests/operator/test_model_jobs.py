@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -80,7 +81,9 @@ def test_a_quota_takes_the_job_and_names_who_is_too_large(harness: Harness):
     hard |= {f"{kind}.cpu": "900" for kind in ("requests", "limits")}
     harness.kubectl("create", "-f", "-", stdin=json.dumps({**quota, "spec": {"hard": hard}}))
     needs = {"limits": {"cpu": "1", "memory": "1Gi"}}
-    roles = {f"{role}__resources": needs for role in ("router", "prefill", "decode")}
+    roles: dict[str, Any] = {
+        f"{role}__resources": needs for role in ("router", "prefill", "decode")
+    }
     wrong = {"name": "fetch", "resources": {"limits": {"memory": "much"}}}
     template = {"spec": {"initContainers": [wrong]}}
     harness.create(**roles, decode__podTemplate=template)

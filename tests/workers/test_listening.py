@@ -9,7 +9,6 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-from tandem.protocol import listening
 from tandem.protocol.listening import ANY_4, ANY_6, bound_socket, has_ipv6, listening_host
 from tandem.worker.io import _bound
 from tandem.worker.probes import ProbeServer, ProbeState
@@ -34,7 +33,7 @@ def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError("Address family not supported by protocol")
         return real(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(listening.socket, "socket", made)
+    monkeypatch.setattr("tandem.protocol.listening.socket.socket", made)
 
 
 def probes(host: str) -> ProbeServer:
@@ -63,7 +62,8 @@ def test_a_worker_takes_links_of_both_families(host: str) -> None:
     """Routers come to the pod's address."""
     router = _bound("tcp://:::*", None)
     port = router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.IPV6, 1)
     try:
         dealer.connect(f"tcp://{host}:{port}")

@@ -92,7 +92,6 @@ class Server(uvicorn.Server):
         """Take the listening sockets over from those servers that are about to close."""
         config = copy.copy(self.config)
         config.loaded_app = Draining(self.config.loaded_app)
-        self._late.default_headers = list(config.encoded_headers)
 
         def connected() -> asyncio.Protocol:
             made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]

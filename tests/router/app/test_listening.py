@@ -39,9 +39,7 @@ class App:
 @pytest.fixture
 def server() -> Iterator[Server]:
     """Listening on all addresses."""
-    config = RouterConfig(
-        model="m", host="::", port=0, workers=("127.0.0.1:1",), drain_timeout=1.0
-    )
+    config = RouterConfig(model="m", host="::", port=0, workers=("127.0.0.1:1",), drain_timeout=1.0)
     made = make_server(App(), config)
     thread = threading.Thread(target=made.run, daemon=True)
     thread.start()

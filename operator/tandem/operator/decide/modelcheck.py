@@ -53,9 +53,8 @@ def may_have_job(
     ended = job is not None and (job.succeeded or job.failed or found)
     if suspended:
         return None if ended else Reason.SUSPENDED
-    if job is not None and not (job.succeeded or found) and job.made_of != made_of:
-        if job.failed or not job.has_begun:
-            return Reason.QUEUED
+    if job is not None and job.made_of != made_of and not (job.succeeded or found):
+        return Reason.QUEUED if job.failed or not job.has_begun else None
     return None if job is not None or others() < most else Reason.QUEUED
 
 

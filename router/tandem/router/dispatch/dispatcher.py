@@ -23,7 +23,7 @@ from tandem.protocol.outputs import EngineCoreOutput, EngineOutput, PooledOutput
 from tandem.protocol.recording import current, marked
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.sampling import SEED_BITS, seeded
-from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
+from tandem.router.admission.queue import AdmissionQueue
 from tandem.router.dispatch.attempt import BAD_ENDS, Attempt, Leg
 from tandem.router.dispatch.calling import call_all
 from tandem.router.dispatch.deadlines import (
@@ -50,7 +50,7 @@ from tandem.router.dispatch.verdicts import (
     worth_waiting,
 )
 from tandem.router.hit_ceiling import HitCeiling
-from tandem.router.metrics import MISTAKES, RouterMetrics
+from tandem.router.metrics import RouterMetrics
 from tandem.router.placement.base import Placement, PlacementPolicy
 from tandem.router.workers.pool import WorkerPool
 
@@ -134,11 +134,10 @@ class Dispatcher:
         job = self._open(request, context.route, came)
         timer = loop.call_at(job.deadline, job.expire)
         recording = job.recording
-        watch: Stopwatch | None = None
-        job.metrics.request_came()
+        watch = Stopwatch(job.metrics, came, recording)
         try:
             await self._enter(job, loop)
-            watch = Stopwatch(job.metrics, request, came, recording)
+            watch.admitted(request)
             while not job.ledger.done:
                 attempt = await self._begin(job, loop)
                 failure: AttemptFailure | None = None
@@ -163,19 +162,12 @@ class Dispatcher:
                         failure = attempt.judge(item[0], item[1])
                         raise_if_too_late(job, failure, loop.time())
                 self._end(job, failure, loop.time())
-        except RequestFailed as error:
-            job.metrics.request_failed(str(error.cause))
-            raise
-        except AdmissionRefused:  # which the queue has counted
-            raise
-        except RequestRefused as error:
-            if error.refusal.code not in MISTAKES:
-                job.metrics.request_failed(str(error.refusal.code))
+        except (RequestFailed, RequestRefused) as error:
+            watch.failed(error)
             raise
         finally:
             timer.cancel()
-            if watch is not None:
-                watch.end(loop.time())
+            watch.end(loop.time())
             if job.attempt is not None:  # closed, or the deadline passed; maybe behind the answer
                 job.attempt.end(job.name, finished=job.ledger.done)
                 note_end(job.attempt, None)

@@ -5,18 +5,20 @@ Runs from the arrival of the request's head: parsing and tokenizing count.
 
 from __future__ import annotations
 
+from tandem.protocol.errors import RequestFailed, RequestRefused
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.router.metrics import RouterMetrics
+from tandem.router.admission.queue import AdmissionRefused
+from tandem.router.metrics import MISTAKES, RouterMetrics
 
 MAX_FINISHES = 16
 """Ends of choices that a record names."""
 
 
 class Stopwatch:
-    """Of a request that was admitted: ``output`` per output, ``end`` once; times are seconds on the
-    loop's clock, and ``now`` is when it arrived."""
+    """Of a request from when it came, ``now``: ``admitted``, ``output`` per output, ``end`` once;
+    times are seconds on the loop's clock."""
 
     __slots__ = (
         "_first",
@@ -31,7 +33,6 @@ class Stopwatch:
     def __init__(
         self,
         metrics: RouterMetrics,
-        request: EngineCoreRequest,
         now: float,
         recording: Recording | None = None,
     ) -> None:
@@ -42,7 +43,11 @@ class Stopwatch:
         self._num_tokens = 0
         self._recording = recording
         self._told_cached = False
-        metrics.request_started(
+        metrics.request_came()
+
+    def admitted(self, request: EngineCoreRequest) -> None:
+        """Its turn has come."""
+        self._metrics.request_started(
             num_prompt=len(request.prompt_token_ids),
             num_choices=request.params.n,
             max_tokens=request.params.max_tokens if request.pooling is None else None,
@@ -86,6 +91,15 @@ class Stopwatch:
             self._metrics.cached_tokens(num_tokens)
         if self._recording is not None:
             self._recording.num_cached += num_tokens
+
+    def failed(self, error: RequestFailed | RequestRefused) -> None:
+        """It ends without an answer; that may be its client's fault."""
+        if isinstance(error, AdmissionRefused):
+            return  # the queue has counted it
+        if isinstance(error, RequestFailed):
+            self._metrics.request_failed(str(error.cause))
+        elif error.refusal.code not in MISTAKES:
+            self._metrics.request_failed(str(error.refusal.code))
 
     def end(self, now: float) -> None:
         """The request is over, answered or not."""

@@ -16,9 +16,7 @@ from tandem.router.dispatch.attempt import Attempt
 from tandem.router.placement.base import Placement
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
-NOTHING = LoadReport(
-    num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9
-)
+NOTHING = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)
 
 
 async def test_a_handed_over_leg_ends_with_token_1_and_the_other_decodes(make_worker):

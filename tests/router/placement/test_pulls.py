@@ -141,9 +141,7 @@ def test_nothing_is_pulled_from_who_leaves_or_sleeps() -> None:
     """It declines; the next best holder is asked."""
     fleet, prompt = fleet_of(), prompt_of(8000, {1: 7984})
     assert plans(prompt, fleet)[inc(2)].holder == inc(1)
-    leaving = tuple(
-        replace(each, draining=each.incarnation == inc(1)) for each in fleet.workers
-    )
+    leaving = tuple(replace(each, draining=each.incarnation == inc(1)) for each in fleet.workers)
     assert not plans(prompt, replace(fleet, workers=leaving))
 
 

@@ -27,9 +27,7 @@ class Loan:
 class CachedPrefixes:
     """One engine's prefix cache, to be lent from."""
 
-    def __init__(
-        self, scheduler: Scheduler, *, closed: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, *, closed: Callable[[], bool] = lambda: False) -> None:
         """``closed``: whether the engine takes nothing new, and lends nothing."""
         self._scheduler = scheduler
         self.closed = closed

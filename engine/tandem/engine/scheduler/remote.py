@@ -130,7 +130,8 @@ class RemoteKV:
             return Way.COMPUTE if self._turns.may_start(request) else Way.WAIT
         if not remote.in_step:
             self.park(self._roster.waiting.pop())
-            self._asked.append(request)
+            if request.source.pull is not None:
+                self._asked.append(request)
             return Way.GONE
         may = self._turns.may_start(request) and self._load_at_once(request, remote)
         return Way.GONE if may else Way.WAIT
@@ -157,7 +158,8 @@ class RemoteKV:
         if not self._turns.may_start(request):
             return False
         self._asked = [each for each in self._asked if each.state is RequestState.REMOTE]
-        asked = sum(blocks_for(each.num_prefill, size) + 1 for each in self._asked)
+        before = [each for each in self._asked if each.order < request.order]
+        asked = sum(blocks_for(each.num_prefill, size) + 1 for each in before)
         hits = manager.find_cached_prefix(request, request.max_cached_tokens)
         count = len(request.token_ids)
         return manager.can_start(hits, count, extra=asked, keep_spare=roster.busy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -38,10 +39,10 @@ def embeds_for(
     return embeds_of(table_of(folder)[list(ids)].to(dtype))
 
 
-def penalized(model: torch.nn.Module, rows: torch.Tensor, count: int, penalty: float) -> list[int]:
+def penalized(model: Any, rows: torch.Tensor, count: int, penalty: float) -> list[int]:
     """Greedy tokens behind embeddings, by transformers, with a repetition penalty that looks at
     the output alone, since the prompt has no ids."""
-    table = model.get_input_embeddings().weight  # type: ignore[operator]
+    table = model.get_input_embeddings().weight
     said: list[int] = []
     with torch.inference_mode():
         for _ in range(count):

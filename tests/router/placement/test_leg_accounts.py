@@ -78,7 +78,7 @@ async def test_cached_prompts_in_a_workers_queue_are_nobody_elses(make_worker, l
         assert seen.pending_tokens == 200 + others
         assert seen.compute_tokens == (0 if loads else 200 + others)
     for attempt in attempts:
-        attempt.end(request.key.request, finished=False)
+        attempt.end("theirs", finished=False)
     assert worker.leg_whole_tokens == worker.leg_whole_compute_tokens == 0
     await stack.close()
 

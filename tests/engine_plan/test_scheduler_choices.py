@@ -1,9 +1,11 @@
 """Choices that fork and resume, prompt scores, and how sequences end."""
 
 import pytest
+from prometheus_client import CollectorRegistry
 from tests.engine_plan.builders import EOS, VOCAB, Harness, params_of, request_of
 from tests.engine_plan.plans import long_running, next_plan, shape_of
 
+from tandem.engine.metrics import EngineMetrics
 from tandem.protocol.finish import FinishReason
 
 
@@ -37,6 +39,20 @@ def test_children_without_room_are_computed_again():
 
         harness.check(request)
         harness.check_empty()
+
+
+def test_a_choice_that_finds_no_seat_was_not_preempted():
+    """It waits for its first: nothing was taken from it, and preemptions are others'."""
+    registry = CollectorRegistry()
+    metrics = EngineMetrics(registry, model_name="m", max_model_len=100)
+    harness = Harness(num_blocks=16, max_num_seqs=2, metrics=metrics)
+    request = request_of("a", 20, params=long_running(n=3, temperature=1.0, max_tokens=6))
+    harness.add(request)
+    harness.run()
+    harness.check(request)
+    labels = {"model_name": "m", "engine": "0"}
+    for name in ("vllm:num_preemptions_total", "vllm:request_num_preemptions_sum"):
+        assert registry.get_sample_value(name, labels) == 0
 
 
 def test_choices_that_end_with_token_one_leave_the_others():

@@ -54,6 +54,7 @@ PLAN = SchedulerOutput(
             1,
             (7,),
             [1, 2, 3],
+            has_ids=False,
         ),
     ),
     dropped=(SeqId(1),),

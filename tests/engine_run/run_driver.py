@@ -163,6 +163,7 @@ class Driver:
             eos,
             held,
             embeds=line.embeds,
+            has_ids=line.embeds is None,
         )
 
     def drop(self, seq: SeqId) -> Line:

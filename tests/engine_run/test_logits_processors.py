@@ -151,3 +151,23 @@ def test_bounds_of_what_is_said_to_processors() -> None:
         with pytest.raises(InvalidParameter, match=r"vllm_xargs\.a"):
             asking(a=value).verify()
     asking(a=[1, "b", 2.5]).verify()
+
+
+def test_emitted_tokens_are_not_drawn_again_under_a_processor(plugin: Path) -> None:
+    """It knows the tokens before one position: a resumed request goes on without a comparison."""
+    wanted = asking(only_token=TOKEN, only_times=3)
+    whole = engine().generate([PROMPTS[0]], 8, wanted)[0]
+    made, told = engine(), {"extra_args": wanted.extra_args, "max_tokens": 8, "ignore_eos": True}
+    request = EngineCoreRequest(
+        key=RequestKey(b"tests-of-plugins", "r", 0),
+        prompt_token_ids=PROMPTS[0],
+        params=SamplingParams(temperature=0.0, seed=0, **told),  # type: ignore[arg-type]
+        emitted=(tuple(whole[:2]),),
+    )
+    assert made.core.add(request) is None
+    tokens: list[int] = []
+    while made.core.has_work:
+        for outputs in made.core.advance().outputs.values():
+            tokens += [token for each in outputs for token in each.token_ids]  # type: ignore[union-attr]
+    assert tokens == whole[2:]
+    assert made.core.scheduler.take_stats().replayed_tokens == 0

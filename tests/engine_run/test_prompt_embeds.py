@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine_run.cpu_engine import GREEDY, ROUTER, CPUEngine
-from tests.engine_run.embedded import embeds_for, embeds_of, table_of
+from tests.engine_run.embedded import ZERO_SAID, embeds_for, embeds_of, penalized, table_of
 from tests.engine_run.encoder_models import encoder_of
 from tests.engine_run.run_driver import Driver
 from tests.engine_run.test_padding import Uncaptured
@@ -170,20 +170,35 @@ def test_choices_and_seeds_are_those_of_ids():
 
 def test_a_repetition_penalty_looks_at_the_output_alone():
     """The prompt has no ids: what was said is held against a token, and no placeholder is."""
-    made, penalized = engine(), SamplingParams(temperature=0.0, seed=0, repetition_penalty=1.8)
-    key = made.add_embeds(embeds_for(FOLDER, PROMPTS[0]), 12, penalized)
+    made, asked = engine(), SamplingParams(temperature=0.0, seed=0, repetition_penalty=1.8)
+    key = made.add_embeds(embeds_for(FOLDER, PROMPTS[0]), 12, asked)
     tokens = made.run()[key.request]
-    with_ids = made.generate([PROMPTS[0]], 12, penalized)[0]
+    with_ids = made.generate([PROMPTS[0]], 12, asked)[0]
 
-    expected: list[int] = []
-    with torch.inference_mode():
-        for _ in range(12):
-            logits = judge_of("llama")(torch.tensor([PROMPTS[0] + expected])).logits[0, -1]
-            for token in set(expected):
-                logits[token] = logits[token] / 1.8 if logits[token] > 0 else logits[token] * 1.8
-            expected.append(int(logits.argmax()))
-    assert tokens == expected
+    rows = table_of(FOLDER)[PROMPTS[0]]
+    assert tokens == penalized(judge_of("llama"), rows, 12, 1.8)
     assert tokens != with_ids
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 2, 3])
+def test_a_repetition_penalty_knows_no_placeholder_of_choices_and_resumed_ones(emitted):
+    """Behind a fork no vector comes to the other choice's row, and a resumed request's last tokens
+    are drawn again under the rules of then. The third token is the placeholders' id."""
+    made = engine()
+    asked = SamplingParams(temperature=0.0, seed=0, repetition_penalty=1.8, n=2)
+    expected = penalized(judge_of("llama"), table_of(FOLDER)[ZERO_SAID], 10, 1.8)
+    assert expected.index(PLACEHOLDER) == 2
+    said: dict[int, list[int]] = {0: [], 1: []}
+    before = (tuple(expected[:emitted]),) * 2 if emitted else ()
+    made.add_embeds(embeds_for(FOLDER, ZERO_SAID), 10, asked, emitted=before)
+    while made.core.has_work:
+        for outputs in made.core.advance().outputs.values():
+            for each in outputs:
+                assert isinstance(each, EngineCoreOutput)
+                said[each.choice] += each.token_ids
+    assert said == {0: expected[emitted:], 1: expected[emitted:]}
+    stats = made.core.scheduler.take_stats()
+    assert stats.agreed_tokens == stats.replayed_tokens == 2 * emitted
 
 
 def test_large_values_harm_nobody_else():

@@ -42,7 +42,7 @@ class Peer(Half):
         super().__init__(self._connect, slab_allocator(kv), **settings)
         lend_from = self.parts.lend_from
         assert lend_from is not None
-        lend_from(CachedPrefixes(self.core.scheduler))
+        lend_from(CachedPrefixes(self.core.scheduler, closed=lambda: self.core.takes_nothing))
 
     def _connect(self, config: EngineConfig, executor: Executor) -> KVConnector:
         (region,) = executor.regions()
@@ -130,6 +130,7 @@ class Peers:
         holder: int | None = None,
         num_tokens: int | None = None,
         pull_ms: int = 10_000,
+        have: int = 0,
         kv: Produce | Consume | None = None,
         **params: Any,
     ) -> RequestKey:
@@ -139,7 +140,7 @@ class Peers:
         pull = None
         if holder is not None:
             count = len(prompt) if num_tokens is None else num_tokens
-            pull = Pull(self[holder].me, count, pull_ms)
+            pull = Pull(self[holder].me, count, pull_ms, have)
         request = EngineCoreRequest(
             key=key,
             prompt_token_ids=list(prompt),

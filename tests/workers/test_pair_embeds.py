@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.engine_run.embedded import embeds_for
-from tests.engine_run.tiny_models import folder_of, judged
+from tests.engine_run.embedded import ZERO_SAID, embeds_for, penalized, table_of
+from tests.engine_run.tiny_models import folder_of, judge_of, judged
 from tests.workers.pair import PROMPT, Pair
 
 from tandem.engine.request import Request
@@ -57,6 +57,18 @@ def test_choices_share_one_hand_off(pair: Pair) -> None:
     pair.ask("a", embeds=EMBEDS, **settings)
     pair.until(lambda: all(pair.decode.finished("a", n) for n in range(3)) and pair.prefill.free)
     assert [pair.decode.tokens("a", n) for n in range(3)] == pair.alone(**settings)
+
+
+@pytest.mark.parametrize("known", [0, 2])
+def test_a_repetition_penalty_knows_no_placeholder(pair: Pair, known: int) -> None:
+    """D computes nothing of the prompt, so no vector reaches its row; id 0, the placeholders', is
+    said all the same."""
+    folder, rest = folder_of("llama"), {"repetition_penalty": 1.8}
+    expected = penalized(judge_of("llama"), table_of(folder)[ZERO_SAID], 10, 1.8)
+    emitted = [expected[:known]] if known else []
+    pair.ask("a", embeds=embeds_for(folder, ZERO_SAID), emitted=emitted, **rest)
+    pair.until(lambda: pair.decode.finished("a") and pair.prefill.free and pair.decode.free)
+    assert pair.decode.tokens("a") == expected[known:]
 
 
 def test_a_preempted_one_is_computed_again_by_who_decodes(

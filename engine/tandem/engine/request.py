@@ -272,6 +272,7 @@ class Request:
         if params.prompt_logprobs is not None and self.prompt_logprobs is None:
             params = msgspec.structs.replace(params, prompt_logprobs=None)  # told already
         embeds = self.group.source.prompt_embeds
+        has_ids = embeds is None
         if self.num_computed >= self.num_prompt:
             embeds = None  # nothing of the prompt is computed for this row any more
         return NewSequence(
@@ -284,4 +285,5 @@ class Request:
             block_ids=self.block_ids.copy(),
             pooling=self.group.source.pooling,
             embeds=embeds,
+            has_ids=has_ids,
         )

@@ -38,7 +38,21 @@ class NewSequence(msgspec.Struct, frozen=True, gc=False):
     pooling: PoolingParams | None = None
     """Set for a sequence whose prompt is pooled: it draws nothing."""
     embeds: PromptEmbeds | None = None
-    """Of a prompt that came as embeddings, in place of its ids."""
+    """Of a prompt that came as embeddings, in place of its ids; None, too, where nothing of it is
+    computed for this row any more."""
+    has_ids: bool = True
+    """False where the prompt came as embeddings, whether or not those travel: its ids are
+    placeholders, of which no rule may know."""
+
+    @property
+    def num_ruled_prompt(self) -> int:
+        """Of ``ruled_token_ids``, how many are the prompt's."""
+        return self.num_prompt if self.has_ids else 0
+
+    @property
+    def ruled_token_ids(self) -> list[int]:
+        """The tokens that rules of draws and logits processors look at."""
+        return self.token_ids if self.has_ids else self.token_ids[self.num_prompt :]
 
 
 class BlockLoad(msgspec.Struct, frozen=True, gc=False):

@@ -33,6 +33,8 @@ class Pull(msgspec.Struct, frozen=True, tag="pull"):
     """Tokens of the prompt's start that it has, as far as the router knows."""
     budget_ms: int
     """What computing them here is expected to take: past it, they are computed."""
+    have: int = 0
+    """Tokens of the prompt's start that the worker itself has, as far as the router knows."""
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -49,6 +49,11 @@ class HandLoop:
                 then()
 
 
+NO_TOKENS = dict.fromkeys(
+    ("leg_tokens", "leg_compute_tokens", "leg_whole_tokens", "leg_whole_compute_tokens"), 0
+)
+
+
 def placed(hold: float) -> Placement:
     """A pair, with this forecast."""
     both = inc(2), inc(1)
@@ -60,7 +65,7 @@ def begun(hold: float = HOLD) -> tuple[Attempt, Leg, Leg, HandLoop]:
     loop: Any = HandLoop()
     attempt = Attempt(0, placed(hold), loop)
     for is_prefill in (True, False):
-        worker: Any = SimpleNamespace(leg_tokens=0, leg_compute_tokens=0, num_legs=0)
+        worker: Any = SimpleNamespace(num_legs=0, **NO_TOKENS)
         attempt.legs.append(Leg(attempt, worker, is_prefill=is_prefill))
         attempt.legs[-1].receive(Accepted("1", 0))
         assert attempt.pop() is not None

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+from msgspec.structs import replace
 from tests.router.builders import Stack, make_request
 from tests.waiting import until
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.messages import LoadReport
+from tandem.protocol.ids import RequestKey
+from tandem.protocol.messages import Beat, LoadReport, WorkerBeat
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.placement.base import Placement
 
 P, D = WorkerRole.PREFILL, WorkerRole.DECODE
+NOTHING = LoadReport(num_running=0, num_waiting=0, waiting_tokens=0, free_blocks=9, total_blocks=9)
 
 
 async def test_a_handed_over_leg_ends_with_token_1_and_the_other_decodes(make_worker):
@@ -48,6 +52,34 @@ async def test_what_waits_is_known_at_once_and_others_by_the_report(make_worker)
     (seen,) = [each for each in stack.fleet.snapshot(0.0).workers if each.role is P]
     assert (seen.pending_tokens, seen.compute_tokens) == (100, 100)
     worker.leg_tokens = worker.leg_compute_tokens = 0
+    await stack.close()
+
+
+@pytest.mark.parametrize("loads", [False, True])
+async def test_cached_prompts_in_a_workers_queue_are_nobody_elses(make_worker, loads):
+    """The worker reports whole prompts, which are this router's own: five turns that are cached but
+    for a little wait for a little. What it reports beyond them is others'."""
+    producer, consumer = make_worker(P, step=30.0), make_worker(D, step=30.0)
+    stack = Stack()
+    await stack.find(producer, consumer)
+    both = [stack.pool.workers[each.incarnation] for each in (producer, consumer)]
+    worker, role = (both[1], D) if loads else (both[0], P)
+    placement = Placement(worker.incarnation, None, "")
+    attempts = [Attempt(at, placement, asyncio.get_running_loop()) for at in range(5)]
+    for attempt in attempts:
+        key = RequestKey(b"caller", "theirs", attempt.number)
+        request = replace(make_request(1000), key=key)
+        hits = {each.incarnation: 960 for each in both}
+        assert attempt.start([(each, request) for each in both], hits) is None
+    for reported, others in ((5000, 0), (5300, 300)):
+        load = replace(NOTHING, waiting_tokens=reported, loading_tokens=reported if loads else 0)
+        stack.pool.on_beat(worker.connection, WorkerBeat(Beat(0, 0, False), load, ()))
+        (seen,) = [each for each in stack.fleet.snapshot(0.0).workers if each.role is role]
+        assert seen.pending_tokens == 200 + others
+        assert seen.compute_tokens == (0 if loads else 200 + others)
+    for attempt in attempts:
+        attempt.end("theirs", finished=False)
+    assert worker.leg_whole_tokens == worker.leg_whole_compute_tokens == 0
     await stack.close()
 
 

@@ -137,6 +137,14 @@ def test_of_several_holders_the_one_that_saves_most() -> None:
     assert plans(prompt, replace(fleet, workers=strange))[inc(2)].holder == inc(1)
 
 
+def test_nothing_is_pulled_from_who_leaves_or_sleeps() -> None:
+    """It declines; the next best holder is asked."""
+    fleet, prompt = fleet_of(), prompt_of(8000, {1: 7984})
+    assert plans(prompt, fleet)[inc(2)].holder == inc(1)
+    leaving = tuple(replace(each, draining=each.incarnation == inc(1)) for each in fleet.workers)
+    assert not plans(prompt, replace(fleet, workers=leaving))
+
+
 def test_a_pull_has_as_long_as_computing_would_take() -> None:
     """Within bounds: a step's jitter is no reason to give up, and no wait is for ever."""
     (plan,) = plans(prompt_of(8001, {1: 8000}), fleet_of()).values()
@@ -187,7 +195,7 @@ async def test_who_computes_is_told_whence_to_pull(make_worker) -> None:
     await stack.run(request)
 
     (sent,) = idle.submitted
-    assert sent.pull == Pull(lender.incarnation, 80, 1250)
+    assert sent.pull == Pull(lender.incarnation, 80, 1250, 0)
     (told,) = stack.dispatcher.explanations.to_json()
     (way,) = [each for each in told["ways"] if each["chosen"]]
     assert way["pull"]["holder"] == lender.incarnation.hex()
@@ -250,6 +258,17 @@ async def test_links_are_as_many_as_a_worker_says(make_worker) -> None:
     assert not prefill.peers
     assert not other.peers, "another fingerprint"
     assert all(plain.incarnation not in each.peers.values() for each in everybody)
+    await stack.close()
+
+
+async def test_nothing_is_pulled_between_blocks_of_two_sizes(make_worker) -> None:
+    """KV may be handed over by such a link, but blocks of another size have other hashes."""
+    prefill = make_worker(P, pull_peers=4)
+    decode = make_worker(D, pull_peers=4, block_size=64)
+    stack = Stack()
+    await stack.find(prefill, decode)
+    await until(lambda: bool(stack.fleet.usable_links(0.0)))
+    assert not stack.fleet.pull_links()
     await stack.close()
 
 

@@ -134,7 +134,7 @@ def run_worker(
         stat_loggers=stat_loggers_of(log_interval=server.log_stats_interval),
     )
     if parts[0].lend_from is not None:
-        parts[0].lend_from(CachedPrefixes(core.scheduler))
+        parts[0].lend_from(CachedPrefixes(core.scheduler, closed=lambda: core.takes_nothing))
     spans = None
     if server.otlp_traces_endpoint is not None:
         name = f"tandem-{kind.value}"

@@ -177,6 +177,11 @@ class EngineCore:
         """Whether the request lives here."""
         return self.scheduler.holds(key)
 
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether nothing new is taken: it is on its way out, or sleeps, or is about to."""
+        return self.draining or self.sleep.refuses
+
     def add(self, request: EngineCoreRequest) -> Refusal | None:
         """Take a request, or say why not; then nothing is held."""
         if self.draining:

@@ -48,8 +48,7 @@ class Drafts:
         decodes = request.state is RequestState.RUNNING and request.num_generated > 0
         settled = request.num_pending == 0 and known - request.num_computed == 1
         tokens = tuple(token_ids[: request.max_len - known - 1])
-        free = request.constraint is None and request.seq not in self._proposed
-        free = free and not request.group.source.params.extra_args
+        free = draws_several(request) and request.seq not in self._proposed
         if not (decodes and settled and free and tokens):
             return False
         request.plan_limit = 0
@@ -81,6 +80,12 @@ class Drafts:
         for each in held:
             if self._proposed.pop(each.request.seq, None) is not None:
                 yield each
+
+
+def draws_several(request: Request) -> bool:
+    """Whether a row of it may draw behind several positions: a grammar's mask is of one, and so is
+    what a logits processor knows."""
+    return request.constraint is None and not request.group.source.params.extra_args
 
 
 def release(request: Request) -> None:

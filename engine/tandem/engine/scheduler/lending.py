@@ -7,7 +7,7 @@ Called in the step loop, while a connector is polled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tandem.engine.scheduler.scheduler import Scheduler
@@ -27,8 +27,10 @@ class Loan:
 class CachedPrefixes:
     """One engine's prefix cache, to be lent from."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, *, closed: Callable[[], bool] = lambda: False) -> None:
+        """``closed``: whether the engine takes nothing new, and lends nothing."""
         self._scheduler = scheduler
+        self.closed = closed
 
     @property
     def block_size(self) -> int:
@@ -39,6 +41,16 @@ class CachedPrefixes:
     def num_blocks(self) -> int:
         """Blocks of the engine."""
         return self._scheduler.manager.pool.num_blocks
+
+    @property
+    def is_short(self) -> bool:
+        """Whether who goes first here, of the queue or of hand-offs, finds too few blocks free."""
+        roster, manager = self._scheduler.roster, self._scheduler.manager
+        first = roster.waiting.peek()
+        if roster.is_short or first is None:
+            return roster.is_short
+        hits = manager.find_cached_prefix(first, first.max_cached_tokens)
+        return not manager.can_start(hits, len(first.token_ids), keep_spare=roster.busy)
 
     def lend(self, key: RequestKey, hashes: Sequence[BlockHash]) -> Loan | None:
         """What is cached of these leading blocks, without a gap; None when nothing is, or the key

@@ -13,7 +13,7 @@ from tandem.engine.config.scheduler import SchedulerConfig
 from tandem.engine.request import Request
 from tandem.engine.scheduler.chunks import Chunks
 from tandem.engine.scheduler.connector import InStepConnector
-from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held
+from tandem.engine.scheduler.drafts import MOST_DRAFTS, Held, draws_several
 from tandem.engine.scheduler.link_cuts import LinkCuts
 from tandem.engine.scheduler.noted import note_preemption
 from tandem.engine.scheduler.padding import Padding, StepRoom
@@ -280,9 +280,9 @@ class Planner:
 
     def _replay_last(self, draft: Draft, request: Request, most: int) -> None:
         """Have the last chunk of a resumed sequence draw behind its last emitted tokens as well,
-        ``most`` of them. Not under a grammar, whose masks are of one position."""
+        ``most`` of them. Not under a grammar or a logits processor, which know one position."""
         count = min(self._replay, request.num_output, most, draft.drafts_left)
-        if count > 0 and request.constraint is None:
+        if count > 0 and draws_several(request):
             tokens = tuple(request.token_ids[-count:])
             draft.drafts.append(RowDraft(request.seq, tokens, forced=True))
             draft.drafts_left -= count

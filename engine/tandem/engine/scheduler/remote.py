@@ -68,6 +68,8 @@ class RemoteKV:
         self._to_load: deque[tuple[int, Request, range]] = deque()
         """Reserved while that step was the last one planned; begun once it is through, because
         its rows may still write blocks that were freed before."""
+        self._asked: list[Request] = []
+        """Parked in their turn: blocks are free for them, and not yet reserved."""
         self._joined: list[Request] = []
         """Running, with blocks that are yet to be made findable."""
 
@@ -111,17 +113,25 @@ class RemoteKV:
             elif remote.lookup is Lookup.READY:
                 ready.append((request, remote))
         self._turns = Turns(self._roster, self._max_num_seqs)
+        self._roster.is_short = False
         for request, remote in ready:
             if not self._reserve(request, remote, planned):
+                self._roster.is_short = True
                 return  # nobody behind it gets room; each look costs as much as its prompt is long
 
     def way_of(self, request: Request) -> Way:
-        """Decide on the request at the head of the queue, and take it from there if it goes."""
+        """Decide on the request at the head of the queue, and take it from there if it goes. A
+        peer is asked when the request's turn has come and its blocks are free: what is lent is held
+        there until it is read."""
+        if request.source.pull is not None and not self._may_ask(request):
+            return Way.WAIT
         remote = self._lookup(request)
         if remote.lookup is Lookup.NOTHING:
             return Way.COMPUTE if self._turns.may_start(request) else Way.WAIT
         if not remote.in_step:
             self.park(self._roster.waiting.pop())
+            if request.source.pull is not None:
+                self._asked.append(request)
             return Way.GONE
         may = self._turns.may_start(request) and self._load_at_once(request, remote)
         return Way.GONE if may else Way.WAIT
@@ -140,6 +150,19 @@ class RemoteKV:
             _, request, tokens = self._to_load.popleft()
             if request.state is RequestState.LOADING:
                 self._connector.begin_load(request, tuple(request.block_ids), tokens)
+
+    def _may_ask(self, request: Request) -> bool:
+        """Whether it is the turn of the first in the queue, and it finds room beside those that
+        have asked before it."""
+        roster, manager, size = self._roster, self._manager, self._manager.block_size
+        if not self._turns.may_start(request):
+            return False
+        self._asked = [each for each in self._asked if each.state is RequestState.REMOTE]
+        before = [each for each in self._asked if each.order < request.order]
+        asked = sum(blocks_for(each.num_prefill, size) + 1 for each in before)
+        hits = manager.find_cached_prefix(request, request.max_cached_tokens)
+        count = len(request.token_ids)
+        return manager.can_start(hits, count, extra=asked, keep_spare=roster.busy)
 
     def _lookup(self, request: Request) -> Remote:
         """Whether the KV of a request in the queue lies elsewhere. What was preempted, or has come

@@ -111,6 +111,8 @@ class Roster:
         """Best order first."""
         self.held: dict[RequestKey, list[int]] = {}
         """Blocks that the connector keeps for requests that are gone."""
+        self.is_short = False
+        """A hand-off that was ready found no room when it last asked."""
         self.dropped: list[SeqId] = []
         """Sequences whose rows the ranks must forget."""
         self._numbers = itertools.count()
@@ -166,6 +168,13 @@ class Roster:
 
     def preempt(self, request: Request) -> None:
         """Take the blocks of a sequence that is (no longer) in ``running``; queue it again."""
+        request.group.num_preemptions += 1
+        self.stats.preemptions += 1
+        self.queue_again(request)
+
+    def queue_again(self, request: Request) -> None:
+        """Have a sequence that is nowhere computed anew in its turn, without its blocks if it has
+        any."""
         if self.drafts:
             self.drafts.drop(request)
         self.manager.cache_full(request)
@@ -174,8 +183,6 @@ class Roster:
         request.num_computed = 0
         request.num_announced = 0
         request.num_preemptions += 1
-        request.group.num_preemptions += 1
-        self.stats.preemptions += 1
         self._leave_rank(request)
         self.waiting.push(request)
 

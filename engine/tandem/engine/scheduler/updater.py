@@ -321,7 +321,7 @@ class Updater:
                 child.num_computed = parent.num_computed
                 roster.join(child)
             else:
-                roster.preempt(child)
+                roster.queue_again(child)  # it had no blocks that were taken from it
 
     def _verdict(self, request: Request, token: int, number: int) -> Finish | None:
         return finish_of(

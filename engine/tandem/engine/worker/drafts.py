@@ -115,8 +115,8 @@ def rules_ahead(
         if draft.forced:
             before = rules_of(
                 new.params,
-                token_ids=new.token_ids[: -len(tokens)],
-                num_prompt=new.num_prompt,
+                token_ids=new.ruled_token_ids[: -len(tokens)],
+                num_prompt=new.num_ruled_prompt,
                 eos_token_ids=new.eos_token_ids,
             )
             assert before is not None, "a row has rules whatever its tokens are"

@@ -131,15 +131,13 @@ class InputBatch:
             return row  # it draws nothing
         if new.params.prompt_logprobs is not None:
             self.scoring.add(new.seq)
-        # Rules know nothing of a prompt that has no ids; its output is all that they look at.
-        hidden = 0 if new.embeds is None else new.num_prompt
         if new.embeds is not None:
             self.embeds[row] = new.embeds
         self.sampling.add(
             row,
             new.params,
-            token_ids=new.token_ids[hidden:],
-            num_prompt=new.num_prompt - hidden,
+            token_ids=new.ruled_token_ids,
+            num_prompt=new.num_ruled_prompt,
             eos_token_ids=new.eos_token_ids,
         )
         return row

@@ -220,6 +220,11 @@ class HandoffProducer:
 
     # State
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a hand-off was told to wait for the lease quota, and has not begun since."""
+        return self._quota.is_short
+
     def has_pending(self) -> bool:
         """Whether a key is admitted and not released."""
         return len(self._quota) > 0

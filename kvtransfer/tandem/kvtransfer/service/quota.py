@@ -20,6 +20,8 @@ class Quota:
         self._started: set[RequestKey] = set()
         self._short = False
         """Somebody was told to wait in this round: nobody who asks later goes before it."""
+        self._waiting: set[RequestKey] = set()
+        """Were told to wait, and have not begun since."""
         self.num_admitted = 0
         """Blocks of all admitted keys."""
         self.num_started = 0
@@ -47,6 +49,11 @@ class Quota:
         """A step begins, in which who goes first asks first."""
         self._short = False
 
+    @property
+    def is_short(self) -> bool:
+        """Whether somebody waits for what is leased: nobody who may do without should take it."""
+        return bool(self._waiting)
+
     def may_start(self, key: RequestKey) -> bool:
         """Whether the key's blocks fit under the limit; yes reserves them. After the first no of a
         round all others wait, too: small ones would keep a large one waiting for ever."""
@@ -54,6 +61,7 @@ class Quota:
             return True
         if self._short or self.num_started + self._admitted[key] > self.limit:
             self._short = True
+            self._waiting.add(key)
             return False
         self.start(key)
         return True
@@ -62,6 +70,7 @@ class Quota:
         """The key holds its blocks, whether it asked or not."""
         if key in self._admitted and key not in self._started:
             self._started.add(key)
+            self._waiting.discard(key)
             self.num_started += self._admitted[key]
 
     def release(self, key: RequestKey) -> None:
@@ -71,4 +80,5 @@ class Quota:
         if key in self._started:
             self._started.discard(key)
             self.num_started -= num_blocks
+        self._waiting.discard(key)
         self._short = False

@@ -60,6 +60,7 @@ class Leg:
         "spoke",
         "state",
         "streams",
+        "whole_tokens",
         "worker",
     )
 
@@ -81,6 +82,8 @@ class Leg:
         """Among those that decode on its worker."""
         self.num_tokens = 0
         """Prompt tokens counted on the worker until its first output."""
+        self.whole_tokens = 0
+        """Of the same prompt, cached ones included."""
         self.record: LegRecord | None = None
         """Where its times are kept, if they are."""
 
@@ -122,14 +125,21 @@ class Leg:
 
     def counted_off(self) -> None:
         """The first output came, or the attempt ended: its prompt no longer waits there."""
-        self.count(-self.num_tokens)
-        self.num_tokens = 0
+        self._count(-self.num_tokens, -self.whole_tokens)
+        self.num_tokens = self.whole_tokens = 0
 
-    def count(self, tokens: int) -> None:
-        """Prompt tokens more (or less) that wait on its worker, to be computed or brought."""
-        self.worker.leg_tokens += tokens
+    def counted_on(self, num_prompt: int, num_cached: int) -> None:
+        """The prompt waits on its worker from now on, to be computed or brought."""
+        self.num_tokens, self.whole_tokens = max(1, num_prompt - num_cached), num_prompt
+        self._count(self.num_tokens, self.whole_tokens)
+
+    def _count(self, tokens: int, whole: int) -> None:
+        worker = self.worker
+        worker.leg_tokens += tokens
+        worker.leg_whole_tokens += whole
         if not self.loads:
-            self.worker.leg_compute_tokens += tokens
+            worker.leg_compute_tokens += tokens
+            worker.leg_whole_compute_tokens += whole
 
 
 class Attempt:
@@ -183,10 +193,9 @@ class Attempt:
             self.legs.append(leg)
             leg.loads = len(legs) == 2 and not leg.is_prefill
             cached = 0 if hits is None else hits.get(worker.incarnation, 0)
-            leg.num_tokens = max(1, len(request.prompt_token_ids) - cached)
             worker.num_legs += 1
             leg.counts = True
-            leg.count(leg.num_tokens)
+            leg.counted_on(len(request.prompt_token_ids), cached)
             if not worker.connection.submit(request, leg):
                 leg.state = LegState.ENDED
                 failure = self.failure(leg, FailCause.WORKER_LOST, "its link is down")

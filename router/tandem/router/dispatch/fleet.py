@@ -109,14 +109,14 @@ class Fleet:
 
     def pull_links(self) -> frozenset[Pair]:
         """(holder, puller) pairs whose link the puller calls up, of workers that pull prefixes from
-        such as lend them."""
+        such as lend them. Blocks of another size have other hashes: nothing of theirs is found."""
         workers = self.pool.workers
         return frozenset(
             (peer, puller.incarnation)
             for puller in workers.values()
             if puller.card.pull_peers
             for peer, state in puller.peers.items()
-            if state.up and peer in workers and workers[peer].card.pull_peers
+            if state.up and peer in workers and _lends_to(workers[peer], puller)
         )
 
     def snapshot(self, now: float) -> FleetSnapshot:
@@ -255,6 +255,10 @@ class Fleet:
             takes_embeds=card.prompt_embeds is not None,
             suspect=self.health.suspect(worker.incarnation, now),
         )
+
+
+def _lends_to(holder: Worker, puller: Worker) -> bool:
+    return holder.card.pull_peers > 0 and holder.fingerprint == puller.fingerprint
 
 
 def _pending(worker: Worker) -> tuple[int, int]:

@@ -213,7 +213,8 @@ def _pull_of(placement: Placement | None) -> Pull | None:
     plan = None if placement is None else placement.pull
     if plan is None:
         return None
-    return Pull(plan.holder, plan.num_tokens, round(plan.budget_s * 1000))
+    have, budget_ms = plan.num_tokens - plan.tokens, round(plan.budget_s * 1000)
+    return Pull(plan.holder, plan.num_tokens, budget_ms, have)
 
 
 def _query_key(request: EngineCoreRequest) -> str | None:

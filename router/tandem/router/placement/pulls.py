@@ -68,6 +68,8 @@ def best_pulls(
     for holder, puller in fleet.pull_links:
         if prompt.hits.get(holder, 0) <= prompt.hits.get(puller, 0) or holder not in views:
             continue
+        if views[holder].draining:  # it lends nothing
+            continue
         worker, own = views.get(puller), rates.get(puller)
         if worker is None or own is None:
             continue

@@ -60,11 +60,15 @@ class Worker:
     """Prompt tokens of those legs that no output has come for yet."""
     leg_compute_tokens: int = 0
     """Of the legs' tokens, those that the worker computes itself."""
+    leg_whole_tokens: int = 0
+    """What ``leg_tokens`` would be with nothing cached: so a worker counts those that wait."""
+    leg_whole_compute_tokens: int = 0
+    """Of them, those of legs that the worker computes itself."""
     num_streams: int = 0
     """Legs that have spoken and go on: what decodes there, as far as this router knows."""
     reported: tuple[int, int] = (0, 0)
-    """``leg_tokens`` and ``leg_compute_tokens`` when the load report came: what that says beyond
-    them is other routers'."""
+    """``leg_whole_tokens`` and ``leg_whole_compute_tokens`` when the load report came: what that
+    says beyond them is other routers'."""
     peers_sent: dict[str, Incarnation] | None = None
     heard_at: float = 0.0
     """When its last beat came."""
@@ -302,7 +306,7 @@ class WorkerPool:
             return
         slept, worker.load = worker.sleeps, beat.load
         load = beat.load
-        worker.reported = (worker.leg_tokens, worker.leg_compute_tokens)
+        worker.reported = (worker.leg_whole_tokens, worker.leg_whole_compute_tokens)
         worker.heard_at = time.monotonic()
         counters = (beat.beat.engine_step, load.computed_tokens, load.generated_tokens)
         worker.pace.note(worker.heard_at, *counters)

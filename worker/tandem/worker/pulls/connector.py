@@ -63,13 +63,16 @@ class PullConnector:
         metrics: PullMetrics,
         *,
         poll: Callable[[], Iterable[events.ConsumerEvent]],
+        has_tier: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``poll``: the consumer's events of pulls; ``clock`` in seconds, monotonic."""
+        """``poll``: the consumer's events of pulls; ``has_tier``: what the blocks lack of that
+        which the router knows to be here lies in host memory; ``clock`` in seconds, monotonic."""
         self._consumer = consumer
         self._block_size = block_size
         self._metrics = metrics
         self._poll = poll
+        self._has_tier = has_tier
         self._clock = clock
         self._pulls: dict[RequestKey, _Pull] = {}
         """By ``for_pull``."""
@@ -153,6 +156,8 @@ class PullConnector:
         self._pulls[request.key.for_pull] = pull
         if pull.asked <= num_local:
             self._fall_back(pull, Fallback.CACHED)
+        elif self._has_tier and num_local + self._block_size <= wanted.have:
+            self._fall_back(pull, Fallback.TIER)
         elif not self._consumer.peer_up(wanted.holder):
             self._fall_back(pull, Fallback.NO_LINK)
         else:

@@ -116,6 +116,10 @@ class LendConnector:
         assert cache is not None, "a peer asks before the engine is there"
         if not key.is_pull:  # it might be a request's
             return self._decline(wanted, "refused")
+        if cache.closed():  # a loan would be promised, and hold up the worker's end or its sleep
+            return self._decline(wanted, "leaving")
+        if producer.is_short or cache.is_short:  # who waits here would, as long as peers ask
+            return self._decline(wanted, "quota")
         room = int(self._share * cache.num_blocks) - self.num_lent
         room = min(room, producer.max_blocks - producer.leased_blocks())
         if room <= 0:

@@ -19,6 +19,8 @@ class Fallback(StrEnum):
 
     CACHED = "cached"
     """It is cached here by now, as far as the router knew of it at the peer."""
+    TIER = "tier"
+    """Its start lies in this worker's tier in host memory, which is nearer."""
     NO_LINK = "no_link"
     """No link to the peer is up."""
     LESS = "less"
@@ -72,5 +74,5 @@ class PullMetrics:
         )
         for reason in (*Fallback, *FailCause):
             self.fallbacks.labels(str(reason))
-        for declined in ("evicted", "quota", "refused"):
+        for declined in ("evicted", "leaving", "quota", "refused"):
             self.declined.labels(declined)

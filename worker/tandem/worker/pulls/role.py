@@ -82,9 +82,10 @@ def with_pulls(
     tier in host memory. ``lends_only``: the worker hands over nothing else."""
     metrics = PullMetrics(context.registry)
     size = context.capacity.layout.block_size
+    tier = context.config.cache.kv_offloading_size is not None
     asked = ends.producer.poll if lends_only else ends.given.of_pulls
     lender = LendConnector(ends.producer, kv.kv_pull_quota, metrics, poll=asked)
-    pulls = PullConnector(ends.consumer, size, metrics, poll=ends.taken.of_pulls)
+    pulls = PullConnector(ends.consumer, size, metrics, poll=ends.taken.of_pulls, has_tier=tier)
     return RoleParts(
         BothWays(ends.producer, ends.consumer),
         compose([own, pulls, lender]),

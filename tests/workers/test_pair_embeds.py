@@ -63,7 +63,7 @@ def test_choices_share_one_hand_off(pair: Pair) -> None:
 def test_a_repetition_penalty_knows_no_placeholder(pair: Pair, known: int) -> None:
     """D computes nothing of the prompt, so no vector reaches its row; id 0, the placeholders', is
     said all the same."""
-    folder, rest = folder_of("llama"), {"repetition_penalty": 1.8}
+    folder, rest = folder_of("llama"), dict[str, Any](repetition_penalty=1.8)
     expected = penalized(judge_of("llama"), table_of(folder)[ZERO_SAID], 10, 1.8)
     emitted = [expected[:known]] if known else []
     pair.ask("a", embeds=embeds_for(folder, ZERO_SAID), emitted=emitted, **rest)

@@ -7,6 +7,7 @@ from tests.engine_plan.builders import EOS, Harness, params_of, request_of
 from tests.engine_plan.grammars import HandCompiler, constrained, run, step_until
 from tests.engine_plan.pair import Pair, consume, merged
 
+from tandem.engine.core import mask_wait
 from tandem.engine.scheduler.connector import Loaded
 from tandem.engine.scheduler.constrained import MASK_SECONDS
 from tandem.protocol.errors import FailCause
@@ -46,8 +47,11 @@ def test_answers_are_of_the_grammar_and_others_are_as_alone(
     engine.check_empty()
 
 
-def test_a_row_is_in_every_step(compiler: HandCompiler):
-    """Two steps in flight: it is planned before its last token is known, and drawn behind it."""
+def test_a_row_is_in_every_step(compiler: HandCompiler, monkeypatch: pytest.MonkeyPatch):
+    """Two steps in flight: it is planned before its last token is known, and drawn behind it, if
+    its mask is not late."""
+    monkeypatch.setattr(mask_wait, "LEAST_S", 30.0)
+    monkeypatch.setattr(mask_wait, "MOST_S", 30.0)
     engine = Harness(gate=compiler.gate, async_scheduling=True)
     engine.add(request_of("g", params=constrained("1 2 3 4 5 6 8 9", max_tokens=None)))
     engine.add(request_of("f", params=params_of(max_tokens=600, ignore_eos=True)))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
+from tests.cli.answering import Answer, served
 
 from tandem.cli.bench.client import Record, Target, _decoder, _note
 from tandem.cli.bench.drive import Bounds, drive
@@ -44,24 +43,15 @@ DONE = b"data: [DONE]\n\n"
 def answering(body: bytes) -> Iterator[str]:
     """A server whose answers are ``body``, after which it closes like one that is through."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Said(Answer):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1/completions"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Said) as root:
+        yield f"{root}/v1/completions"
 
 
 def recorded(body: bytes) -> Record:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
+from tests.cli.answering import Answer, served
 
 from tandem.cli import chat, loopback
 from tandem.cli.asking_router import RouterClient
@@ -31,24 +30,15 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
-    class Answer(BaseHTTPRequestHandler):
+    class Said(Answer):
         def do_GET(self) -> None:
             self.send_response(200)
             self.send_header(HEADER_CHILD_TOKEN, TOKEN)
             self.end_headers()
             self.wfile.write(METRICS if self.path == "/metrics" else MODELS)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    with ThreadingHTTPServer((LOOPBACK, 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://{LOOPBACK}:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Said) as root:
+        yield root
 
 
 class Sleeper(Child):

@@ -7,13 +7,12 @@ import shlex
 import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
 
 import pytest
+from tests.cli.answering import Answer, served
 
 from tandem.cli import up
 from tandem.cli.__main__ import main
@@ -248,24 +247,15 @@ def test_an_empty_key_from_the_environment_is_refused(
 def stranger(token: str | None) -> Iterator[str]:
     """A server that answers 200 to everything; the URL of its /ready."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Said(Answer):
         def do_GET(self) -> None:
             self.send_response(200)
             if token is not None:
                 self.send_header(HEADER_CHILD_TOKEN, token)
             self.end_headers()
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            pass
-
-    with HTTPServer((LOOPBACK, 0), Answer) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://{LOOPBACK}:{server.server_port}/ready"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(Said) as root:
+        yield f"{root}/ready"
 
 
 @pytest.mark.parametrize("token", [None, "of another stack"])

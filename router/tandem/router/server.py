@@ -20,8 +20,7 @@ from tandem.protocol.listening import ANY_6, bound_socket
 from tandem.router.config import RouterConfig
 from tandem.router.http_guard import ConnectionLimits, guarded
 from tandem.router.middleware.answer import send_error
-from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending
-from tandem.router.openai.errors import ErrorAnswer
+from tandem.router.middleware.stopping import LAST_WORD_SECONDS, Ending, shutting_down
 
 KEEP_ALIVE = 75
 """Seconds; longer than clients keep idle connections, so that none is closed under a request."""
@@ -33,13 +32,7 @@ trickles is cut."""
 
 
 ANSWERED_TO_THE_END = frozenset({"/health", "/metrics"})
-_STOPS = ErrorAnswer(
-    status=503,
-    message="The server stops; try again",
-    type="server_error",
-    code="shutting_down",
-    headers={"Retry-After": "2", "Connection": "close"},
-)
+_STOPS = shutting_down("The server stops; try again")
 
 
 class RpcServer(Protocol):

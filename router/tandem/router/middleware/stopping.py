@@ -123,13 +123,15 @@ class _Answer:
             pass  # it gets no more of its answer, which nothing can end properly
 
 
-_STOPS = ErrorAnswer(
-    status=503,
-    message="The server stops before the answer is finished; try again",
-    type="server_error",
-    code="shutting_down",
-    headers={"Retry-After": "2", "Connection": "close"},
-)
+def shutting_down(message: str) -> ErrorAnswer:
+    """What a router that stops says instead of an answer."""
+    headers = {"Retry-After": "2", "Connection": "close"}
+    return ErrorAnswer(
+        status=503, message=message, type="server_error", code="shutting_down", headers=headers
+    )
+
+
+_STOPS = shutting_down("The server stops before the answer is finished; try again")
 _ABORTED = ErrorAnswer(
     status=400,
     message="The request was aborted by an administrator",

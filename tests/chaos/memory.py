@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from tandem.kvtransfer.memory.blocks import TAG_BYTES, TURN_BYTES
@@ -29,6 +30,8 @@ FIND_SECONDS = 0.5
 """Between searches: slots are not where they will be until they are written."""
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw\S+ \S+ \S+ \d+ *(.*)")
 _SHARED = "/memfd:tandem-kv"
+PATIENCE_SECONDS = 15.0
+"""For so long more a flipper waits for its first bit, where nothing was written in its time."""
 MOST_BYTES = 1 << 30
 """Larger mappings hold no slots of this line."""
 
@@ -43,19 +46,20 @@ class Flipper:
         self._num_blocks = num_blocks
         self._draw = random.Random(seed)
         self.slots: list[int] = []
-        """Addresses, as they were found last; those in the heap are not looked for."""
+        """Addresses, as they were found last, and those between and behind them that are not
+        written yet; those in the heap are not looked for."""
         self._tags: int | None = None
         self._done: dict[int, bytes] = {}
         """What stood in the header of a slot of which a bit was flipped, by address."""
 
     def flip_for(self, seconds: float) -> None:
-        """In a thread of its own, which ends by itself."""
+        """In a thread of its own, which ends by itself; later, if there was no bit to flip."""
         threading.Thread(target=self._run, args=(seconds,), daemon=True).start()
 
     def _run(self, seconds: float) -> None:
         end, found = time.monotonic() + seconds, 0.0
         with suppress(OSError), open(f"/proc/{self._pid}/mem", "r+b", buffering=0) as memory:
-            while (now := time.monotonic()) < end:
+            while (now := time.monotonic()) < end + (0 if self.flipped else PATIENCE_SECONDS):
                 if now >= found:
                     self.find(memory.fileno())
                     found = time.monotonic() + FIND_SECONDS
@@ -70,7 +74,8 @@ class Flipper:
             size = stop - start
             if start != self._tags and size <= MOST_BYTES and not name.startswith("["):
                 with suppress(OSError):
-                    self.slots += _slots_in(os.pread(memory, size, start), start)
+                    found = _slots_in(os.pread(memory, size, start), start)
+                    self.slots += _ring_of(found, start, stop)
 
     def _find_tags(self) -> None:
         """Alone: that takes no look at memory."""
@@ -148,3 +153,13 @@ def _slots_in(data: bytes, start: int) -> list[int]:
                 found.append(start + at)
         at = data.find(MAGIC, at + 1)
     return found
+
+
+def _ring_of(found: list[int], start: int, stop: int) -> list[int]:
+    """All slots of a mapping, of which some were found: they are equally long, and each is written
+    for the first time when those before it are taken."""
+    gaps = [after - before for before, after in pairwise(found)]
+    if not gaps:
+        return found
+    gap = min(gaps)
+    return [*range(start + (found[0] - start) % gap, stop - HEADER_BYTES, gap)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from contextlib import suppress
+from http.client import HTTPException
 
 from stack import Stack
 
@@ -58,7 +59,7 @@ class PullWatch:
             process = child.process
             if process is None:
                 continue
-            with suppress(OSError, ValueError):
+            with suppress(OSError, ValueError, HTTPException):  # killed as it answers
                 samples = self._stack.metrics(name)
                 self._of_lives[name, process.pid] = {
                     sample: value

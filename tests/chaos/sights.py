@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from typing import Any
 
 from stack import Stack
@@ -45,7 +46,7 @@ class Sights:
 
         def watch() -> None:
             while self._blows.get(name) == struck:
-                with suppress(OSError, ValueError):
+                with suppress(OSError, ValueError, HTTPException):
                     links = fleet_of(self._stack)["links"]
                     up = [state for where, state in links.items() if port in where]
                     if up and up != ["up"]:

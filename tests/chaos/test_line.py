@@ -105,5 +105,5 @@ def test_pulled_prefixes_cost_no_token(tiny: Path, tmp_path: Path):
     lenders and pullers alike: the same holds, and some prefixes were pulled for all that."""
     kinds = (*PROCESS_KINDS, Kind.FLIP, Kind.FLIP)
     with raised(tiny, tmp_path / "log", "tcp", pulls=True, fork=True) as line:
-        assert_endured(line, 33, 100, every=12, kinds=kinds, longest=3.0, questions=40)
+        assert_endured(line, 7, 140, every=16, kinds=kinds, longest=3.0, questions=40)
         assert sum(each.flipped for each in line.flippers) > 0

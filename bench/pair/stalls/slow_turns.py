@@ -1,9 +1,9 @@
 """What a worker's step loop does while it stands: turns of over 18 ms in their parts.
 
-Called by ``stalls.py`` within a worker. A turn is from one look at the inbox to the next; how long
-it slept there, because it had nothing to do, is no part of it. What a turn's notes say of the step
-that it waited for and the one that it launched, and what torch asked its device for, is looked up
-only when the turn was slow.
+Called by this folder's ``install`` within a worker. A turn is from one look at the inbox to the
+next; how long it slept there, because it had nothing to do, is no part of it. What a turn's notes
+say of the step that it waited for and the one that it launched, and what torch asked its device
+for, is looked up only when the turn was slow.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from bench.pair import imports
-from bench.pair.device_calls import Allocations, how_run, tell
-from bench.pair.watcher import LATE_SECONDS, Notes, Quiet, Watcher
+from bench.pair.stalls.device_calls import Allocations, how_run, tell
+from bench.pair.stalls.watcher import LATE_SECONDS, Notes, Quiet, Watcher
 
 SLOW_SECONDS = 0.018
 SECONDS_A_TOKEN = 5e-5

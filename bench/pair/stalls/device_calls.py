@@ -1,6 +1,6 @@
 """What a worker asks its device for in the middle of a step: kernels, graphs, memory.
 
-Called by ``stalls.py`` within a worker.
+Called by this folder's ``install`` within a worker.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 from types import ModuleType
 from typing import Any
 
-from bench.pair.watcher import Notes
+from bench.pair.stalls.watcher import Notes
 
 KERNEL_SECONDS = 0.0005
 CALLS = ("num_device_alloc", "num_device_free", "num_alloc_retries", "num_sync_all_streams")

@@ -22,8 +22,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.pair import device_calls, imports, slow_turns
-from bench.pair.watcher import Collector, LoopHeart, Notes, Quiet, Watcher
+from bench.pair import imports
+from bench.pair.stalls import device_calls, slow_turns
+from bench.pair.stalls.watcher import Collector, LoopHeart, Notes, Quiet, Watcher
 
 FOLDER = "TANDEM_STALLS"
 """The variable that names where notes are written."""

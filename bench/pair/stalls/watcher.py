@@ -1,4 +1,4 @@
-"""A process's notes of when it stood still, and the thread that looks where. See ``stalls.py``."""
+"""A process's notes of when it stood still, and the thread that looks where."""
 
 from __future__ import annotations
 

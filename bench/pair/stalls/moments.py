@@ -1,6 +1,6 @@
 """Moments at which streams stand still together, and what processes noted then. Pure.
 
-Joins what the client saw with the notes of ``stalls.py``, both on the machine's monotonic clock.
+Joins what the client saw with the notes of processes, both on the machine's monotonic clock.
 """
 
 from __future__ import annotations

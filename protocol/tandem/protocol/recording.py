@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
-from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import LegTimes, Watch
 
 MAX_MARKS = 128
@@ -99,8 +98,9 @@ class Recording:
     span: Any = None
     """Of the tracer, where there is one."""
     model: str = ""
-    params: SamplingParams | None = None
-    """As the first request of the call has them."""
+    asked: dict[str, float] | None = None
+    """Numbers that the first request asks for, as its span tells them; only where there is one.
+    Never its parameters themselves: lists and schemas of clients may be of any size."""
     num_cached: int = 0
     finishes: list[str] = field(default_factory=list)
     """How choices ended."""

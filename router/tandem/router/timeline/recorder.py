@@ -17,6 +17,8 @@ from tandem.router.timeline.view import short
 
 HEADER = "x-tandem-timeline"
 ASKED = HEADER.encode()
+MAX_PATH = 256
+"""Characters that a record keeps of a path; the server takes up to 64 KiB of a stranger's."""
 
 
 class Recorder:
@@ -42,7 +44,7 @@ class Recorder:
             return None
         if not self.ring.max_calls and self._spans is None:
             return None
-        recording = Recording(request_id, now, path=path)
+        recording = Recording(request_id, now, path=path[:MAX_PATH])
         self._join(recording, dict(scope["headers"]))
         if self.ring.max_calls:
             self.ring.open(recording)

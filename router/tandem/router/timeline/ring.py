@@ -14,16 +14,21 @@ _MARK_BYTES = 120
 _LEG_BYTES = 500
 _NOTE_BYTES = 130
 _VIEW_BYTES = 600
+_LINK_BYTES = 100
+_PACE_BYTES = 350
 """About what each takes in memory; estimates are good enough for a bound."""
 
 
 def weigh(recording: Recording) -> int:
     """About how many bytes of memory a record holds."""
-    size = _CALL_BYTES + _MARK_BYTES * len(recording.marks) + len(recording.request_id)
+    size = _CALL_BYTES + _MARK_BYTES * len(recording.marks)
+    size += len(recording.request_id) + len(recording.path)
     for attempt in recording.attempts:
         size += _MARK_BYTES + len(attempt.failure or "")
         if isinstance(attempt.scene, Scene):
-            size += _VIEW_BYTES * len(attempt.scene.fleet.workers)
+            fleet = attempt.scene.fleet
+            size += _VIEW_BYTES * len(fleet.workers) + _PACE_BYTES * len(fleet.paces)
+            size += _LINK_BYTES * (len(fleet.links) + len(fleet.pull_links))
         for leg in attempt.legs:
             size += _LEG_BYTES
             if leg.times is not None:

@@ -14,13 +14,6 @@ _OPERATIONS = {
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
 }
-_PARAMS = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-}
 _SPANS = frozenset({"read body", "parse", "tokenize", "admission", "place", "no worker"})
 
 
@@ -67,9 +60,8 @@ def _end_attempt(attempt: AttemptRecord, end: float, offset: float) -> None:
 
 
 def _attributes(recording: Recording, model: str) -> dict[str, Any]:
-    operation = operation_of(recording.path)
     said: dict[str, Any] = {
-        "gen_ai.operation.name": operation,
+        "gen_ai.operation.name": operation_of(recording.path),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
@@ -88,12 +80,4 @@ def _attributes(recording: Recording, model: str) -> dict[str, Any]:
     if recording.first_output is not None:
         seconds = recording.first_output - recording.arrived
         said["gen_ai.response.time_to_first_chunk"] = seconds
-    params = recording.params
-    if params is not None and operation != "embeddings":
-        for name, attribute in _PARAMS.items():
-            value = getattr(params, name)
-            if value is not None:
-                said[attribute] = value
-        if params.n > 1:
-            said["gen_ai.request.choice.count"] = params.n
-    return said
+    return said | (recording.asked or {})

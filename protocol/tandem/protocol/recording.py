@@ -104,6 +104,8 @@ class Recording:
     num_cached: int = 0
     finishes: list[str] = field(default_factory=list)
     """How choices ended."""
+    rows: tuple[int, bytes] | None = None
+    """What lists show of where its time went, when it is over, and how many legs had told then."""
 
     def mark(self, name: str, begin: float, end: float) -> None:
         """Keep one stretch."""

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.router.builders import inc, make_request, view
+import msgspec
+import pytest
+from tests.router.builders import inc, make_request
+from tests.router.builders import view as seen
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.recording import Recording
+from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
-from tandem.protocol.timeline import Watch
+from tandem.protocol.timeline import LegTimes, Note, Watch
 from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.recorder import Scene, begin_attempt
 from tandem.router.placement.base import Placement
 from tandem.router.placement.snapshot import FleetSnapshot, LinkPace, PromptFacts
+from tandem.router.timeline import parts, view
 from tandem.router.timeline.recorder import Recorder
 from tandem.router.timeline.ring import weigh
 
@@ -62,10 +67,72 @@ async def test_paths_and_fleets_weigh_what_they_hold() -> None:
     assert len(recording.path) < 1_000
     longer = Recording("a", 0.0, path=recording.path)
     assert weigh(longer) - weigh(Recording("a", 0.0)) == len(recording.path)
-    prefill = [view(number, WorkerRole.PREFILL) for number in range(16)]
-    decode = [view(16 + number, WorkerRole.DECODE) for number in range(16)]
+    prefill = [seen(number, WorkerRole.PREFILL) for number in range(16)]
+    decode = [seen(16 + number, WorkerRole.DECODE) for number in range(16)]
     pairs = [(p.incarnation, d.incarnation) for p in prefill for d in decode]
     paces = {pair: LinkPace(1.0, 2, 3.0) for pair in pairs}
     fleet = FleetSnapshot((*prefill, *decode), frozenset(pairs), paces)
     await sent(recording, make_request(), Scene(PromptFacts(num_tokens=40), fleet))
     assert weigh(recording) > 256 * 400
+
+
+def noted(num_notes: int) -> Recording:
+    """A call that is over, whose 16 attempts ran at once, each worker with so many notes."""
+    recording = Recording("a", 0.0, ended=100.0)
+    for number in range(16):
+        record = AttemptRecord(number, "", "first", 1.0 + number / 100, end=90.0)
+        for role in ("prefill", "decode"):
+            leg = LegRecord(role, f"{role} {number % 4}", record.begin, heard=90.0 + number / 100)
+            span = 80.0 / num_notes  # seconds of each
+            notes = [Note("chunk", span * at, span * (at + 1), 7) for at in range(num_notes)]
+            notes[1::4] = [Note("stopped", each.begin, each.end) for each in notes[1::4]]
+            leg.times = LegTimes("r", 0, 85.0, tuple(notes))
+            record.legs.append(leg)
+        recording.attempt(record)
+    return recording
+
+
+def test_cutting_a_call_takes_as_long_as_it_has_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not as its square: the router's loop waits for it."""
+    looks = 0
+
+    class Counted(parts._Cover):
+        """One whose looks at its times are counted."""
+
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> Any:
+            nonlocal looks
+            looks += name in ("begin", "end")
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr(parts, "_Cover", Counted)
+    parts.parts_of(noted(20), 0.0)
+    few, looks = looks, 0
+    found = parts.parts_of(noted(40), 0.0)
+    assert 0 < looks <= 3 * few
+    assert abs(sum(each.seconds for each in found) - 100.0) < 1e-6
+
+
+def test_rows_of_a_call_that_is_over_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all views that ask again and again, until a worker's last word comes late."""
+    cut: list[Recording] = []
+
+    def counted(recording: Recording, now: float) -> list[parts.Part]:
+        cut.append(recording)
+        return parts.parts_of(recording, now)
+
+    monkeypatch.setattr(view, "parts_of", counted)
+    recording = noted(4)
+    late, recording.attempts[0].legs[0].times = recording.attempts[0].legs[0].times, None
+    first = msgspec.json.encode(view.listed(recording, 0.0))
+    assert msgspec.json.encode(view.listed(recording, 1.0)) == first
+    assert json.loads(view.short(recording, 2.0))["parts"] == json.loads(first)["parts"]
+    assert len(cut) == 1
+    recording.attempts[0].legs[0].times = late
+    assert msgspec.json.encode(view.listed(recording, 0.0)) != first
+    assert len(cut) == 2
+    recording.ended = None
+    for now in (200.0, 300.0):
+        rows = json.loads(view.short(recording, now))["parts"]
+        assert sum(row[3] for row in rows) == pytest.approx(now * 1000)

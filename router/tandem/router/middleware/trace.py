@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +14,9 @@ from tandem.router.openai.service import is_request_id
 from tandem.router.timeline.recorder import ASKED, Recorder, header_of
 
 logger = logging.getLogger("tandem.access")
+_SAFE = "/:@!$&'()*+,;=~"
+"""What a path may have beside letters, digits and -._ in a line of the log: its server has decoded
+it, and a line break or an escape of a client's would be another line, or a terminal's command."""
 
 
 def _given_id(scope: Scope) -> str | None:
@@ -83,7 +87,7 @@ class Trace:
             logger.info(
                 "%s %s %d %.1f ms",
                 scope["method"],
-                scope["path"],
+                quote(scope["path"], safe=_SAFE, errors="replace"),
                 status,
                 (time.monotonic() - started) * 1000,
             )

@@ -1,0 +1,41 @@
+"""The layer around all calls: what it logs of them, and the spans that it has begun."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.router.metrics import RouterMetrics
+from tandem.router.middleware.trace import Trace
+
+
+async def ask(path: str, *headers: tuple[bytes, bytes], **kept: Any) -> None:
+    """A call that is answered with 404, if ``route`` names no template."""
+    route = kept.pop("route", None)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if route is not None:
+            scope["route"] = SimpleNamespace(path=route)
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+
+    async def nothing(*_: Any) -> Any:
+        """A client that says nothing, and is told what it may be."""
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
+    await Trace(app, RouterMetrics("m"), **kept)(scope, nothing, nothing)
+
+
+@pytest.mark.parametrize("path", ["/v1/a\n12:00:00 E tandem.router: forged\x1b[2J", "/v1/\u2028é"])
+async def test_a_call_is_one_line_of_the_log(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever its path decodes to: no second line, and nothing that a terminal obeys."""
+    with caplog.at_level(logging.INFO, "tandem.access"):
+        await ask(path, log=True)
+        await ask("/v1/models/a:b@c+d", log=True)
+    odd, usual = (record.getMessage() for record in caplog.records)
+    assert odd.isascii()
+    assert odd.isprintable()
+    assert odd.startswith("POST /v1/")
+    assert usual.startswith("POST /v1/models/a:b@c+d 404 ")

@@ -76,6 +76,8 @@ class Recording:
     started: float = field(default_factory=time.time)
     """Of ``arrived``, on the wall clock."""
     path: str = ""
+    route: str = ""
+    """The template that the path fits; none where nobody serves it, or nobody was let in."""
     traceparent: str = ""
     """Of the span that is the call's own; workers' spans belong under it."""
     marks: list[Mark] = field(default_factory=list)
@@ -114,12 +116,13 @@ class Recording:
         else:
             self.dropped += 1
 
-    def attempt(self, record: AttemptRecord) -> None:
-        """A request is sent to its workers."""
+    def attempt(self, record: AttemptRecord) -> bool:
+        """A request is sent to its workers; whether its record is kept."""
         if len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(record)
-        else:
-            self.dropped += 1
+            return True
+        self.dropped += 1
+        return False
 
     def output(self, num_tokens: int) -> None:
         """Tokens came."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from tandem.router.metrics import RouterMetrics
 from tandem.router.middleware.trace import Trace
+from tandem.router.timeline.recorder import Recorder
 
 
 async def ask(path: str, *headers: tuple[bytes, bytes], **kept: Any) -> None:
@@ -39,3 +41,52 @@ async def test_a_call_is_one_line_of_the_log(path: str, caplog: pytest.LogCaptur
     assert odd.isprintable()
     assert odd.startswith("POST /v1/")
     assert usual.startswith("POST /v1/models/a:b@c+d 404 ")
+
+
+class FakeSpan:
+    """Keeps what it is told at its end."""
+
+    sampled = True
+    traceparent = "own"
+
+    def __init__(self, *began: Any) -> None:
+        self.began = began
+        self.said: dict[str, Any] = {}
+
+    def end(self, at: float, attributes: dict[str, Any], error: str | None = None) -> None:
+        """Keep them."""
+        self.said = attributes
+
+
+class FakeSpans:
+    """In place of a tracer: makes spans at once."""
+
+    def __init__(self) -> None:
+        self.made: list[FakeSpan] = []
+
+    def begin(self, name: str, begin: float, *parent: str) -> FakeSpan:
+        """One more."""
+        self.made.append(FakeSpan(name, *parent))
+        return self.made[-1]
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Now."""
+        work()
+
+
+@pytest.mark.parametrize(
+    ("path", "route", "name"),
+    [
+        ("/v1/chat/completions", "/v1/chat/completions", "chat"),
+        ("/v1/responses/resp_1/cancel", "/v1/responses/{response_id}/cancel", "call"),
+        ("/v1/zz-random", None, "call"),
+        ("/v1/zz/completions", None, "call"),
+    ],
+)
+async def test_spans_have_no_names_of_strangers(path: str, route: str | None, name: str) -> None:
+    """Collectors make series of names and routes: there are as many as the router serves."""
+    spans: Any = FakeSpans()
+    await ask(path, route=route, recorder=Recorder(0, 1, spans=spans))
+    (span,) = spans.made
+    assert span.began[0] == span.said["gen_ai.operation.name"] == name
+    assert span.said.get("http.route") == route

@@ -14,7 +14,7 @@ from tests.router.builders import inc, make_request
 from tests.router.builders import view as seen
 
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
+from tandem.protocol.recording import MAX_ATTEMPTS, AttemptRecord, LegRecord, Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.protocol.timeline import LegTimes, Note, Watch
 from tandem.router.dispatch.attempt import Attempt
@@ -57,6 +57,15 @@ async def test_a_record_holds_nothing_of_a_requests_own_size() -> None:
     assert recording.asked is not None
     assert recording.asked["gen_ai.request.top_p"] == 0.5
     assert recording.asked["gen_ai.request.choice.count"] == 2
+
+
+async def test_attempts_beyond_the_kept_ones_begin_no_span() -> None:
+    """Nobody would end it; their workers' spans stand under the call's own."""
+    recording = Recording("a", 0.0, span=FakeSpan("root"), traceparent="root")
+    watches = [await sent(recording, make_request()) for _ in range(MAX_ATTEMPTS + 1)]
+    assert watches[-2].traceparent == f"child {MAX_ATTEMPTS - 1}"
+    assert watches[-1].traceparent == "root"
+    assert len(recording.span.children) == len(recording.attempts) == MAX_ATTEMPTS
 
 
 async def test_paths_and_fleets_weigh_what_they_hold() -> None:

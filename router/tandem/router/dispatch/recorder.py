@@ -40,9 +40,11 @@ def begin_attempt(
     """An attempt is about to be sent; what its workers are told of the record."""
     now = time.monotonic()
     number, rule = attempt.number, attempt.placement.rule
-    record = attempt.record = AttemptRecord(number, rule, rung, now, scene=scene)
-    recording.attempt(record)
     recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
+    record = AttemptRecord(number, rule, rung, now, scene=scene)
+    if not recording.attempt(record):
+        return recording.watch  # a span that nobody keeps would have no end
+    attempt.record = record
     if recording.span is None:
         return recording.watch
     if recording.asked is None:

@@ -26,6 +26,12 @@ def _given_id(scope: Scope) -> str | None:
     return text if is_request_id(text) else None
 
 
+def _template(scope: Scope, default: str) -> str:
+    """Of the path that is served: never the client's own words, so that names are bounded."""
+    template: str = getattr(scope.get("route"), "path", default)
+    return template
+
+
 class Trace:
     """The outermost layer: sees what every other layer answers."""
 
@@ -75,14 +81,13 @@ class Trace:
         finally:
             del state["send_part"]  # leads to the scope that has it
             if recording is not None and self._recorder is not None:
+                recording.route = _template(scope, "")
                 self._recorder.close(recording)
 
     def _answered(self, scope: Scope, status: int, started: float) -> None:
         if scope["state"].get("route") is not None:
             return
-        route = scope.get("route")
-        path = getattr(route, "path", "none")  # never the client's own words: labels are bounded
-        self._metrics.http_answered(path, status)
+        self._metrics.http_answered(_template(scope, "none"), status)
         if self._log:
             logger.info(
                 "%s %s %d %.1f ms",

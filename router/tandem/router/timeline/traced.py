@@ -12,14 +12,20 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/v1/messages/count_tokens": "count_tokens",
     "/v1/embeddings": "embeddings",
+    "/v1/score": "score",
+    "/v1/rerank": "rerank",
 }
+_OTHER = "call"
+"""Names of spans become series of collectors: there are as many as there are here, whatever paths
+strangers ask for."""
 _SPANS = frozenset({"read body", "parse", "tokenize", "admission", "place", "no worker"})
 
 
 def operation_of(path: str) -> str:
-    """The conventions' word for what a path does, or the path's own."""
-    return _OPERATIONS.get(path, path.rpartition("/")[2])
+    """The conventions' word for what a path does, or the API's own."""
+    return _OPERATIONS.get(path, _OTHER)
 
 
 def write_spans(recording: Recording, model: str) -> None:
@@ -69,10 +75,11 @@ def _attributes(recording: Recording, model: str) -> dict[str, Any]:
         "gen_ai.usage.output_tokens": recording.num_tokens,
         "gen_ai.usage.cache_read.input_tokens": recording.num_cached,
         "http.request.method": "POST",
-        "http.route": recording.path,
         "http.response.status_code": recording.status,
         "tandem.request_id": recording.request_id,
     }
+    if recording.route:
+        said["http.route"] = recording.route
     if recording.status >= 400:
         said["error.type"] = str(recording.status)
     if recording.finishes:

@@ -18,8 +18,10 @@ from tandem.protocol.errors import (
     RequestFailed,
     RequestRefused,
 )
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
-from tandem.router.metrics import MISTAKES
+from tandem.router.dispatch.stopwatch import Stopwatch
+from tandem.router.metrics import MISTAKES, RouterMetrics
 from tandem.router.openai.errors import answer_of
 
 FAILURES = "tandem:router_request_failures_total"
@@ -107,6 +109,21 @@ def test_failures_are_what_is_answered_with_503() -> None:
     }
     assert {code for code, status in statuses.items() if status == 400} == MISTAKES
     assert set(statuses.values()) == {400, 503}
+
+
+@pytest.mark.parametrize("num_choices", [1, 4])
+def test_time_for_a_token_is_that_of_one_choice(num_choices: int) -> None:
+    """Choices come beside each other: a client waits no less for each of them."""
+    metrics = RouterMetrics("fake")
+    watch = Stopwatch(metrics, 5.0)
+    for position in range(11):
+        for choice in range(num_choices):
+            output = EngineCoreOutput("a", 0, choice, position, (7,))
+            watch.output(output, 6.0 + position / 10)
+    watch.end(8.0)
+    name, labels = "vllm:request_time_per_output_token_seconds", {"model_name": "fake"}
+    assert metrics.registry.get_sample_value(f"{name}_sum", labels) == pytest.approx(0.1)
+    assert metrics.registry.get_sample_value(f"{name}_count", labels) == 1
 
 
 async def test_an_answer_is_no_failure(stack: Stack, decode: Make) -> None:

@@ -109,5 +109,6 @@ class Stopwatch:
         self._metrics.request_ended(
             seconds=now - self._started,
             num_tokens=self._num_tokens,
+            num_choices=len(self._last),
             decode_seconds=last - self._first,
         )

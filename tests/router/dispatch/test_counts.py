@@ -12,6 +12,7 @@ from tests.router.builders import LIMITS, Stack, beats, make_request, tokens_of
 from tests.waiting import until
 
 from tandem.protocol.errors import (
+    DeadlinePassed,
     FailCause,
     Refusal,
     RefusalCode,
@@ -20,6 +21,7 @@ from tandem.protocol.errors import (
 )
 from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
+from tandem.router.dispatch.failure import ReaderTooSlow
 from tandem.router.dispatch.stopwatch import Stopwatch
 from tandem.router.metrics import MISTAKES, RouterMetrics
 from tandem.router.openai.errors import answer_of
@@ -99,6 +101,35 @@ async def test_a_refusal_is_a_failure_where_the_client_is_not_at_fault(
         await stack.run(make_request())
     expected = {} if code in MISTAKES else {str(code): 1.0}
     assert (came(stack), failures(stack)) == (1, expected)
+
+
+LATE = DeadlinePassed(FailCause.TIMEOUT, "late")
+
+
+@pytest.mark.parametrize(
+    ("error", "takes_partial", "speaks", "failed", "cancelled"),
+    [
+        (ReaderTooSlow(FailCause.CAPACITY, "unread"), False, True, {}, 1),
+        (LATE, True, True, {}, 0),
+        (LATE, True, False, {"timeout": 1.0}, 0),
+        (LATE, False, True, {"timeout": 1.0}, 0),
+    ],
+)
+async def test_who_reads_nothing_or_takes_a_part_is_no_failure(
+    stack: Stack,
+    error: RequestFailed,
+    takes_partial: bool,
+    speaks: bool,
+    failed: dict[str, float],
+    cancelled: int,
+) -> None:
+    """No service could have answered better; a deadline without an answer is one."""
+    watch = Stopwatch(stack.metrics, 5.0, takes_partial=takes_partial)
+    if speaks:
+        watch.output(EngineCoreOutput("a", 0, 0, 0, (7,)), 6.0)
+    watch.failed(error)
+    assert failures(stack) == failed
+    assert stack.metric("tandem:router_requests_cancelled_total") == cancelled
 
 
 def test_failures_are_what_is_answered_with_503() -> None:

@@ -90,3 +90,31 @@ async def test_spans_have_no_names_of_strangers(path: str, route: str | None, na
     (span,) = spans.made
     assert span.began[0] == span.said["gen_ai.operation.name"] == name
     assert span.said.get("http.route") == route
+
+
+TRACE = f"-{'a' * 32}-{'b' * 16}-01"
+
+
+@pytest.mark.parametrize(
+    ("named", "followed"),
+    [
+        (["00" + TRACE], "00" + TRACE),
+        (["cc" + TRACE], "00" + TRACE),
+        (["cc" + TRACE + "-what.the=future"], "00" + TRACE),
+        (["00" + TRACE + "-more"], ""),
+        (["cc" + TRACE + ".more"], ""),
+        (["ff" + TRACE], ""),
+        ([f"00-{'0' * 32}-{'b' * 16}-01"], ""),
+        ([f"00-{'a' * 32}-{'0' * 16}-01"], ""),
+        (["00" + TRACE.upper()], ""),
+        (["00" + TRACE, "00" + TRACE], ""),
+        ([], ""),
+    ],
+)
+async def test_a_call_follows_the_trace_that_it_names(named: list[str], followed: str) -> None:
+    """Also one that a later version of the header names; its states are one list."""
+    spans: Any = FakeSpans()
+    headers = [(b"traceparent", each.encode()) for each in named]
+    states = [(b"tracestate", b"a=1,b=2"), (b"accept", b"*/*"), (b"tracestate", b"c=3")]
+    await ask("/v1/completions", *headers, *states, recorder=Recorder(0, 1, spans=spans))
+    assert spans.made[0].began == ("text_completion", followed, "a=1,b=2,c=3")

@@ -50,10 +50,11 @@ async def sent(
 async def test_a_record_holds_nothing_of_a_requests_own_size() -> None:
     """Lists, words and schemas are let go of with their request; numbers stay where spans tell."""
     request = make_request(allowed_token_ids=list(range(100_000)), top_p=0.5, n=2)
-    for span in (None, FakeSpan("root")):
-        recording = Recording("a", 0.0, span=span)
-        await sent(recording, request)
-        assert len(pickle.dumps(recording)) < 5_000
+    untold, recording = Recording("a", 0.0), Recording("a", 0.0, span=FakeSpan("root"))
+    for each in (untold, recording):
+        await sent(each, request)
+        assert len(pickle.dumps(each)) < 5_000
+    assert untold.asked is None
     assert recording.asked is not None
     assert recording.asked["gen_ai.request.top_p"] == 0.5
     assert recording.asked["gen_ai.request.choice.count"] == 2

@@ -99,7 +99,6 @@ class Recording:
     ended: float | None = None
     span: Any = None
     """Of the tracer, where there is one."""
-    model: str = ""
     asked: dict[str, float] | None = None
     """Numbers that the first request asks for, as its span tells them; only where there is one.
     Never its parameters themselves: lists and schemas of clients may be of any size."""

@@ -1,9 +1,15 @@
-"""Where spans go: the port that is dialled is the one that a URL means."""
+"""Where spans go: to the port that a URL means, and nowhere for longer than an end may wait."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from threading import Event
 
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from tandem.link import spans as link_spans
 from tandem.link.spans import with_port
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.tracing import TracingConfig
@@ -31,3 +37,45 @@ def test_a_path_is_for_http_alone(endpoint: str) -> None:
         TracingConfig(otlp_traces_endpoint=endpoint)
     TracingConfig(otlp_traces_endpoint=endpoint, otlp_traces_protocol="http/protobuf")
     TracingConfig(otlp_traces_endpoint="http://collector:4317/")
+
+
+class Stuck(SpanExporter):
+    """Sends to a collector that takes nothing until it is let."""
+
+    def __init__(self) -> None:
+        self.let = Event()
+        self.asked = Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Wait, as if for the network."""
+        self.asked.set()
+        self.let.wait(60)
+        return SpanExportResult.SUCCESS
+
+
+def test_an_end_waits_for_no_dead_collector(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its process would be killed meanwhile, with more to let go of; what is lost is said."""
+    exporter = Stuck()
+    monkeypatch.setattr(link_spans, "_exporter", lambda config: exporter)
+    monkeypatch.setattr(link_spans, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(link_spans, "MAX_WAITING", 1)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    config = TracingConfig(otlp_traces_endpoint="http://collector:4317")
+    spans = link_spans.Spans(config, "tandem-router", "me", ratio=1.0)
+    made = Event()
+
+    def slowly() -> None:
+        spans.begin("call", 0.0, "").end(1.0)
+        made.wait(60)
+
+    while not spans.dropped:
+        spans.later(slowly)
+    made.set()
+    assert exporter.asked.wait(60)
+    spans.close()
+    spans.close()
+    exporter.let.set()
+    assert "spans of 1 calls were dropped" in caplog.text
+    assert "spans that could not be sent within 0.1 s are lost" in caplog.text

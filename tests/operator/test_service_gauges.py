@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -69,12 +72,14 @@ def test_what_the_status_says_is_shown():
     """Conditions with reason, replicas over revisions, links, age of keys, restarts by role."""
     store = Store()
     store.put("LLMService", item("demo", status=STATUS))
+    registry = reading(store)
+    store.put("Pod", item("pod-0", {LABEL_SERVICE: "demo"}, status=restarted(main=3)))
+    generate_latest(registry)
     for number in (1, 2):
         labels = {LABEL_SERVICE: "demo", LABEL_ROLE: "decode"}
         store.put("Pod", item(f"pod-{number}", labels, status=restarted(main=number, sidecar=1)))
     fetching = {LABEL_SERVICE: "demo", LABEL_COMPONENT: "model"}
     store.put("Pod", item("fetch", fetching, status=restarted(fetch=1)))
-    registry = reading(store)
 
     def value(name: str, **labels: str) -> float | None:
         own = {"llmservice_namespace": "ns", "llmservice": "demo", **labels}
@@ -108,14 +113,17 @@ def test_series_are_bounded():
 
 def test_restarts_only_grow():
     """Rollouts and scale-downs take pods away with all that happened to them: nothing begins anew,
-    and what happens to others counts."""
+    and what happens to others counts. What happened before the operator began does not."""
     store = Store()
     store.put("LLMService", item("demo", status=STATUS))
     registry, versions = reading(store), itertools.count(2)
     labels = {LABEL_SERVICE: "demo", LABEL_ROLE: "decode"}
 
-    def put(name: str, **counts: int) -> None:
+    def put(name: str, *, created: float = math.inf, **counts: int) -> None:
         pod = item(name, labels, status=restarted(**counts))
+        if created < math.inf:
+            made = datetime.fromtimestamp(created, UTC)
+            pod["metadata"]["creationTimestamp"] = f"{made:%Y-%m-%dT%H:%M:%SZ}"
         pod["metadata"]["resourceVersion"] = str(next(versions))
         store.put("Pod", pod)
 
@@ -125,6 +133,12 @@ def test_restarts_only_grow():
 
     put("old-1", main=2)
     put("old-2", main=1)
+    assert total() == 0
+    put("old-1", main=4)
+    put("old-2", main=2)
+    assert total() == 3
+    put("listed-later", created=time.time() - 3600, main=9)
+    put("made-later", created=time.time() + 60, main=0)
     assert total() == 3
     store.drop("Pod", ("ns", "old-1"), "uid-old-1", str(next(versions)))
     assert total() == 3
@@ -136,3 +150,6 @@ def test_restarts_only_grow():
     assert total() == 6
     put("old-2", main=1)
     assert total() == 7
+    put("listed-later", created=time.time() - 3600, main=10)
+    put("made-later", created=time.time() + 60, main=1)
+    assert total() == 9

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
+from unittest.mock import Mock
 
 import pytest
 from tests.engine_plan.builders import params_of
@@ -103,3 +106,23 @@ def test_a_signal_may_interrupt_the_loop_while_it_writes(worker: Worker, router:
         handler.join(3)
         assert not handler.is_alive()
     assert isinstance(router.hear(Draining), Draining)
+
+
+def test_spans_are_sent_when_all_else_is_let_go(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who ends a worker may kill it while a collector keeps it waiting: nobody's KV hangs on that,
+    and its routers and its engine know."""
+    ended: list[str] = []
+    ends = {"_io": "stop", "_handoff": "close", "_core": "close"}
+
+    def end(of: str, whole: Callable[[], object]) -> None:
+        whole()
+        ended.append(of)
+
+    for of, name in ends.items():
+        part = getattr(worker.proc, of)
+        monkeypatch.setattr(part, name, partial(end, of, getattr(part, name)))
+    monkeypatch.setattr(worker.proc, "_spans", Mock(close=partial(ended.append, "_spans")))
+    assert worker.end() == 0
+    assert ended == [*ends, "_spans"]

@@ -8,6 +8,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from tandem.cli.explained import plain
+
 Json = Mapping[str, Any]
 
 WIDTH = 40
@@ -27,7 +29,7 @@ def calls_table(calls: Sequence[Json]) -> Table:
     for each in calls:
         first = each["first_token_ms"]
         table.add_row(
-            f"{each['path'].removeprefix('/v1/')} {each['request_id'][:8]}",
+            literal(f"{each['path'].removeprefix('/v1/')} {each['request_id'][:8]}"),
             _status(each),
             f"{each['num_prompt_tokens']:,}",
             f"{each['num_tokens']:,}",
@@ -36,6 +38,11 @@ def calls_table(calls: Sequence[Json]) -> Table:
             bar_of(each),
         )
     return table
+
+
+def literal(text: str, style: str = "") -> Text:
+    """A cell with somebody's words in it, of which nothing is markup or a control."""
+    return Text(plain(text), style)
 
 
 def bar_of(call: Json) -> Text:

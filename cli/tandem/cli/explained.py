@@ -18,10 +18,20 @@ _STALLS = {
 MAX_ROWS = 200
 
 
+def plain(text: str) -> str:
+    """The text with what no terminal should obey (controls, bidirectional marks) as escapes: paths,
+    names and reasons are words of clients and workers."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 def drawn(content: Json, width: int) -> str:
     """The whole picture, ``width`` columns wide."""
     return "\n".join(
-        line.rstrip()
+        plain(line.rstrip())
         for block in (
             _head(content),
             _bars(content, width),

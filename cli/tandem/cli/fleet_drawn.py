@@ -10,7 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tandem.cli.calls_drawn import calls_table
+from tandem.cli.calls_drawn import calls_table, literal
+from tandem.cli.explained import plain
 
 Json = Mapping[str, Any]
 
@@ -84,7 +85,7 @@ def _head(frame: Frame, workers: Sequence[Json]) -> Text:
     models = ", ".join(dict.fromkeys(str(each["model"]) for each in workers)) or "no model yet"
     counts = f"{roles.count('prefill')} prefill, {roles.count('decode')} decode"
     head = Text.assemble(("tandem top", "bold"), f"  {frame.url}  {frame.clock}  ")
-    return head.append(models, "bold cyan").append(f"  {counts}")
+    return head.append(plain(models), "bold cyan").append(f"  {counts}")
 
 
 def _rates(rates: Json) -> Text:
@@ -115,8 +116,8 @@ def _workers(workers: Sequence[Json], room: int) -> Table:
     for each in ordered[:room]:
         health, beat = each["health"], each["heard_ms_ago"]
         table.add_row(
-            f"{each['role']} {each['pod'] or each['endpoint']}",
-            Text(health, _STYLES.get(health, _OTHER_STYLE)),
+            literal(f"{each['role']} {each['pod'] or each['endpoint']}"),
+            literal(health, _STYLES.get(health, _OTHER_STYLE)),
             f"{each['running']}/{each['max_running']}",
             str(each["waiting"]),
             _bar(each["kv_use"]),
@@ -138,9 +139,9 @@ def _links(links: Sequence[Json], workers: Sequence[Json], room: int, left_out: 
         ends = (places.get(each[end], each[end][:8]) for end in ("prefill", "decode"))
         reason = f": {each['reason'][:40]}" if each["reason"] else ""
         table.add_row(
-            " → ".join(ends),
-            Text(f"{state}{reason}", _STYLES.get(state, _OTHER_STYLE)),
-            each["transport"] or "",
+            literal(" → ".join(ends)),
+            literal(f"{state}{reason}", _STYLES.get(state, _OTHER_STYLE)),
+            literal(each["transport"] or ""),
             f"{each['gb_per_s']:.2f}" if each["gb_per_s"] else "",
             f"{each['waiting_bytes'] / 1e6:,.1f} MB" if each["waiting_bytes"] else "",
             str(each["underway"]),
@@ -206,4 +207,4 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _cut(text: str, style: str) -> Text:
-    return Text(text, style, overflow="ellipsis", no_wrap=True)
+    return Text(plain(text), style, overflow="ellipsis", no_wrap=True)

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
 """Calls whose spans are not made yet; those of further ones are dropped."""
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 3.0
+"""What an end waits for spans that cannot leave: less than anybody waits before killing."""
 
 Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
@@ -129,6 +131,7 @@ class Spans:
         self._work: Queue[Callable[[], None] | None] = Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._run, name="tandem-spans", daemon=True)
         self._thread.start()
+        self._ending: threading.Thread | None = None
         self.dropped = 0
         """Calls whose spans found no room."""
 
@@ -149,17 +152,28 @@ class Spans:
         try:
             self._work.put_nowait(work)
         except Full:
+            if not self.dropped:
+                logger.warning("spans of calls are dropped: %d wait to be made", MAX_WAITING)
             self.dropped += 1
 
     def close(self) -> None:
-        """Make and send what is left, within a few seconds. May be called twice."""
-        try:
-            self._work.put_nowait(None)
-        except Full:
+        """Make and send what is left, within CLOSE_SECONDS, whatever the collector does: the SDK
+        itself keeps no deadline of a flush. May be called twice."""
+        if self._ending is not None:
             return
+        if self.dropped:
+            logger.warning("spans of %d calls were dropped: too many waited", self.dropped)
+        self._ending = threading.Thread(target=self._end, name="tandem-spans-end", daemon=True)
+        self._ending.start()
+        self._ending.join(CLOSE_SECONDS)
+        if self._ending.is_alive():
+            logger.warning("spans that could not be sent within %g s are lost", CLOSE_SECONDS)
+
+    def _end(self) -> None:
+        with suppress(Full):
+            self._work.put(None, timeout=CLOSE_SECONDS)
         self._thread.join(CLOSE_SECONDS)
-        self._provider.force_flush(int(CLOSE_SECONDS * 1000))
-        self._provider.shutdown()
+        self._provider.shutdown()  # flushes first
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:

@@ -135,6 +135,8 @@ class AsyncLLM:
         """
         self._take_id(prepared)
         state = self._outputs.begin(prepared.processed)
+        if prepared.processed.partial_on_timeout:
+            context = replace(context, takes_partial=True)
         try:
             source = self._client.stream(prepared.processed.request, context)
             # The protocol promises aclose, which AsyncIterator does not have.

@@ -1,15 +1,19 @@
 """How often containers of services have ended, as totals that only grow: pods come and go.
 
 A sum over the pods that there are would fall with each that goes, which Prometheus takes for a
-counter that began anew. Called by ``service_gauges`` at each scrape.
+counter that began anew. What happened before this process is no news: counted again, a restart of
+the operator's own would look like restarts of all that it looks after. Called by ``service_gauges``
+at each scrape.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 
+from tandem.operator.clock import parse_time
 from tandem.operator.cluster.store import Key
 from tandem.operator.desired.naming import Manifest
 from tandem.protocol.names import LABEL_COMPONENT, LABEL_ROLE, LABEL_SERVICE
@@ -26,6 +30,9 @@ class Restarts:
     """Thread-safe."""
 
     def __init__(self) -> None:
+        self._since = time.time()
+        self._has_looked = False
+        """Whether pods were ever there."""
         self._seen: OrderedDict[_Container, int] = OrderedDict()
         self._totals: Counter[Total] = Counter()
         self._lock = threading.Lock()
@@ -34,11 +41,15 @@ class Restarts:
         """Totals of ``services`` after what the pods say; those of others are forgotten."""
         with self._lock:
             num_now = 0
-            for total, container, count in _counts(pods):
+            for total, container, count, created in _counts(pods):
                 num_now += 1
-                self._totals[total] += max(0, count - self._seen.get(container, 0))
+                # Lists come one after the other: an older pod may be met in a later look.
+                is_old = not self._has_looked or created < self._since
+                before = self._seen.get(container, count if is_old else 0)
+                self._totals[total] += max(0, count - before)
                 self._seen[container] = count
                 self._seen.move_to_end(container)
+            self._has_looked = self._has_looked or num_now > 0
             while len(self._seen) > num_now + _REMEMBERED:
                 self._seen.popitem(last=False)
             for total in [each for each in self._totals if each[0] not in services]:
@@ -46,12 +57,16 @@ class Restarts:
             return dict(self._totals)
 
 
-def _counts(pods: Iterable[Manifest]) -> Iterator[tuple[Total, _Container, int]]:
+def _counts(pods: Iterable[Manifest]) -> Iterator[tuple[Total, _Container, int, float]]:
+    """Where each container belongs, which it is, how often it ended, and when its pod was made."""
     for pod in pods:
         metadata, status = pod["metadata"], pod.get("status") or {}
         labels = metadata.get("labels") or {}
         place = (metadata["namespace"], labels.get(LABEL_SERVICE, ""))
+        created = metadata.get("creationTimestamp")
+        at = time.time() if created is None else parse_time(created)
         role = labels.get(LABEL_ROLE) or labels.get(LABEL_COMPONENT, "")
         for field in ("initContainerStatuses", "containerStatuses"):
             for each in status.get(field) or ():
-                yield (place, role), (metadata["uid"], each["name"]), each.get("restartCount", 0)
+                container = (metadata["uid"], each["name"])
+                yield (place, role), container, each.get("restartCount", 0), at

@@ -43,6 +43,8 @@ class RequestContext:
     """When it came in, on the loop's (monotonic) clock; None takes the time of ``stream``."""
     route: Route | None = None
     """Of an operator's canary, which is counted apart; None for users."""
+    takes_partial: bool = False
+    """Whether what there is at its deadline is an answer to its caller."""
 
 
 ORDINARY = RequestContext()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
-from tandem.protocol.sampling import SamplingParams
 from tandem.protocol.timeline import LegTimes, Watch
 
 MAX_MARKS = 128
@@ -77,6 +76,8 @@ class Recording:
     started: float = field(default_factory=time.time)
     """Of ``arrived``, on the wall clock."""
     path: str = ""
+    route: str = ""
+    """The template that the path fits; none where nobody serves it, or nobody was let in."""
     traceparent: str = ""
     """Of the span that is the call's own; workers' spans belong under it."""
     marks: list[Mark] = field(default_factory=list)
@@ -98,12 +99,14 @@ class Recording:
     ended: float | None = None
     span: Any = None
     """Of the tracer, where there is one."""
-    model: str = ""
-    params: SamplingParams | None = None
-    """As the first request of the call has them."""
+    asked: dict[str, float] | None = None
+    """Numbers that the first request asks for, as its span tells them; only where there is one.
+    Never its parameters themselves: lists and schemas of clients may be of any size."""
     num_cached: int = 0
     finishes: list[str] = field(default_factory=list)
     """How choices ended."""
+    rows: tuple[int, bytes] | None = None
+    """What lists show of where its time went, when it is over, and how many legs had told then."""
 
     def mark(self, name: str, begin: float, end: float) -> None:
         """Keep one stretch."""
@@ -112,12 +115,13 @@ class Recording:
         else:
             self.dropped += 1
 
-    def attempt(self, record: AttemptRecord) -> None:
-        """A request is sent to its workers."""
+    def attempt(self, record: AttemptRecord) -> bool:
+        """A request is sent to its workers; whether its record is kept."""
         if len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(record)
-        else:
-            self.dropped += 1
+            return True
+        self.dropped += 1
+        return False
 
     def output(self, num_tokens: int) -> None:
         """Tokens came."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.settings import check_choices, setting
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})(-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2})(-.*)?")
 _ENDPOINT = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
 _WITHOUT_PATH = re.compile(r"https?://[^/]+/?")
 
@@ -35,14 +35,16 @@ class TracingConfig:
             raise InvalidParameter("otlp_traces_endpoint", endpoint, allowed)
 
 
-def is_traceparent(value: str) -> bool:
-    """Whether it is W3C's header, of a trace and a span that can be."""
-    return (
-        _TRACEPARENT.fullmatch(value) is not None
-        and not value.startswith("ff")
-        and value[3:35] != "0" * 32
-        and value[36:52] != "0" * 16
-    )
+def traceparent_of(value: str) -> str:
+    """W3C's header as its first version has it; nothing unless it is of a trace and a span that can
+    be. Later versions may have more fields: W3C has them read as far as they are known."""
+    found = _TRACEPARENT.fullmatch(value)
+    if found is None:
+        return ""
+    number, ids, trace, span, more = found.groups()
+    if number == "ff" or (number == "00" and more) or not (trace.strip("0") and span.strip("0")):
+        return ""
+    return "00" + ids
 
 
 def is_sampled(traceparent: str) -> bool:

@@ -208,12 +208,13 @@ def create_app(config: RouterConfig) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with router.running(), paced(lambda: not router.dispatcher.jobs):
-            try:
-                async with _rpc(app.state.service, config, keys, turns) as app.state.rpc:
-                    yield
-            finally:
-                await asyncio.to_thread(app.state.recorder.end)
+        rpc = _rpc(app.state.service, config, keys, turns)
+        quiet = paced(lambda: not router.dispatcher.jobs)
+        try:
+            async with router.running(), quiet, rpc as app.state.rpc:
+                yield
+        finally:  # with nothing open any more: a collector may keep it waiting
+            await asyncio.to_thread(app.state.recorder.end)
 
     parts = (
         *(chat, completions, responses, stored_responses, messages, embeddings, scores),

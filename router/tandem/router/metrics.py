@@ -141,13 +141,16 @@ class RouterMetrics:
         """One choice came to its end."""
         self._success.labels(self._model_name, str(reason)).inc()
 
-    def request_ended(self, *, seconds: float, num_tokens: int, decode_seconds: float) -> None:
-        """A request was answered wholly, or its client left."""
+    def request_ended(
+        self, *, seconds: float, num_tokens: int, num_choices: int, decode_seconds: float
+    ) -> None:
+        """A request was answered wholly, or its client left; tokens are those of all choices that
+        spoke, which come beside each other."""
         self._generation_tokens.inc(num_tokens)
         self._request_generation.observe(num_tokens)
         self._e2e.observe(seconds)
-        if num_tokens > 1:
-            self._tpot.observe(decode_seconds / (num_tokens - 1))
+        if num_tokens > num_choices:
+            self._tpot.observe(decode_seconds / (num_tokens / num_choices - 1))
 
     def cached_tokens(self, count: int) -> None:
         """Prompt tokens that a worker did not compute."""

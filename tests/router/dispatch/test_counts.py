@@ -12,14 +12,18 @@ from tests.router.builders import LIMITS, Stack, beats, make_request, tokens_of
 from tests.waiting import until
 
 from tandem.protocol.errors import (
+    DeadlinePassed,
     FailCause,
     Refusal,
     RefusalCode,
     RequestFailed,
     RequestRefused,
 )
+from tandem.protocol.outputs import EngineCoreOutput
 from tandem.router.admission.queue import AdmissionQueue, AdmissionRefused
-from tandem.router.metrics import MISTAKES
+from tandem.router.dispatch.failure import ReaderTooSlow
+from tandem.router.dispatch.stopwatch import Stopwatch
+from tandem.router.metrics import MISTAKES, RouterMetrics
 from tandem.router.openai.errors import answer_of
 
 FAILURES = "tandem:router_request_failures_total"
@@ -99,6 +103,35 @@ async def test_a_refusal_is_a_failure_where_the_client_is_not_at_fault(
     assert (came(stack), failures(stack)) == (1, expected)
 
 
+LATE = DeadlinePassed(FailCause.TIMEOUT, "late")
+
+
+@pytest.mark.parametrize(
+    ("error", "takes_partial", "speaks", "failed", "cancelled"),
+    [
+        (ReaderTooSlow(FailCause.CAPACITY, "unread"), False, True, {}, 1),
+        (LATE, True, True, {}, 0),
+        (LATE, True, False, {"timeout": 1.0}, 0),
+        (LATE, False, True, {"timeout": 1.0}, 0),
+    ],
+)
+async def test_who_reads_nothing_or_takes_a_part_is_no_failure(
+    stack: Stack,
+    error: RequestFailed,
+    takes_partial: bool,
+    speaks: bool,
+    failed: dict[str, float],
+    cancelled: int,
+) -> None:
+    """No service could have answered better; a deadline without an answer is one."""
+    watch = Stopwatch(stack.metrics, 5.0, takes_partial=takes_partial)
+    if speaks:
+        watch.output(EngineCoreOutput("a", 0, 0, 0, (7,)), 6.0)
+    watch.failed(error)
+    assert failures(stack) == failed
+    assert stack.metric("tandem:router_requests_cancelled_total") == cancelled
+
+
 def test_failures_are_what_is_answered_with_503() -> None:
     """Of refusals: the others are 400."""
     statuses = {
@@ -107,6 +140,21 @@ def test_failures_are_what_is_answered_with_503() -> None:
     }
     assert {code for code, status in statuses.items() if status == 400} == MISTAKES
     assert set(statuses.values()) == {400, 503}
+
+
+@pytest.mark.parametrize("num_choices", [1, 4])
+def test_time_for_a_token_is_that_of_one_choice(num_choices: int) -> None:
+    """Choices come beside each other: a client waits no less for each of them."""
+    metrics = RouterMetrics("fake")
+    watch = Stopwatch(metrics, 5.0)
+    for position in range(11):
+        for choice in range(num_choices):
+            output = EngineCoreOutput("a", 0, choice, position, (7,))
+            watch.output(output, 6.0 + position / 10)
+    watch.end(8.0)
+    name, labels = "vllm:request_time_per_output_token_seconds", {"model_name": "fake"}
+    assert metrics.registry.get_sample_value(f"{name}_sum", labels) == pytest.approx(0.1)
+    assert metrics.registry.get_sample_value(f"{name}_count", labels) == 1
 
 
 async def test_an_answer_is_no_failure(stack: Stack, decode: Make) -> None:

@@ -69,7 +69,7 @@ def test_rates_of_the_router_are_of_its_counters() -> None:
         metrics.request_started(num_prompt=50, num_choices=1, max_tokens=None)
         metrics.first_token(0.25)
         metrics.next_token(0.01)
-        metrics.request_ended(seconds=1.0, num_tokens=2, decode_seconds=0.01)
+        metrics.request_ended(seconds=1.0, num_tokens=2, num_choices=1, decode_seconds=0.01)
     metrics.cached_tokens(100)
     metrics.request_failed("timeout")
     metrics.rejected("max_queue_age")

@@ -58,6 +58,7 @@ def test_what_there_is_by_then_is_an_answer(
     assert 0 < answer.json()["usage"]["completion_tokens"] < 20
     wait_for(lambda: len(d.cancelled) == 1)
     assert 'finished_reason="abort"' in served.metrics()
+    assert 'tandem:router_request_failures_total{reason="timeout"} 0.0' in served.metrics()
 
 
 @pytest.mark.parametrize(("path", "body"), CALLS)

@@ -140,11 +140,11 @@ class EngineCoreProc:
             return 1
         finally:
             self._stillness.stop()
-            if self._spans is not None:
-                self._spans.close()
             self._io.stop()
             self._handoff.close()
             self._core.close()
+            if self._spans is not None:
+                self._spans.close()  # the last: a collector may keep it waiting, nobody else may
         return 0
 
     def _loop(self) -> None:

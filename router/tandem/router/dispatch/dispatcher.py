@@ -134,7 +134,7 @@ class Dispatcher:
         job = self._open(request, context.route, came)
         timer = loop.call_at(job.deadline, job.expire)
         recording = job.recording
-        watch = Stopwatch(job.metrics, came, recording)
+        watch = Stopwatch(job.metrics, came, recording, takes_partial=context.takes_partial)
         try:
             await self._enter(job, loop)
             watch.admitted(request)

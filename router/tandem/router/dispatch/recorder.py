@@ -13,6 +13,14 @@ from tandem.router.dispatch.attempt import Attempt
 from tandem.router.dispatch.failure import AttemptFailure
 from tandem.router.placement.snapshot import FleetSnapshot, PromptFacts
 
+_NUMBERS = {
+    "max_tokens": "gen_ai.request.max_tokens",
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "frequency_penalty": "gen_ai.request.frequency_penalty",
+    "presence_penalty": "gen_ai.request.presence_penalty",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -32,17 +40,31 @@ def begin_attempt(
     """An attempt is about to be sent; what its workers are told of the record."""
     now = time.monotonic()
     number, rule = attempt.number, attempt.placement.rule
-    record = attempt.record = AttemptRecord(number, rule, rung, now, scene=scene)
-    recording.attempt(record)
     recording.num_prompt = max(recording.num_prompt, len(request.prompt_token_ids))
-    if recording.params is None:
-        recording.params = request.params
+    record = AttemptRecord(number, rule, rung, now, scene=scene)
+    if not recording.attempt(record):
+        return recording.watch  # a span that nobody keeps would have no end
+    attempt.record = record
     if recording.span is None:
         return recording.watch
+    if recording.asked is None:
+        recording.asked = _asked(request)
     said = {"tandem.attempt": number, "tandem.rung": rung, "tandem.rule": rule}
     begin = now - recording.arrived + recording.started
     record.span = recording.span.child("attempt", begin, "client", said)
     return Watch(recording.request_id, record.span.traceparent)
+
+
+def _asked(request: EngineCoreRequest) -> dict[str, float]:
+    """Numbers of a request under the names of OpenTelemetry's conventions for GenAI."""
+    params = request.params
+    if request.pooling is not None:
+        return {}
+    found = {attribute: getattr(params, name) for name, attribute in _NUMBERS.items()}
+    said = {attribute: value for attribute, value in found.items() if value is not None}
+    if params.n > 1:
+        said["gen_ai.request.choice.count"] = params.n
+    return said
 
 
 def note_sent(attempt: Attempt) -> None:

@@ -5,11 +5,12 @@ Runs from the arrival of the request's head: parsing and tokenizing count.
 
 from __future__ import annotations
 
-from tandem.protocol.errors import RequestFailed, RequestRefused
+from tandem.protocol.errors import DeadlinePassed, RequestFailed, RequestRefused
 from tandem.protocol.outputs import EngineCoreOutput, PooledOutput
 from tandem.protocol.recording import Recording
 from tandem.protocol.requests import EngineCoreRequest
 from tandem.router.admission.queue import AdmissionRefused
+from tandem.router.dispatch.failure import ReaderTooSlow
 from tandem.router.metrics import MISTAKES, RouterMetrics
 
 MAX_FINISHES = 16
@@ -27,6 +28,7 @@ class Stopwatch:
         "_num_tokens",
         "_recording",
         "_started",
+        "_takes_partial",
         "_told_cached",
     )
 
@@ -35,7 +37,10 @@ class Stopwatch:
         metrics: RouterMetrics,
         now: float,
         recording: Recording | None = None,
+        *,
+        takes_partial: bool = False,
     ) -> None:
+        self._takes_partial = takes_partial
         self._metrics = metrics
         self._started = now
         self._first: float | None = None
@@ -93,9 +98,14 @@ class Stopwatch:
             self._recording.num_cached += num_tokens
 
     def failed(self, error: RequestFailed | RequestRefused) -> None:
-        """It ends without an answer; that may be its client's fault."""
+        """It ends before its time; that may be its client's fault, and no failure."""
         if isinstance(error, AdmissionRefused):
             return  # the queue has counted it
+        if isinstance(error, ReaderTooSlow):
+            self._metrics.request_cancelled()  # as for one whose socket takes nothing any more
+            return
+        if isinstance(error, DeadlinePassed) and self._takes_partial and self._first is not None:
+            return  # answered with what there is
         if isinstance(error, RequestFailed):
             self._metrics.request_failed(str(error.cause))
         elif error.refusal.code not in MISTAKES:
@@ -109,5 +119,6 @@ class Stopwatch:
         self._metrics.request_ended(
             seconds=now - self._started,
             num_tokens=self._num_tokens,
+            num_choices=len(self._last),
             decode_seconds=last - self._first,
         )

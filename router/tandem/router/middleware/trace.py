@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,6 +14,9 @@ from tandem.router.openai.service import is_request_id
 from tandem.router.timeline.recorder import ASKED, Recorder, header_of
 
 logger = logging.getLogger("tandem.access")
+_SAFE = "/:@!$&'()*+,;=~"
+"""What a path may have beside letters, digits and -._ in a line of the log: its server has decoded
+it, and a line break or an escape of a client's would be another line, or a terminal's command."""
 
 
 def _given_id(scope: Scope) -> str | None:
@@ -20,6 +24,12 @@ def _given_id(scope: Scope) -> str | None:
     given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
     text = given.decode("latin-1")
     return text if is_request_id(text) else None
+
+
+def _template(scope: Scope, default: str) -> str:
+    """Of the path that is served: never the client's own words, so that names are bounded."""
+    template: str = getattr(scope.get("route"), "path", default)
+    return template
 
 
 class Trace:
@@ -71,19 +81,18 @@ class Trace:
         finally:
             del state["send_part"]  # leads to the scope that has it
             if recording is not None and self._recorder is not None:
+                recording.route = _template(scope, "")
                 self._recorder.close(recording)
 
     def _answered(self, scope: Scope, status: int, started: float) -> None:
         if scope["state"].get("route") is not None:
             return
-        route = scope.get("route")
-        path = getattr(route, "path", "none")  # never the client's own words: labels are bounded
-        self._metrics.http_answered(path, status)
+        self._metrics.http_answered(_template(scope, "none"), status)
         if self._log:
             logger.info(
                 "%s %s %d %.1f ms",
                 scope["method"],
-                scope["path"],
+                quote(scope["path"], safe=_SAFE, errors="replace"),
                 status,
                 (time.monotonic() - started) * 1000,
             )

@@ -8,8 +8,10 @@ Of all that covers an instant the most specific counts; what nobody covers is th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from itertools import pairwise
 
 from tandem.protocol.recording import AttemptRecord, LegRecord, Recording
@@ -76,47 +78,107 @@ def parts_of(recording: Recording, now: float) -> list[Part]:
     what is spread over the stream of tokens comes last."""
     begin = recording.arrived
     end = recording.ended if recording.ended is not None else now
-    covers = [each for each in _covers(recording, end) if each.end > each.begin]
+    covers = _Sweep(_covers(recording, end))
     first = recording.first_output
     streamed = first if first is not None and first < end else end
     cuts = {begin, end, streamed}
-    for each in covers:
-        cuts.update(at for at in (each.begin, each.end) if begin < at < end)
-    parts: list[Part] = []
-    edges = sorted(cuts)
-    for left, right in pairwise(edges):
-        found = [each for each in covers if each.begin <= left and each.end >= right]
-        best = _best(found)
-        part = Part(best.owner, best.name, left, right - left, best.worker, best.amount)
-        _join(parts, part, apart=left == streamed)
-    return _with_stream(recording, parts, streamed)
+    cuts.update(at for at in covers.edges if begin < at < end)
+    runs: list[_Run] = []
+    for left, right in pairwise(sorted(cuts)):
+        _join(runs, _Run(covers.best(left), left, right - left), apart=left == streamed)
+    return _with_stream(recording, [each.part for each in runs], streamed)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Stretches of one party and name, one behind the other."""
+
+    cover: _Cover
+    begin: float
+    seconds: float
+
+    @property
+    def part(self) -> Part:
+        cover = self.cover
+        return Part(cover.owner, cover.name, self.begin, self.seconds, cover.worker, cover.amount)
+
+    def goes_on(self, cover: _Cover) -> bool:
+        """Whether a stretch of ``cover`` belongs to it; each chunk stands alone."""
+        mine = self.cover
+        return (
+            mine.name == cover.name != "chunk"
+            and mine.owner == cover.owner
+            and mine.worker == cover.worker
+        )
 
 
 _REST = _Cover(DEFAULT, 0.0, 0.0, "router", "other")
 
 
-def _best(found: list[_Cover]) -> _Cover:
-    """The most specific. Where both workers stood still, it is who held the request: the other one
-    had nothing to do for it."""
-    holders = {each.worker for each in found if each.rank == HELD}
-
-    def order(each: _Cover) -> tuple[int, bool, float]:
-        return each.rank, each.rank == STOPPED and each.worker in holders, each.begin
-
-    return max(found, key=order, default=_REST)
+_Heap = list[tuple[float, float, int, _Cover]]
+"""The most specific on top, of those the one that began last; ended ones go when they come up."""
 
 
-def _join(parts: list[Part], part: Part, *, apart: bool) -> None:
-    last = parts[-1] if parts else None
-    alike = last is not None and (last.owner, last.name, last.worker) == (
-        part.owner,
-        part.name,
-        part.worker,
-    )
-    if last is not None and alike and not apart and part.name != "chunk":
-        parts[-1] = replace(last, seconds=last.seconds + part.seconds)
+class _Sweep:
+    """Which cover counts, asked at one edge after the other: each is put into a heap and taken out
+    of it once, since a call may have thousands and the router's loop waits meanwhile."""
+
+    def __init__(self, covers: Iterator[_Cover]) -> None:
+        found = [(each.begin, each.end, each) for each in covers]
+        self._coming = sorted((each for each in found if each[1] > each[0]), key=_begin_of)
+        self._next = 0
+        self.edges = {at for each in self._coming for at in each[:2]}
+        self._active: _Heap = []
+        self._stopped: dict[str, _Heap] = {}
+        """By worker: which of them counts depends on who holds the request then."""
+        self._holds: list[tuple[float, str]] = []
+        """Ends of attempts' stretches with a worker, the earliest first."""
+        self._holders: Counter[str] = Counter()
+
+    def best(self, at: float) -> _Cover:
+        """The most specific. Where both workers stood still, it is who held the request: the other
+        one had nothing to do for it."""
+        self._enter(at)
+        while self._holds and self._holds[0][0] <= at:
+            self._holders[heappop(self._holds)[1]] -= 1
+        top = _top(self._active, at)
+        if top is not None and top.rank > STOPPED:
+            return top
+        stops = [(name, heap[0]) for name, heap in self._stopped.items() if _top(heap, at)]
+        if not stops:
+            self._stopped.clear()
+            return _REST if top is None else top
+        return min(stops, key=lambda each: (self._holders[each[0]] <= 0, each[1]))[1][-1]
+
+    def _enter(self, at: float) -> None:
+        """Take in those that have begun."""
+        while self._next < len(self._coming) and self._coming[self._next][0] <= at:
+            begin, end, cover = self._coming[self._next]
+            heap = self._active
+            if cover.rank == STOPPED:
+                heap = self._stopped.setdefault(cover.worker, [])
+            elif cover.rank == HELD:
+                heappush(self._holds, (end, cover.worker))
+                self._holders[cover.worker] += 1
+            heappush(heap, (-cover.rank, -begin, self._next, cover))
+            self._next += 1
+
+
+def _begin_of(found: tuple[float, float, _Cover]) -> float:
+    return found[0]
+
+
+def _top(heap: _Heap, at: float) -> _Cover | None:
+    while heap and heap[0][-1].end <= at:
+        heappop(heap)
+    return heap[0][-1] if heap else None
+
+
+def _join(runs: list[_Run], run: _Run, *, apart: bool) -> None:
+    if runs and not apart and runs[-1].goes_on(run.cover):
+        runs[-1].seconds += run.seconds
     else:
-        parts.append(part)
+        runs.append(run)
 
 
 def _with_stream(recording: Recording, parts: list[Part], since: float) -> list[Part]:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from starlette.types import Scope
 
 from tandem.link.spans import Spans
 from tandem.protocol.recording import Recording, begin
-from tandem.protocol.tracing import is_traceparent
+from tandem.protocol.tracing import traceparent_of
 from tandem.router.timeline.ring import Ring
 from tandem.router.timeline.traced import operation_of, write_spans
 from tandem.router.timeline.view import short
 
 HEADER = "x-tandem-timeline"
 ASKED = HEADER.encode()
+MAX_PATH = 256
+"""Characters that a record keeps of a path; the server takes up to 64 KiB of a stranger's."""
 
 
 class Recorder:
@@ -42,8 +44,8 @@ class Recorder:
             return None
         if not self.ring.max_calls and self._spans is None:
             return None
-        recording = Recording(request_id, now, path=path)
-        self._join(recording, dict(scope["headers"]))
+        recording = Recording(request_id, now, path=path[:MAX_PATH])
+        self._join(recording, scope["headers"])
         if self.ring.max_calls:
             self.ring.open(recording)
         elif recording.span is None:
@@ -51,14 +53,14 @@ class Recorder:
         begin(recording)
         return recording
 
-    def _join(self, recording: Recording, headers: Mapping[bytes, bytes]) -> None:
+    def _join(self, recording: Recording, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """The call belongs to the trace that it names, or to one of its own."""
-        given = headers.get(b"traceparent", b"").decode("latin-1")
-        given = given if is_traceparent(given) else ""
+        named = _all(headers, b"traceparent")
+        given = traceparent_of(named[0]) if len(named) == 1 else ""
         recording.traceparent = given
         if self._spans is None:
             return
-        state = headers.get(b"tracestate", b"").decode("latin-1")
+        state = ",".join(_all(headers, b"tracestate"))  # one list, in however many headers
         name = operation_of(recording.path)
         span = self._spans.begin(name, recording.started, given, state)
         recording.traceparent = span.traceparent
@@ -76,6 +78,10 @@ class Recorder:
         """Send the spans that are left."""
         if self._spans is not None:
             self._spans.close()
+
+
+def _all(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
+    return [value.decode("latin-1") for each, value in headers if each == name]
 
 
 def header_of(recording: Recording) -> tuple[bytes, bytes]:

@@ -7,6 +7,7 @@ from itertools import islice
 
 from tandem.protocol.recording import Recording
 from tandem.router.dispatch.recorder import Scene
+from tandem.router.timeline.view import MAX_SHORT_PARTS
 
 UNAUTHORIZED = 401
 _CALL_BYTES = 1_500
@@ -14,21 +15,31 @@ _MARK_BYTES = 120
 _LEG_BYTES = 500
 _NOTE_BYTES = 130
 _VIEW_BYTES = 600
+_LINK_BYTES = 100
+_PACE_BYTES = 350
+_ROW_BYTES = 60
 """About what each takes in memory; estimates are good enough for a bound."""
 
 
 def weigh(recording: Recording) -> int:
-    """About how many bytes of memory a record holds."""
-    size = _CALL_BYTES + _MARK_BYTES * len(recording.marks) + len(recording.request_id)
+    """About how many bytes of memory a record holds, with the rows that a view may make of it."""
+    num_covers = len(recording.marks)
+    size = _CALL_BYTES + _MARK_BYTES * len(recording.marks)
+    size += len(recording.request_id) + len(recording.path)
     for attempt in recording.attempts:
         size += _MARK_BYTES + len(attempt.failure or "")
         if isinstance(attempt.scene, Scene):
-            size += _VIEW_BYTES * len(attempt.scene.fleet.workers)
+            fleet = attempt.scene.fleet
+            size += _VIEW_BYTES * len(fleet.workers) + _PACE_BYTES * len(fleet.paces)
+            size += _LINK_BYTES * (len(fleet.links) + len(fleet.pull_links))
+        num_covers += 2
         for leg in attempt.legs:
             size += _LEG_BYTES
             if leg.times is not None:
                 size += _NOTE_BYTES * len(leg.times.notes)
-    return size
+                num_covers += len(leg.times.notes) + 2
+    # Each begins or ends a part, and what nobody covers is one.
+    return size + _ROW_BYTES * min(2 * num_covers + 3, MAX_SHORT_PARTS + 1)
 
 
 class Ring:

@@ -12,21 +12,20 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
+    "/v1/messages/count_tokens": "count_tokens",
     "/v1/embeddings": "embeddings",
+    "/v1/score": "score",
+    "/v1/rerank": "rerank",
 }
-_PARAMS = {
-    "max_tokens": "gen_ai.request.max_tokens",
-    "temperature": "gen_ai.request.temperature",
-    "top_p": "gen_ai.request.top_p",
-    "frequency_penalty": "gen_ai.request.frequency_penalty",
-    "presence_penalty": "gen_ai.request.presence_penalty",
-}
+_OTHER = "call"
+"""Names of spans become series of collectors: there are as many as there are here, whatever paths
+strangers ask for."""
 _SPANS = frozenset({"read body", "parse", "tokenize", "admission", "place", "no worker"})
 
 
 def operation_of(path: str) -> str:
-    """The conventions' word for what a path does, or the path's own."""
-    return _OPERATIONS.get(path, path.rpartition("/")[2])
+    """The conventions' word for what a path does, or the API's own."""
+    return _OPERATIONS.get(path, _OTHER)
 
 
 def write_spans(recording: Recording, model: str) -> None:
@@ -67,9 +66,8 @@ def _end_attempt(attempt: AttemptRecord, end: float, offset: float) -> None:
 
 
 def _attributes(recording: Recording, model: str) -> dict[str, Any]:
-    operation = operation_of(recording.path)
     said: dict[str, Any] = {
-        "gen_ai.operation.name": operation,
+        "gen_ai.operation.name": operation_of(recording.path),
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": model,
         "gen_ai.response.model": model,
@@ -77,10 +75,11 @@ def _attributes(recording: Recording, model: str) -> dict[str, Any]:
         "gen_ai.usage.output_tokens": recording.num_tokens,
         "gen_ai.usage.cache_read.input_tokens": recording.num_cached,
         "http.request.method": "POST",
-        "http.route": recording.path,
         "http.response.status_code": recording.status,
         "tandem.request_id": recording.request_id,
     }
+    if recording.route:
+        said["http.route"] = recording.route
     if recording.status >= 400:
         said["error.type"] = str(recording.status)
     if recording.finishes:
@@ -88,12 +87,4 @@ def _attributes(recording: Recording, model: str) -> dict[str, Any]:
     if recording.first_output is not None:
         seconds = recording.first_output - recording.arrived
         said["gen_ai.response.time_to_first_chunk"] = seconds
-    params = recording.params
-    if params is not None and operation != "embeddings":
-        for name, attribute in _PARAMS.items():
-            value = getattr(params, name)
-            if value is not None:
-                said[attribute] = value
-        if params.n > 1:
-            said["gen_ai.request.choice.count"] = params.n
-    return said
+    return said | (recording.asked or {})

@@ -273,7 +273,7 @@ class EngineCoreProc:
             self._load_at = now
             self._load = self._core.load_report()
             here = self._core.scheduler.make_stats()
-            if not (here.running or here.waiting):
+            if not (here.running or here.waiting or here.gated):
                 self._turns += 1
             self._handoff.note_progress(self._steps, self._core.has_work)
 

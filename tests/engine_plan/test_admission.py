@@ -3,7 +3,8 @@
 import pytest
 from tests.engine_plan.builders import EOS, VOCAB, Harness, params_of, request_of
 
-from tandem.protocol.errors import RefusalCode
+from tandem.engine.scheduler.admission import Limits, admitted
+from tandem.protocol.errors import Refusal, RefusalCode
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,35 @@ def test_a_prompt_that_never_fits_names_both_lengths():
     assert refusal is not None
     assert "70 tokens" in refusal.message
     assert "at most 64" in refusal.message
+
+
+@pytest.mark.parametrize(("length", "top", "most"), [(200_000, 20, 15), (30_000, 20, 20)])
+def test_log_probabilities_of_a_prompt_fit_one_frame(length, top, most):
+    """More than the link takes would cost the router its worker; a long prompt has fewer."""
+    limits = Limits(max_model_len=1 << 21, vocab_size=VOCAB, max_logprobs=20)
+    request = request_of("a", [1] * length, params=params_of(prompt_logprobs=top))
+
+    told = admitted(request, limits)
+
+    if top <= most:
+        assert told is request
+    else:
+        assert isinstance(told, Refusal)
+        assert (told.code, told.param) == (RefusalCode.INVALID, "prompt_logprobs")
+        assert f"at most {most} for each of the prompt's {length} tokens" in told.message
+    fits = request_of("a", [1] * length, params=params_of(prompt_logprobs=most))
+    assert not isinstance(admitted(fits, limits), Refusal)
+
+
+def test_a_prompt_may_be_too_long_for_any_log_probability():
+    """Nothing is left to name but that."""
+    limits = Limits(max_model_len=1 << 21, vocab_size=VOCAB, max_logprobs=20)
+    request = request_of("a", [1] * 1_700_000, params=params_of(prompt_logprobs=0))
+
+    told = admitted(request, limits)
+
+    assert isinstance(told, Refusal)
+    assert "none for a prompt of 1700000 tokens" in told.message
 
 
 def test_the_longest_prompt_that_fits_runs():

@@ -13,12 +13,14 @@ from tests.workers.proc_worker import PacedExecutor
 
 from tandem.engine.core.client import InprocClient
 from tandem.engine.core.engine_core import EngineCore
+from tandem.engine.core.step_outputs import StepOutputs
 from tandem.engine.step import ModelRunnerOutput, SchedulerOutput
 from tandem.protocol.commands import Command, CommandName
 from tandem.protocol.context import RequestContext, Route, Shape
 from tandem.protocol.errors import (
     FailCause,
     InvalidParameter,
+    Refusal,
     RefusalCode,
     RequestFailed,
     RequestRefused,
@@ -152,6 +154,39 @@ async def test_spent_budgets_raise():
         await tokens_of(client, request_of("a", params=params, budget_ms=1))
 
     assert caught.value.cause is FailCause.TIMEOUT
+    await client.close()
+
+
+async def test_a_choice_may_end_in_the_step_that_refuses_its_request(monkeypatch):
+    """The stream ends with what came last, and the engine serves on."""
+    client = client_of()
+    core, step = client._core, client._core.step
+    refusal = Refusal(code=RefusalCode.INVALID, message="no tokens fit")
+
+    def refusing() -> StepOutputs:
+        said = step()
+        roster = core.scheduler.roster
+        if any(each.finish is not None for told in said.outputs.values() for each in told):
+            for group in list(roster.groups.values()):
+                roster.refuse(group, refusal, 0.0)
+            roster.sweep()
+            said.refused = roster.outbox.take_refused()
+        return said
+
+    monkeypatch.setattr(core, "step", refusing)
+    params = params_of(n=2, max_tokens=4, ignore_eos=True)
+    ended: dict[int, bool] = {}
+
+    async def listen() -> None:
+        request = request_of("a", params=params, emitted=((1, 2, 3), (1,)))
+        async for output in client.stream(request):
+            ended[output.choice] = output.finish is not None
+
+    with pytest.raises(RequestRefused, match="no tokens fit"):
+        await asyncio.wait_for(listen(), WAIT)
+    assert ended == {0: True, 1: False}
+    monkeypatch.undo()
+    assert await tokens_of(client, request_of("b"))
     await client.close()
 
 

@@ -36,7 +36,7 @@ def test_a_slow_compile_delays_nobody_else(compiler: HandCompiler):
     step_until(engine, lambda: all(engine.finish(each.key.request) for each in others))
 
     stats = engine.core.stats()
-    assert (stats["waiting"], stats["running"]) == (1, 0)
+    assert (stats["gated"], stats["waiting"], stats["running"]) == (1, 0, 0)
     assert engine.finish("a") is None
     compiler.may.set()
     run(engine)

@@ -1,7 +1,9 @@
 """Metrics: the names that dashboards know, and values that follow what happened."""
 
 from prometheus_client import CollectorRegistry, generate_latest
-from tests.engine_plan.builders import Clock, config_of, params_of, request_of
+from tests.engine_plan.builders import Clock, Harness, config_of, params_of, request_of
+from tests.engine_plan.grammars import HandCompiler, constrained
+from tests.engine_plan.grammars import run as run_engines
 from tests.engine_plan.sim import SimExecutor
 
 from tandem.engine.core.engine_core import EngineCore
@@ -169,6 +171,31 @@ def test_histograms_take_many_at_once():
     assert buckets == [3, 4, 6]
     assert registry.get_sample_value("h_sum") == 22.5
     assert registry.get_sample_value("h_count") == 6
+
+
+def test_what_waits_for_a_grammar_waits_for_no_room():
+    """It is deferred, as what waits for KV is; everybody who asks whether anything is here, or how
+    much waits, hears of it."""
+    registry, compiler = CollectorRegistry(), HandCompiler()
+    compiler.held = "1 2"
+    metrics = EngineMetrics(registry, model_name="tiny", max_model_len=1000)
+    engine = Harness(gate=compiler.gate, metrics=metrics, max_num_seqs=1)
+    engine.add(request_of("asks", params=constrained("1 2")))
+    engine.add(request_of("runs"))
+    engine.add(request_of("queues"))
+    engine.step()
+    engine.core.observe()
+
+    by_reason = "vllm:num_requests_waiting_by_reason"
+    assert value(registry, by_reason, reason="capacity") == 1
+    assert value(registry, by_reason, reason="deferred") == 1
+    assert value(registry, "vllm:num_requests_waiting") == 2
+    assert engine.core.load_report().num_waiting == 2
+    stats = engine.core.stats()
+    assert (stats["running"], stats["waiting"], stats["gated"]) == (1, 1, 1)
+    compiler.let_go.set()
+    run_engines(engine)
+    assert engine.core.stats()["gated"] == 0
 
 
 def test_token_buckets_end_at_the_context():

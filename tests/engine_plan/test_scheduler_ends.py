@@ -1,8 +1,12 @@
 """Budgets, aborts and limits of the queue."""
 
+import weakref
+
+from msgspec import structs
 from tests.engine_plan.builders import Harness, request_of
 from tests.engine_plan.plans import long_running, next_plan
 
+from tandem.engine.scheduler.waiting import SLACK
 from tandem.protocol.errors import FailCause, RefusalCode
 
 
@@ -58,6 +62,71 @@ def test_forks_aborted_before_their_copy_are_forgotten():
     harness.core.check_integrity()
     assert harness.core.manager.take_copies() == ()
     assert harness.core.manager.num_free == 64
+
+
+class Prompt(list[int]):
+    """A list that a weak reference may be to."""
+
+
+def test_aborted_requests_leave_the_queue_wholly():
+    """However many come and go while all seats are taken, prompts go with them, and what is left
+    of the others keeps its order."""
+    harness = Harness(max_num_seqs=1)
+    harness.add(request_of("run", 8, params=long_running(max_tokens=40)))
+    next_plan(harness)
+    harness.add(request_of("first"))
+    waiting = harness.core.scheduler.roster.waiting
+    for number in range(400):
+        request = request_of(f"gone{number}")
+        prompt = Prompt(request.prompt_token_ids)
+        gone = weakref.ref(prompt)
+        harness.core.add(structs.replace(request, prompt_token_ids=prompt))
+        del prompt
+        harness.core.abort(request.key)
+        assert gone() is None, f"the prompt of request {number} is kept"
+    harness.add(request_of("last"))
+
+    assert [each.request_id for each in waiting.in_order()] == ["first", "last"]
+    assert len(waiting._heap) <= 2 * len(waiting) + SLACK
+    harness.run()
+    harness.check_empty()
+
+
+def test_discards_do_not_disturb_who_reads_the_queue():
+    """A step that looks along the queue may end those it has not come to."""
+    harness = Harness(max_num_seqs=1)
+    harness.add(request_of("run", 8, params=long_running(max_tokens=40)))
+    next_plan(harness)
+    keys = [request_of(f"r{number}") for number in range(200)]
+    for request in keys:
+        harness.add(request)
+    reading = harness.core.scheduler.roster.waiting.in_order()
+    assert next(reading).request_id == "r0"
+
+    for request in keys[1:-1]:
+        harness.core.abort(request.key)
+
+    assert [each.request_id for each in reading] == ["r199"]
+
+
+def test_deadlines_go_with_their_requests():
+    """Requests that end early leave no deadline behind until it comes, and a key that is used again
+    has its own."""
+    harness = Harness()
+    roster = harness.core.scheduler.roster
+    for _ in range(200):
+        harness.add(request_of("a", 4, budget_ms=600_000))
+        harness.core.abort(request_of("a").key)
+    harness.add(request_of("b", 4, params=long_running(), budget_ms=600_000))
+    harness.add(request_of("a", 4, params=long_running(), budget_ms=1000))
+
+    assert len(roster._deadlines) <= 2 * len(roster.groups) + SLACK + 1
+    harness.clock.now += 1.0
+    harness.step()
+    assert [(each.request, each.cause) for each in harness.failed] == [("a", FailCause.TIMEOUT)]
+    harness.clock.now += 600.0
+    harness.run()
+    assert [each.request for each in harness.failed] == ["a", "b"]
 
 
 def test_queue_limits_refuse():

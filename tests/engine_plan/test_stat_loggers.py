@@ -20,8 +20,8 @@ from tandem.engine.stat_loggers.prometheus import PrometheusStatLogger
 from tandem.engine.stat_loggers.report import Report
 from tandem.engine.stat_loggers.totals import Totals
 
-BUSY = SchedulerStats(3, 1, 1, 1, 0, 0, 50, 0.5)
-QUIET = SchedulerStats(0, 0, 0, 0, 0, 0, 100, 0.0)
+BUSY = SchedulerStats(3, 1, 1, 1, 0, 0, 0, 50, 0.5)
+QUIET = SchedulerStats(0, 0, 0, 0, 0, 0, 0, 100, 0.0)
 STEP: dict[str, Any] = {
     "prompt_tokens": 40,
     "queried_tokens": 40,

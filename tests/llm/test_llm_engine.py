@@ -3,8 +3,9 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 import msgspec
@@ -144,6 +145,55 @@ def test_a_silent_engine_is_not_waited_for_for_ever(
 
     assert client.closed == 1
     assert len(client.aborted) == 1
+
+
+class Deadlines(SimpleQueue[Any]):
+    """A queue of outputs whose first waits all end with nothing; during each, ``meanwhile``."""
+
+    def __init__(self, count: int, meanwhile: Callable[[], None]) -> None:
+        self.left = count
+        self.meanwhile = meanwhile
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """See SimpleQueue."""
+        if self.left:
+            self.left -= 1
+            self.meanwhile()
+            raise Empty
+        return super().get(block, 10)
+
+
+def test_tokens_that_are_shown_at_the_end_are_no_silence(
+    tokenizer: Tokenizer, says: Make, make_client: Make
+) -> None:
+    """However many deadlines pass while they come; without them, the first is the last."""
+    tokens = says("abcd")
+    client = make_client(tokens)
+    turns = asyncio.Semaphore(0)
+
+    async def stream(request: EngineCoreRequest, context: object) -> AsyncGenerator[Any]:
+        for each in tokens(request):
+            await turns.acquire()
+            yield each
+
+    client.stream = stream
+    with engine_over(client, tokenizer) as engine:
+        counts = iter((1, 2, 3, 4))
+
+        def say_one() -> None:
+            count = next(counts)
+            engine._loop.call_soon_threadsafe(turns.release)
+            wait_for(lambda: engine._llm.num_outputs == count)
+
+        engine._ready = Deadlines(4, say_one)
+        engine.add_request("a", "hi", FINAL)
+        (answer,) = engine.step(timeout=10)
+        assert answer.outputs[0].text == "abcd"
+
+        engine._ready = Deadlines(1, lambda: None)
+        engine.add_request("b", "hi", FINAL)
+        with pytest.raises(RequestFailed, match="no output for 10 s"):
+            engine.step(timeout=10)
 
 
 def test_closing_twice_is_closing_once(engine: LLMEngine) -> None:

@@ -120,11 +120,10 @@ class EngineMetrics:
             self._observe_finished(record)
 
     def _observe_gauges(self, now: SchedulerStats) -> None:
-        deferred = now.parked + now.loading
         self._running.set(now.running)
-        self._waiting.set(now.waiting + deferred)
+        self._waiting.set(now.waiting + now.deferred)
         self._by_reason["capacity"].set(now.waiting)
-        self._by_reason["deferred"].set(deferred)
+        self._by_reason["deferred"].set(now.deferred)
         self._usage.set(now.cache_usage)
         self._free.set(now.free_blocks)
         self._held.set(now.held_blocks)

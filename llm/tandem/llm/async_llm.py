@@ -72,6 +72,8 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.beside = Beside()
         """Where what takes long is computed."""
+        self.num_outputs = 0
+        """What the engine has said to all requests of ``stream``, shown to callers or not."""
         self._client = client
         self._incarnation = incarnation if incarnation is not None else new_incarnation()
         self._defaults = defaults_of(tokenizer.generation)
@@ -143,6 +145,7 @@ class AsyncLLM:
             closing = aclosing(cast("AsyncGenerator[EngineCoreOutput, None]", source))
             async with closing as outputs:
                 async for output in outputs:
+                    self.num_outputs += 1
                     if output.prompt_logprobs is None:
                         shown = state.feed(output)
                     else:

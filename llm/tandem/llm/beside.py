@@ -37,6 +37,8 @@ class Beside:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="beside")
         self._turns = asyncio.Semaphore(count)
         self._wait_seconds = wait_seconds
+        self.on_refused: Callable[[], None] = _untold
+        """Called where no thread was free in time: for who counts refusals."""
 
     async def run(
         self,
@@ -71,12 +73,17 @@ class Beside:
             async with asyncio.timeout(self._wait_seconds):
                 await self._turns.acquire()
         except TimeoutError as error:
+            self.on_refused()
             message = "the server is busy with large requests"
             raise RequestRefused(Refusal(code=RefusalCode.CAPACITY, message=message)) from error
 
     def _over(self, loop: asyncio.AbstractEventLoop, _: Future[_Result]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(self._turns.release)
+
+
+def _untold() -> None:
+    """Nobody counts."""
 
 
 def weight(value: object, limit: int = IN_LOOP) -> int:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 STEP_SECONDS = 600.0
-"""Longest wait for any output of any request."""
+"""Longest silence of the engine about any request."""
 STEPS_AHEAD = 4
 """Of a batch that is pooled, steps' worth of tokens in the engine at a time: two are launched, two
 follow. Preparing all first would keep the interpreter from launching what the device waits for."""
@@ -173,12 +173,21 @@ class LLMEngine:
         """Wait for outputs and return all that are there, in the order in which they came.
 
         Raises what a request failed with (that request is over, outputs before it come first), and
-        RequestFailed when nothing came within ``timeout`` seconds.
+        RequestFailed when the engine said nothing of any request within ``timeout`` seconds: while
+        tokens come that are shown at their request's end, they are waited for.
         """
-        deadline = time.monotonic() + timeout
+        heard, deadline = self._llm.num_outputs, time.monotonic() + timeout
         outputs: list[RequestOutput] = []
         while not outputs or not self._ready.empty():
-            found = self._next(max(0.0, deadline - time.monotonic()), timeout)
+            try:
+                found = self._next(max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                before, heard = heard, self._llm.num_outputs
+                if heard == before:
+                    message = f"no output for {timeout:g} s"
+                    raise RequestFailed(FailCause.TIMEOUT, message) from None
+                deadline = time.monotonic() + timeout
+                continue
             if found is None:
                 continue
             item = found[1]
@@ -284,17 +293,13 @@ class LLMEngine:
         except Exception as error:
             self._ready.put((prepared, error))
 
-    def _next(
-        self, remaining: float, timeout: float
-    ) -> tuple[str, RequestOutput | Exception] | None:
-        """A request's id, and its next output or failure; None where it was aborted."""
+    def _next(self, remaining: float) -> tuple[str, RequestOutput | Exception] | None:
+        """A request's id, and its next output or failure; None where it was aborted. Raises
+        queue.Empty after so many seconds."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             return failed
-        try:
-            prepared, item = self._ready.get(timeout=remaining)
-        except queue.Empty:
-            raise RequestFailed(FailCause.TIMEOUT, f"no output for {timeout:g} s") from None
+        prepared, item = self._ready.get(timeout=remaining)
         running = self._running.get(prepared.request_id)
         if running is None or running.prepared is not prepared:
             return None

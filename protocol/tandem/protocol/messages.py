@@ -144,7 +144,7 @@ class WorkerBeat(msgspec.Struct, frozen=True, tag="worker_beat"):
 
 
 class Frame(msgspec.Struct, frozen=True, tag="frame", omit_defaults=True):
-    """All that one engine step has to say to one router."""
+    """All that one engine step has to say to one router, or a part of it where that is large."""
 
     step: int
     outputs: tuple[EngineOutput, ...] = ()

@@ -72,6 +72,35 @@ class PooledOutput(msgspec.Struct, array_like=True, frozen=True, gc=False, tag=1
 EngineOutput = EngineCoreOutput | PooledOutput
 """What an engine answers with: tokens of a choice, or a vector."""
 
+_OUTPUT_BYTES = 256
+"""Of an output's names and numbers in a frame."""
+_TOKEN_ID_BYTES = 5
+_LOGPROBS_BYTES = 30
+"""Of one ``TokenLogprobs`` at most, without its best tokens."""
+_TOP_BYTES = 14
+"""Of each of those."""
+
+
+def top_within(limit: int, positions: int) -> int | None:
+    """Best tokens for each of so many positions that take ``limit`` bytes of a frame at most; None
+    where not even the positions' own tokens do."""
+    room = limit // positions - _LOGPROBS_BYTES
+    return room // _TOP_BYTES if room >= 0 else None
+
+
+def frame_bytes(output: EngineOutput) -> int:
+    """About how many bytes an output takes in a frame, rather more than fewer. Costs nothing by
+    its length: all positions have as many log-probabilities."""
+    if isinstance(output, PooledOutput):
+        return _OUTPUT_BYTES + len(output.values)
+    size = _OUTPUT_BYTES + _TOKEN_ID_BYTES * len(output.token_ids)
+    for told in (output.logprobs, output.prompt_logprobs):
+        if told:
+            last = told[-1]  # of a prompt's, the first is None
+            top = 0 if last is None else len(last.top_ids)
+            size += len(told) * (_LOGPROBS_BYTES + _TOP_BYTES * top)
+    return size
+
 
 class Accepted(msgspec.Struct, array_like=True, frozen=True):
     """The worker took the request; said before any work."""

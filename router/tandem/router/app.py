@@ -134,6 +134,7 @@ class Router:
         templates = IsolatedTemplates(max_chars=config.max_text_chars)
         tokenizer.chat_templates.isolated = templates
         llm = AsyncLLM(dispatcher, tokenizer, incarnation=pool.me)
+        llm.beside.on_refused = metrics.too_large_now
         ceiling = dispatcher.hit_ceiling
         register_gauges(metrics, fleet, admission, ceiling, ready_decode=config.ready_decode)
         live = LiveFleet(fleet, dispatcher, admission, metrics, RouterRates(metrics))

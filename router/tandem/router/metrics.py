@@ -160,6 +160,11 @@ class RouterMetrics:
         """The admission queue refused a request."""
         self._rejections.labels(self._model_name, reason).inc()
 
+    def too_large_now(self) -> None:
+        """A request was refused before it could be queued: threads for large ones were taken."""
+        self.request_came()
+        self.rejected(RejectReason.LARGE)
+
     def begin_answers(self, paths: Iterable[str]) -> None:
         """Have the answers of these paths counted from nothing."""
         for path, status in product(paths, STATUSES):

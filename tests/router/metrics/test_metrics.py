@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
+import pytest
+
+from tandem.llm.beside import IN_LOOP
 from tandem.protocol.card import WorkerRole
-from tandem.protocol.errors import FailCause, RefusalCode
+from tandem.protocol.errors import FailCause, RefusalCode, RequestRefused
 from tandem.protocol.finish import FinishReason
 from tandem.router.admission.queue import RejectReason
+from tandem.router.app import Router
+from tandem.router.config import RouterConfig
 from tandem.router.dispatch.ladder import Rung
 from tandem.router.metrics import DROPS, MISTAKES, RUNGS, SHAPES, RouterMetrics
 
@@ -60,3 +66,18 @@ def test_failures_begin_at_nothing() -> None:
     assert metrics.rejections() == {}
     metrics.rejected(RejectReason.AGE)
     assert metrics.rejections() == {"max_queue_age": 1}
+
+
+async def test_a_large_request_that_finds_no_thread_is_a_rejection(small_model: Path) -> None:
+    """It ends before it is dispatched, and is counted by its reason all the same."""
+    router = Router.of(RouterConfig(model=str(small_model), served_model_name=("m",)))
+    async with router.running():
+        beside = router.llm.beside
+        beside._wait_seconds = 0.0
+        while not beside._turns.locked():
+            await beside._turns.acquire()
+        with pytest.raises(RequestRefused, match="busy with large requests"):
+            await router.llm.encode("x" * IN_LOOP)
+
+    assert router.metrics.rejections() == {"large_requests": 1}
+    assert "tandem:router_requests_total 1.0" in router.metrics.text().decode()

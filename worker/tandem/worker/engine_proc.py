@@ -47,6 +47,7 @@ from tandem.worker.inbox import FromRouter, Inbox, RouterFound, RouterLost
 from tandem.worker.io import IOThread
 from tandem.worker.link_metrics import LinkMetrics
 from tandem.worker.server_config import ServerConfig
+from tandem.worker.step_frames import step_frames
 from tandem.worker.stillness import Stillness
 from tandem.worker.traced import write_spans
 from tandem.worker.worker_probes import WorkerProbes
@@ -237,8 +238,8 @@ class EngineCoreProc:
         times = self._times(outputs) if outputs.ended else {}
         for router, tokens, failed in outputs.by_router():
             told = tuple(times.get(router, ()))
-            frame = Frame(step=self._steps, outputs=tokens, failed=failed, times=told)
-            self._io.send(router, frame)
+            for frame in step_frames(self._steps, tokens, failed, told):
+                self._io.send(router, frame)
             sent = True
         for of, refused in outputs.refused.items():
             self._io.send(Incarnation(of), Frame(step=self._steps, refused=tuple(refused)))
@@ -272,7 +273,7 @@ class EngineCoreProc:
             self._load_at = now
             self._load = self._core.load_report()
             here = self._core.scheduler.make_stats()
-            if not (here.running or here.waiting):
+            if not (here.running or here.waiting or here.gated):
                 self._turns += 1
             self._handoff.note_progress(self._steps, self._core.has_work)
 

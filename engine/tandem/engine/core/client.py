@@ -236,7 +236,7 @@ class InprocClient:
                     )
         for key in ended:
             if not self._core.holds(key):
-                del self._streams[key]
+                self._streams.pop(key, None)  # a refusal in the same step has taken it
         for loop, batch in batches.items():
             self._hand_to_loop(loop, batch)
 

@@ -259,6 +259,7 @@ class EngineCore:
             "waiting": now.waiting,
             "parked": now.parked,
             "loading": now.loading,
+            "gated": now.gated,
             "held_requests": now.held_requests,
             "held_blocks": now.held_blocks,
             "free_blocks": now.free_blocks,
@@ -278,7 +279,7 @@ class EngineCore:
         now, crowd = self.scheduler.make_stats(), self.scheduler.decoding
         return LoadReport(
             num_running=now.running,
-            num_waiting=now.waiting + now.parked + now.loading,
+            num_waiting=now.waiting + now.deferred,
             waiting_tokens=self.scheduler.waiting_tokens,
             loading_tokens=self.scheduler.loading_tokens,
             free_blocks=now.free_blocks,

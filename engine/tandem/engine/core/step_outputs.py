@@ -29,7 +29,7 @@ class StepOutputs:
     def by_router(
         self,
     ) -> Iterator[tuple[Incarnation, tuple[EngineOutput, ...], tuple[Failed, ...]]]:
-        """One frame's worth for each router that has something to hear."""
+        """For each router that has something to hear, all of it."""
         for router in {**self.outputs, **self.failed}:
             outputs, failed = self.outputs.get(router, ()), self.failed.get(router, ())
             yield Incarnation(router), tuple(outputs), tuple(failed)

@@ -18,6 +18,7 @@ from tandem.protocol.embeds import PromptEmbeds
 from tandem.protocol.errors import InvalidParameter, Refusal, RefusalCode
 from tandem.protocol.finish import Finish, finish_of
 from tandem.protocol.ids import BlockHash
+from tandem.protocol.outputs import top_within
 from tandem.protocol.pooling import NO_SAMPLING, ModelPooling, PoolingParams
 from tandem.protocol.requests import EngineCoreRequest, Produce
 from tandem.protocol.sampling import SEED_BITS, seeded
@@ -25,6 +26,9 @@ from tandem.protocol.token_ids import check_token_ids
 
 _SEED_STEP = 0x9E3779B97F4A7C15
 """An odd number near 2**64 over the golden ratio: multiples of it spread over all seeds."""
+
+MAX_PROMPT_LOGPROBS_BYTES = 48 << 20
+"""Of one request's, which go to its router in one frame: its link takes 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ def admitted(request: EngineCoreRequest, limits: Limits) -> EngineCoreRequest | 
             request.params.verify().verify_vocabulary(limits.vocab_size, limits.max_logprobs)
             limits.processors.check(request.params)
         _check_tokens("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
+        _check_prompt_logprobs(request)
         _check_choices(request, limits.vocab_size)
         if request.prompt_embeds is not None and limits.embeds_size is not None:
             _check_embeds(request, request.prompt_embeds, limits.embeds_size)
@@ -153,6 +158,20 @@ def _check_tokens(param: str, ids: list[int] | tuple[int, ...], vocab_size: int)
     if not ids:
         raise InvalidParameter(param, [], "at least one token id")
     check_token_ids(param, ids, vocab_size)
+
+
+def _check_prompt_logprobs(request: EngineCoreRequest) -> None:
+    """A longer prompt may have fewer of them."""
+    top, count = request.params.prompt_logprobs, len(request.prompt_token_ids)
+    if top is None:
+        return
+    most = top_within(MAX_PROMPT_LOGPROBS_BYTES, count)
+    if most is None:
+        allowed = f"none for a prompt of {count} tokens: one answer cannot hold them"
+        raise InvalidParameter("prompt_logprobs", top, allowed)
+    if top > most:
+        allowed = f"at most {most} for each of the prompt's {count} tokens"
+        raise InvalidParameter("prompt_logprobs", top, allowed)
 
 
 def _check_choices(request: EngineCoreRequest, vocab_size: int) -> None:

@@ -19,7 +19,7 @@ from tandem.engine.scheduler.drafts import Drafts
 from tandem.engine.scheduler.gates import Gates
 from tandem.engine.scheduler.noted import closed
 from tandem.engine.scheduler.stats import FinishedRecord, StepStats
-from tandem.engine.scheduler.waiting import Parked, WaitingQueue
+from tandem.engine.scheduler.waiting import SLACK, Parked, WaitingQueue
 from tandem.engine.step import SeqId
 from tandem.protocol.errors import FailCause, Refusal
 from tandem.protocol.ids import RequestKey
@@ -30,6 +30,9 @@ ABORT = "abort"
 FAILED = "error"
 HANDED_OVER = "handed_over"
 """Why a request ended, beside the words of ``FinishReason``."""
+
+_Deadline = tuple[float, int, RequestKey]
+"""With the number of its group."""
 
 
 class Outbox:
@@ -116,7 +119,8 @@ class Roster:
         self.dropped: list[SeqId] = []
         """Sequences whose rows the ranks must forget."""
         self._numbers = itertools.count()
-        self._deadlines: list[tuple[float, int, RequestKey]] = []
+        self._deadlines: list[_Deadline] = []
+        """A heap; some are of groups that have ended."""
         self._left_running = False
 
     @property
@@ -131,8 +135,12 @@ class Roster:
     def admit(self, group: RequestGroup) -> None:
         """A new request is here."""
         self.groups[group.key] = group
-        if group.deadline is not None:
-            heapq.heappush(self._deadlines, (group.deadline, group.number, group.key))
+        if group.deadline is None:
+            return
+        if len(self._deadlines) > 2 * len(self.groups) + SLACK:
+            self._deadlines = [each for each in self._deadlines if self._group_of(each)]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (group.deadline, group.number, group.key))
 
     def enter(self, request: Request) -> None:
         """A new sequence of a group that is here; it has no place yet."""
@@ -263,11 +271,16 @@ class Roster:
         """Groups whose budget is spent, each once."""
         spent = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, number, key = heapq.heappop(self._deadlines)
-            group = self.groups.get(key)
-            if group is not None and group.number == number:
+            group = self._group_of(heapq.heappop(self._deadlines))
+            if group is not None:
                 spent.append(group)
         return spent
+
+    def _group_of(self, deadline: _Deadline) -> RequestGroup | None:
+        """Whose deadline it is, while that group lives: a later one may have its key."""
+        _, number, key = deadline
+        group = self.groups.get(key)
+        return group if group is not None and group.number == number else None
 
     def _leave_rank(self, request: Request) -> None:
         if request.on_rank:

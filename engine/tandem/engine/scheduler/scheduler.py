@@ -158,9 +158,10 @@ class Scheduler:
         roster, manager = self.roster, self.manager
         return SchedulerStats(
             running=len(roster.running),
-            waiting=len(roster.waiting) + len(roster.gates.waiting),
+            waiting=len(roster.waiting),
             parked=len(roster.parked),
             loading=len(roster.loading),
+            gated=len(roster.gates.waiting),
             held_requests=len(roster.held),
             held_blocks=sum(map(len, roster.held.values())),
             free_blocks=manager.num_free,

@@ -41,12 +41,19 @@ class SchedulerStats:
     """Requests whose KV is to come, without a block yet."""
     loading: int
     """Requests whose KV is coming into their blocks."""
+    gated: int
+    """What waits at its gates, as for a grammar to be compiled."""
     held_requests: int
     """Gone, but for blocks that the connector keeps."""
     held_blocks: int
     free_blocks: int
     cache_usage: float
     """Share of the blocks that somebody holds, 0 to 1."""
+
+    @property
+    def deferred(self) -> int:
+        """What waits, and not for room: for KV or a grammar."""
+        return self.parked + self.loading + self.gated
 
 
 @dataclass(slots=True)

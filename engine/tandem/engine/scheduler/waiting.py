@@ -13,21 +13,25 @@ from collections.abc import Collection, Iterator
 from tandem.engine.request import Order, Request
 from tandem.engine.step import SeqId
 
+SLACK = 64
+"""Discarded entries that a heap may keep beside as many as it has members."""
+
 
 class WaitingQueue:
-    """A heap with removal: what was discarded is skipped when it comes up."""
+    """A heap with removal: what was discarded is skipped when it comes up. Its entries hold no
+    request, so that who is gone takes prompt and vectors along."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Order, Request]] = []
-        self._tokens: dict[SeqId, int] = {}
-        """Members, with the tokens that they were counted with."""
+        self._heap: list[tuple[Order, SeqId]] = []
+        self._members: dict[SeqId, tuple[Request, int]] = {}
+        """With the tokens that each was counted with."""
         self._num_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._tokens)
+        return len(self._members)
 
     def __contains__(self, request: Request) -> bool:
-        return request.seq in self._tokens
+        return request.seq in self._members
 
     @property
     def num_tokens(self) -> int:
@@ -36,18 +40,18 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Add a request at its place."""
-        assert request.seq not in self._tokens, f"{request} waits twice"
+        assert request.seq not in self._members, f"{request} waits twice"
         count = len(request.token_ids)
-        self._tokens[request.seq] = count
+        self._members[request.seq] = request, count
         self._num_tokens += count
-        heapq.heappush(self._heap, (request.order, request))
+        heapq.heappush(self._heap, (request.order, request.seq))
 
     def peek(self) -> Request | None:
         """The request that goes first, or None."""
         while self._heap:
-            request = self._heap[0][1]
-            if request.seq in self._tokens:
-                return request
+            member = self._members.get(self._heap[0][1])
+            if member is not None:
+                return member[0]
             heapq.heappop(self._heap)
         return None
 
@@ -66,20 +70,24 @@ class WaitingQueue:
         front = [(heap[0][0], 0)] if heap else []
         while front:
             _, at = heapq.heappop(front)
-            request = heap[at][1]
-            if request.seq in self._tokens:
-                yield request
+            member = self._members.get(heap[at][1])
+            if member is not None:
+                yield member[0]
             for child in (2 * at + 1, 2 * at + 2):
                 if child < len(heap):
                     heapq.heappush(front, (heap[child][0], child))
 
     def discard(self, request: Request) -> None:
         """Remove a member, wherever it is; it never comes back."""
-        if request.seq in self._tokens:
+        if request.seq in self._members:
             self._forget(request)
 
     def _forget(self, request: Request) -> None:
-        self._num_tokens -= self._tokens.pop(request.seq)
+        self._num_tokens -= self._members.pop(request.seq)[1]
+        if len(self._heap) > 2 * len(self._members) + SLACK:
+            # A new list: whoever reads in order goes on with the old one.
+            self._heap = [each for each in self._heap if each[1] in self._members]
+            heapq.heapify(self._heap)
 
 
 class Parked:

@@ -91,4 +91,4 @@ class StatLoggers:
 
 def _is_empty(seen: SchedulerStats) -> bool:
     """Whether nothing lived there, so that no step was due."""
-    return not (seen.running or seen.waiting or seen.parked or seen.loading)
+    return not (seen.running or seen.waiting or seen.deferred)

@@ -39,8 +39,8 @@ class Report:
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that wait for blocks or for KV."""
-        return self.now.waiting + self.now.parked + self.now.loading
+        """Sequences that wait for blocks, for KV or for a grammar."""
+        return self.now.waiting + self.now.deferred
 
     @property
     def kv_cache_usage(self) -> float:

@@ -22,6 +22,8 @@ class RejectReason(StrEnum):
     REQUESTS = "max_num_queued_reqs"
     TOKENS = "max_num_queued_tokens"
     AGE = "max_queue_age"
+    LARGE = "large_requests"
+    """No thread was free for what takes long before a request can be queued."""
 
 
 class AdmissionRefused(RequestRefused):

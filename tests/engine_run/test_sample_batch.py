@@ -230,8 +230,9 @@ def test_only_rows_that_look_back_wait_for_their_tokens():
 def test_drawing_without_a_seed_is_refused():
     """A draw that could not be repeated elsewhere is not made; greedy needs no seed."""
     batch = SamplingBatch(1)
-    with pytest.raises(InvalidParameter, match="seed"):
-        batch.add(0, SamplingParams(), token_ids=[], num_prompt=0)
+    for none in (None, -1):
+        with pytest.raises(InvalidParameter, match="seed"):
+            batch.add(0, SamplingParams(seed=none), token_ids=[], num_prompt=0)
     batch.add(0, SamplingParams(temperature=0), token_ids=[], num_prompt=0)
     assert not batch.kinds.any()
 

@@ -227,8 +227,10 @@ class SamplingBatch:
 
     def _make_random(self, row: int, params: SamplingParams) -> None:
         """A single candidate (top-k 1) is no draw, so equals go to the lowest id there too."""
-        if params.seed is None:
-            raise InvalidParameter("seed", None, "an integer: whoever admits a request gives one")
+        if not params.has_seed:
+            raise InvalidParameter(
+                "seed", params.seed, "an integer: whoever admits a request gives one"
+            )
         filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         self.kinds[row] = SamplingKind.FILTERED if filtered else SamplingKind.DRAWN
 

@@ -94,7 +94,8 @@ class ModelFacts:
 def read_facts(folder: str | Path) -> ModelFacts:
     """Facts of the model in ``folder``; InvalidParameter names what is missing or wrong."""
     path = Path(folder)
-    config = read_json(path / CONFIG, needed=True)
+    config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
+    config = family_of(_architecture(config)).completed(config, path)
     facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
     tied, vocab_size = facts.tie_word_embeddings, facts.vocab_size
     pooling = with_modules(facts.pooling, path, tied=tied, vocab_size=vocab_size)

@@ -37,8 +37,8 @@ seconds in chunks of 64. One for each, so that none is in a cache."""
 LONGER = SHORT[3:]
 """Asked for twice at once, they begin in 32 blocks of 16."""
 TIGHTER = [*TIGHT, "--num-gpu-blocks-override", "16"]
-"""Three or four of ``LONGER`` begin in these blocks, and each wants 2 more for ``GROWN`` tokens: there
-are preemptions also where prompts come slowly, one after the other."""
+"""Three or four of ``LONGER`` begin in these blocks, and each wants 2 more for ``GROWN`` tokens:
+there are preemptions also where prompts come slowly, one after the other."""
 COUNT = 32
 """Tokens of an answer in which a worker dies."""
 ROUTER = ["--enable-prompt-embeds", "--request-timeout", "200"]

@@ -290,6 +290,7 @@ def test_old_and_new_rope_spellings_agree():
         ({"type": "linear", "factor": 2.0}, 1024),
         ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
         ({"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 256}, 512),
+        ({"type": "yarn", "factor": None, "original_max_position_embeddings": 256}, 512),
     ],
 )
 def test_rope_scaling_lengthens_the_context(scaling, length):
@@ -340,12 +341,23 @@ def test_generation_config_names_the_end(tmp_path):
         {"hidden_size": 66},
         {"vocab_size": True},
         {"rope_theta": -1.0},
+        {"rms_norm_eps": None},
+        {"partial_rotary_factor": None},
+        {"rope_parameters": {"rope_theta": None}},
+        {"is_causal": False},
     ],
 )
 def test_wrong_facts_are_named(change):
     """A config.json that cannot be right is refused with the field's name."""
     with pytest.raises(InvalidParameter, match=next(iter(change))):
         facts_of({**LLAMA, **change})
+
+
+def test_decoders_that_say_they_are_causal_are_taken():
+    """The key alone is no reason to refuse; encoders see both ways anyhow."""
+    for said in (True, None):
+        assert facts_of({**LLAMA, "is_causal": said}) == facts_of(LLAMA)
+    assert facts_of({**LLAMA, "architectures": ["BertModel"], "is_causal": False}).encoder
 
 
 def test_folders_without_a_config_are_refused(tmp_path):

@@ -98,13 +98,15 @@ def _given(ids: list[int], second_text_at: int | None) -> dict[str, torch.Tensor
 
 
 @cache
-def colbert_of(width: int = 16) -> tuple[Path, Any, torch.Tensor]:
-    """A saved ColBERT, transformers' BERT within it, and its layer [width, hidden]."""
+def colbert_of(width: int = 16, *, named: bool = True) -> tuple[Path, Any, torch.Tensor]:
+    """A saved ColBERT, transformers' BERT within it, and its layer [width, hidden], whose width its
+    config.json may name."""
     _, body = encoder_of("bert")
     torch.manual_seed(width)
     layer = torch.randn(width, body.config.hidden_size) * 0.3
     folder = temporary_folder("tandem-colbert-")
-    config = {**body.config.to_dict(), "architectures": ["HF_ColBERT"], "dim": width}
+    config = {**body.config.to_dict(), "architectures": ["HF_ColBERT"]}
+    config |= {"dim": width} if named else {}
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {f"bert.{name}": each.contiguous() for name, each in body.state_dict().items()}
     save_file({**tensors, "linear.weight": layer}, folder / "model.safetensors")

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tests.engine_run.cpu_engine import CPUEngine
 from tests.engine_run.fp8_models import fp8_folders, judged_fp8, quantised, scaled
 from tests.engine_run.run_driver import Driver
+from transformers import FineGrainedFP8Config
 
 from tandem.engine.config import EngineConfig, read_facts
 from tandem.engine.config.quantization import QuantFacts
@@ -120,7 +121,8 @@ def test_layers_that_were_not_converted_are_plain():
         ({"weight_block_size": None}, "weight_block_size"),
         ({"activation_scheme": "static"}, "activation_scheme.*static.*dynamic"),
         ({"fmt": "e5m2"}, "fmt.*e5m2.*e4m3"),
-        ({"scale_fmt": "ue8m0"}, "scale_fmt"),
+        ({"scale_fmt": "ue8m0"}, "scale_fmt.*ue8m0.*float"),
+        ({"expert_dtype": "fp4"}, "expert_dtype.*fp4.*fp8"),
         ({"modules_to_not_convert": "lm_head"}, "modules_to_not_convert"),
     ],
 )
@@ -134,6 +136,15 @@ def test_other_forms_are_refused_before_a_weight_is_read(tmp_path: Path, change,
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": ["fp8"]}))
     with pytest.raises(InvalidParameter, match="quantization_config"):
         read_facts(tmp_path)
+
+
+def test_what_transformers_writes_of_the_form_is_read(tmp_path: Path):
+    """Every key that the installed release saves beside the form."""
+    folder = fp8_folders("llama", wide=True)[0]
+    config = json.loads((folder / "config.json").read_text())
+    written = FineGrainedFP8Config(modules_to_not_convert=["lm_head"]).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": written}))
+    assert read_facts(tmp_path).quantization == QuantFacts(("lm_head",))
 
 
 def loading(folder: Path, tmp_path: Path, change) -> None:

@@ -12,6 +12,7 @@ from tests.engine_run.cpu_engine import ROUTER, CPUEngine
 from tests.engine_run.encoder_models import colbert_of, maxsim_of, token_vectors_of
 from tests.engine_run.tiny_models import folder_of, judge_of
 
+from tandem.engine.config import read_facts
 from tandem.engine.executor.multiproc import MultiprocExecutor
 from tandem.engine.step import SeqId
 from tandem.engine.worker.late_interaction import LateInteractionRunner, TokenVectors
@@ -76,6 +77,22 @@ def test_vectors_of_tokens_are_what_the_layer_makes() -> None:
     got = np.array(engine.pooled[told.request].vector).reshape(40, 16)
     np.testing.assert_allclose(got, token_vectors_of(body, layer, DOCUMENTS[1]), atol=1e-4)
     assert list(engine.pooled[kept.request].vector) == [len(QUERY)]
+
+
+def test_a_layers_width_is_that_of_its_weights_where_nothing_names_it() -> None:
+    """ColBERTs come with 96 or 48 values, too; without weights it is the usual one."""
+    folder, body, layer = colbert_of(96, named=False)
+    engine = CPUEngine(folder)
+    told = engine.pool(QUERY, PoolingParams(task=PoolingTask.TOKEN_EMBED))
+    engine.run()
+    got = np.array(engine.pooled[told.request].vector).reshape(len(QUERY), 96)
+    np.testing.assert_allclose(got, token_vectors_of(body, layer, QUERY), atol=1e-4)
+    weights = folder / "model.safetensors"
+    kept = weights.read_bytes()
+    for other in (kept[:20], b"", b"\xff" * 100):
+        weights.write_bytes(other)
+        assert read_facts(folder).pooling.token_values == 128
+    weights.write_bytes(kept)
 
 
 def test_a_decoders_prompts_meet_whole_however_they_are_cut() -> None:

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from tandem.engine.config.facts import read_facts
+from tandem.engine.config.pooling import pooling_of
 from tandem.protocol.errors import InvalidParameter, RefusalCode
 from tandem.protocol.ids import RequestKey
 from tandem.protocol.pooling import (
@@ -44,6 +45,8 @@ CLASSIFIERS = {
 PROMPTS = [[(7 * i + j * j) % 300 + 5 for j in range(n)] for i, n in enumerate((1, 5, 64, 100, 33))]
 CLASSIFY = PoolingParams(task=PoolingTask.CLASSIFY)
 TOKENS = PoolingParams(task=PoolingTask.TOKEN_EMBED)
+IDENTITY = "torch.nn.modules.linear.Identity"
+OLDER_KEY = "sbert_ce_default_activation_function"
 
 
 def classifier(name, **said):
@@ -105,8 +108,16 @@ def test_a_classifier_draws_no_tokens():
         ({"num_labels": 4, "problem_type": "multi_label_classification"}, Activation.SIGMOID),
         ({"num_labels": 1, "problem_type": "regression"}, Activation.IDENTITY),
         (
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            {"sentence_transformers": {"activation_fn": IDENTITY}},
             Activation.IDENTITY,
+        ),
+        ({"num_labels": 1, OLDER_KEY: IDENTITY}, Activation.IDENTITY),
+        (
+            {
+                "sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"},
+                OLDER_KEY: IDENTITY,
+            },
+            Activation.SIGMOID,
         ),
     ],
 )
@@ -122,6 +133,15 @@ def test_what_makes_probabilities_is_as_config_json_says(said, activation):
     want = {Activation.SIGMOID: scores.sigmoid(), Activation.SOFTMAX: scores.softmax(-1)}
     got = torch.tensor(engine.pooled[key.request].vector)
     torch.testing.assert_close(got, want.get(activation, scores), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("key", ["activation_fn", OLDER_KEY])
+def test_another_activation_is_refused_by_the_key_that_says_it(key):
+    """The new key, or that of older cross-encoders."""
+    said = {key: "torch.nn.modules.activation.Tanh"}
+    config = {"num_labels": 1, **(said if key == OLDER_KEY else {"sentence_transformers": said})}
+    with pytest.raises(InvalidParameter, match=rf"config\.json: {key}.*Tanh.*identity"):
+        pooling_of(config, "BertForSequenceClassification")
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "llama-untied-biased"])

@@ -9,7 +9,7 @@ from tests.engine_run.tiny_models import folder_of
 
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.worker.profile import largest_steps, load_kernels, shortened
-from tandem.kernels.sampling import penalize
+from tandem.kernels.sampling import keep_bits, penalize
 
 
 def test_every_number_of_prompts_and_of_draws_is_run(monkeypatch):
@@ -55,18 +55,26 @@ def test_the_largest_step_is_one_of_all_its_tokens(monkeypatch):
     assert steps[0] == [512, 188]
 
 
-def test_the_kernel_of_penalties_is_run(monkeypatch):
-    """The first request with one would wait for it to be compiled, and all that run beside it."""
+def test_the_kernels_of_rules_are_run(monkeypatch):
+    """The first request with a penalty, or a long list of allowed ids, would wait for one to be
+    compiled, and all that run beside it."""
     driver = Driver(folder_of("llama"), num_blocks=8, max_num_seqs=3)
     penalized: list[tuple[int, list[int]]] = []
+    allowed: list[list[int]] = []
 
     def noted(logits, penalties):
         penalized.append((len(logits), penalties.rows.tolist()))
         penalize(logits, penalties)
 
+    def bounded(logits, words, rows):
+        allowed.append(rows.tolist())
+        keep_bits(logits, words, rows)
+
     monkeypatch.setattr("tandem.engine.sample.edits.penalize", noted)
+    monkeypatch.setattr("tandem.engine.sample.edits.keep_bits", bounded)
     largest_steps(driver.config, driver.runner, torch.device("cpu"))
     assert penalized == [(3, [0, 1, 2]), (1, [0])]
+    assert allowed == [[0, 1, 2], [0]]
 
 
 def test_a_short_model_runs_both_kinds_of_layers_and_is_put_back():

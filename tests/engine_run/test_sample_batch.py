@@ -1,6 +1,7 @@
 """A row's token is its own: whatever the batch around it, its order, and who samples."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from tests.engine_run.sample_builders import Row, batch_of, put, random_logits, sample, tokens_of
 
-from tandem.engine.sample import Sampler, SamplingBatch
+from tandem.engine.sample import Sampler, SamplingBatch, rules
+from tandem.engine.sample.allowed import AllowedTokens
+from tandem.engine.sample.seen import PromptTokens
 from tandem.protocol.errors import InvalidParameter
 from tandem.protocol.sampling import SamplingParams
 
@@ -150,6 +153,49 @@ def test_reused_row_forgets():
     assert [*batch.rules, *batch.logprobs] == []
 
 
+def test_choices_of_a_request_share_what_never_changes(monkeypatch: pytest.MonkeyPatch):
+    """Ids of the prompt and allowed ones are looked through once, not for each of its choices; what
+    a choice says is its own."""
+    made: list[type] = []
+
+    def noted(kind: type) -> Callable[[Any], Any]:
+        def make(ids: Any) -> Any:
+            made.append(kind)
+            return kind(ids)
+
+        return make
+
+    for kind in (PromptTokens, AllowedTokens):
+        monkeypatch.setattr(rules, kind.__name__, noted(kind))
+    params = SamplingParams(
+        seed=1, repetition_penalty=1.3, frequency_penalty=0.5, allowed_token_ids=tuple(range(900))
+    )
+    rows = [Row(params, prompt=list(range(500)), output=[at]) for at in range(8)]
+    batch = batch_of(rows, spare=1)
+    assert made == [AllowedTokens, PromptTokens]
+    batch.extend(3, [7, 7])
+    counts = [each.seen.counts.tolist() for each in batch.rules.values() if each.seen]
+    assert counts == [[1.0]] * 3 + [[1.0, 2.0]] + [[1.0]] * 4
+    rows[3].output = [3, 7, 7]
+    logits = random_logits(1, VOCABULARY).expand(8, -1)
+    alone = [int(sample(logits[:1], [row]).token_ids[0]) for row in rows]
+    drawn = Sampler(VOCABULARY).sample(
+        logits,
+        batch,
+        rows=range(8),
+        positions=[len(row.output) for row in rows],
+        choices=[(0,)] * 8,
+    )
+    assert drawn.token_ids.tolist() == alone
+
+    made.clear()
+    put(batch, 8, replace(rows[0], prompt=list(range(1, 501))))  # of another prompt
+    for at in range(9):
+        batch.remove(at)
+    put(batch, 0, rows[0])  # nothing is kept of requests that are gone
+    assert made == [AllowedTokens, PromptTokens] * 2
+
+
 def test_padding_of_the_vocabulary_is_never_drawn():
     """Logits beyond the vocabulary are no tokens, however large."""
     logits = torch.zeros(2, 20)
@@ -184,8 +230,9 @@ def test_only_rows_that_look_back_wait_for_their_tokens():
 def test_drawing_without_a_seed_is_refused():
     """A draw that could not be repeated elsewhere is not made; greedy needs no seed."""
     batch = SamplingBatch(1)
-    with pytest.raises(InvalidParameter, match="seed"):
-        batch.add(0, SamplingParams(), token_ids=[], num_prompt=0)
+    for none in (None, -1):
+        with pytest.raises(InvalidParameter, match="seed"):
+            batch.add(0, SamplingParams(seed=none), token_ids=[], num_prompt=0)
     batch.add(0, SamplingParams(temperature=0), token_ids=[], num_prompt=0)
     assert not batch.kinds.any()
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.engine_run.sample_builders import Row, batch_of, random_logits, tokens_of
 from tests.engine_run.sample_oracle import plainly_edited
 
-from tandem.engine.sample import SamplingBatch
+from tandem.engine.sample import SamplingBatch, edits
 from tandem.engine.sample.edits import edit
 from tandem.protocol.sampling import SamplingParams
 
@@ -63,6 +64,36 @@ def test_rules_do_what_they_say(rows: list[Row], seed: int):
     for at, row in enumerate(rows):
         expected = plainly_edited(logits[at].tolist(), row.params, row.prompt, row.output, row.eos)
         assert got[at].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+
+
+def test_long_lists_go_to_the_device_once(monkeypatch: pytest.MonkeyPatch):
+    """Of a list of nearly all ids, and of a prompt that has as many, no step brings the ids again:
+    those that it brings are of the output. Few allowed ids and many mean the same."""
+    brought: list[int] = []
+
+    def noted(rows: Any, tokens: Any, device: torch.device) -> Any:
+        brought.append(sum(each.numel() for each in tokens))
+        return pairs_of(rows, tokens, device)
+
+    pairs_of = edits.pairs_of
+    monkeypatch.setattr(edits, "pairs_of", noted)
+    vocabulary, barred = 1_000, 432
+    params = SamplingParams(
+        temperature=0.0,
+        allowed_token_ids=tuple(each for each in range(vocabulary) if each != barred),
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+    )
+    few = replace(params, allowed_token_ids=(4, 200, 999))
+    prompt, output = list(range(0, vocabulary, 2)), [4, 7, 7]
+    rows = [Row(each, prompt=prompt, output=output) for each in (params, few)]
+    logits = random_logits(2, vocabulary)
+    got = edited(logits, rows)
+    assert sum(brought) < 20
+    for at, row in enumerate(rows):
+        expected = plainly_edited(logits[at].tolist(), row.params, prompt, output, ())
+        assert got[at].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert (got[0] == -math.inf).nonzero().tolist() == [[barred]]
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,12 +149,15 @@ def test_everything_forbidden_keeps_the_best():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_allowed_ids_bind_even_where_the_model_says_never(temperature: float):
+@pytest.mark.parametrize("allowed", [(140, 299), tuple(range(5, 300))])
+def test_allowed_ids_bind_even_where_the_model_says_never(
+    allowed: tuple[int, ...], temperature: float
+):
     """A token that is not allowed is not drawn even if the model rules out all that are."""
     logits = torch.full((1, 300), -math.inf)
     logits[0, 0] = 5.0
-    params = SamplingParams(temperature=temperature, seed=3, allowed_token_ids=(140, 299))
-    assert tokens_of(logits, [Row(params)])[0] in (140, 299)
+    params = SamplingParams(temperature=temperature, seed=3, allowed_token_ids=allowed)
+    assert tokens_of(logits, [Row(params)])[0] in allowed
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])

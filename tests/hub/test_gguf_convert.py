@@ -8,6 +8,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, dequantize, quantize
 from safetensors.torch import load_file
+from tests.hub.conftest import VOCAB
 
 from tandem.hub import UnsupportedModel, prepare
 from tandem.hub.gguf import tensors as weights_of
@@ -145,11 +146,32 @@ def test_config(converted: Build):
     assert generation == {"eos_token_id": 0}
 
 
+def ends_of(folder: Path) -> list[int] | int:
+    """What ends a text, by the folder."""
+    ends: list[int] | int = json.loads((folder / "generation_config.json").read_text())[
+        "eos_token_id"
+    ]
+    return ends
+
+
 def test_end_of_turn_also_ends(converted: Build):
-    """A file with an end-of-turn token has two ids that end a text."""
-    folder = converted(extra={"tokenizer.ggml.eot_token_id": 5})
-    generation = json.loads((folder / "generation_config.json").read_text())
-    assert generation["eos_token_id"] == [0, 5]
+    """A file with tokens for the end of a turn and of a message has three ids that end a text."""
+    named = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 7}
+    assert ends_of(converted(extra=named)) == [0, 5, 7]
+
+
+def test_control_tokens_end_by_what_they_are_called(converted: Build):
+    """Qwen's files have two ends and name one; what is no control token is none, nor is one that
+    stands between texts where nothing begins with it, as SmolLM2's."""
+    tokens = ["<|im_end|>", "<|endoftext|>", "<|im_start|>", "<|eot_id|>", *VOCAB[4:]]
+    kinds = [3, 3, 3, 4, *[1] * (len(VOCAB) - 4)]
+    keys = {"tokens": tokens, "token_type": kinds, "bos_token_id": 1, "padding_token_id": 1}
+    keys |= {"merges": ["Ġ Ġ"]}
+    named = {f"tokenizer.ggml.{key}": to for key, to in keys.items()}
+    assert ends_of(converted("qwen2", extra=named)) == [0, 1]
+    for key in ("bos", "padding"):
+        del named[f"tokenizer.ggml.{key}_token_id"]
+    assert ends_of(converted("qwen2", extra=named)) == 0
 
 
 def test_untied_output(gguf_file: Build, converted: Build):

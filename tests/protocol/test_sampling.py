@@ -91,9 +91,11 @@ def test_the_vocabulary_bounds_ids_and_counts(fields: dict[str, object]) -> None
 
 
 def test_a_seed_given_is_kept() -> None:
-    """The router's seed only fills a gap."""
-    assert seeded(SamplingParams(seed=5), 9).seed == 5
-    assert seeded(SamplingParams(), 9).seed == 9
+    """The router's seed only fills a gap, which -1 asks for, too."""
+    for given in (5, 0, -2):
+        assert seeded(SamplingParams(seed=given).verify(), 9).seed == given
+    for none in (None, -1):
+        assert seeded(SamplingParams(seed=none).verify(), 9).seed == 9
 
 
 def test_plain_values_are_checked_for_name_and_type() -> None:

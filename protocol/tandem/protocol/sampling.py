@@ -27,6 +27,8 @@ DEFAULT_MAX_LOGPROBS = 20
 ALL_LOGPROBS = -1
 """What clients write in ``logprobs`` for every token of the vocabulary."""
 SEED_BITS = 63
+NO_SEED = -1
+"""What clients write in ``seed`` for none, as in vLLM."""
 
 MAX_EXTRA_ARGS = 64
 MAX_EXTRA_ARG_CHARS = 128
@@ -77,7 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     min_p: float = 0.0
     """Tokens under this share of the best token's probability are dropped, in [0, 1]."""
     seed: int | None = None
-    """Draws depend on (seed, choice, output position, purpose) and nothing else."""
+    """Draws depend on (seed, choice, output position, purpose) and nothing else; -1 is none."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of every token already emitted, in [-2, 2]."""
     frequency_penalty: float = 0.0
@@ -124,6 +126,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def greedy(self) -> bool:
         """Whether the best token is taken without a draw."""
         return self.temperature < 1e-5
+
+    @property
+    def has_seed(self) -> bool:
+        """Whether the client, or whoever admitted the request, gave one."""
+        return self.seed is not None and self.seed != NO_SEED
 
     def verify(self) -> "SamplingParams":
         """Return self, or raise InvalidParameter for the first value that is not allowed."""
@@ -220,7 +227,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 def seeded(params: SamplingParams, seed: int) -> SamplingParams:
     """The same parameters with ``seed`` where the client gave none."""
-    return params if params.seed is not None else msgspec.structs.replace(params, seed=seed)
+    return params if params.has_seed else msgspec.structs.replace(params, seed=seed)
 
 
 def from_mapping(fields: Mapping[str, object]) -> SamplingParams:

@@ -82,16 +82,20 @@ class ModelFacts:
         """
         if self.rope.kind not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings
+        factor = self.rope.scaling.get("factor")
+        if not isinstance(factor, int | float):
+            return self.max_position_embeddings  # yarn's own, or refused where angles are made
         original = self.rope.scaling.get("original_max_position_embeddings")
         base = self.max_position_embeddings if original is None else int(original)
-        scaled = int(base * float(self.rope.scaling.get("factor", 1.0)))
+        scaled = int(base * factor)
         return max(self.max_position_embeddings, scaled)
 
 
 def read_facts(folder: str | Path) -> ModelFacts:
     """Facts of the model in ``folder``; InvalidParameter names what is missing or wrong."""
     path = Path(folder)
-    config = read_json(path / CONFIG, needed=True)
+    config: Mapping[str, Any] = read_json(path / CONFIG, needed=True)
+    config = family_of(_architecture(config)).completed(config, path)
     facts = facts_of(config, read_json(path / GENERATION_CONFIG, needed=False))
     tied, vocab_size = facts.tie_word_embeddings, facts.vocab_size
     pooling = with_modules(facts.pooling, path, tied=tied, vocab_size=vocab_size)
@@ -118,7 +122,7 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
         "max_position_embeddings": _positive(config, "max_position_embeddings"),
         "rope": _rope(config),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "rms_norm_eps": _number("rms_norm_eps", config.get("rms_norm_eps", 1e-6)),
         "attention_bias": bias,
         "attention_output_bias": bias,
         "mlp_bias": bool(config.get("mlp_bias", False)),
@@ -131,6 +135,7 @@ def facts_of(config: Mapping[str, Any], generation: Mapping[str, Any] | None = N
     }
     facts = ModelFacts(**{**said, **family.facts(config)})
     if facts.encoder is None:
+        _check_causal(config)
         return facts
     return replace(facts, pooling=of_encoder(facts.pooling, facts.encoder))
 
@@ -144,6 +149,19 @@ def _positive(config: Mapping[str, Any], name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InvalidParameter(f"{CONFIG}: {name}", value, "a positive integer")
     return value
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidParameter(f"{CONFIG}: {name}", value, "a finite number")
+    return float(value)
+
+
+def _check_causal(config: Mapping[str, Any]) -> None:
+    """Layers of decoders that were trained to see both ways would give other vectors here."""
+    if config.get("is_causal") is False:
+        allowed = "true: tokens of this architecture see earlier ones alone"
+        raise InvalidParameter(f"{CONFIG}: is_causal", False, allowed)
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
@@ -178,15 +196,16 @@ def _rope(config: Mapping[str, Any]) -> RopeFacts:
     new = config.get("rope_parameters") or {}
     old = config.get("rope_scaling") or {}
     merged = {**old, **new}
-    theta = float(merged.get("rope_theta", config.get("rope_theta") or _DEFAULT_THETA))
-    if not (math.isfinite(theta) and theta > 0):
-        raise InvalidParameter(f"{CONFIG}: rope_theta", theta, "a number above 0")
+    name = "rope_parameters.rope_theta" if "rope_theta" in new else "rope_theta"
+    theta = _number(name, merged.get("rope_theta", config.get("rope_theta") or _DEFAULT_THETA))
+    if theta <= 0:
+        raise InvalidParameter(f"{CONFIG}: {name}", theta, "a number above 0")
     partial = merged.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     return RopeFacts(
         theta=theta,
         kind=str(merged.get("rope_type", merged.get("type", "default"))),
         scaling={key: value for key, value in merged.items() if key not in _ROPE_MAIN},
-        partial=float(partial),
+        partial=_number("partial_rotary_factor", partial),
     )
 
 

@@ -30,6 +30,8 @@ _TYPES = {
     "cls_token": PoolingType.CLS,
 }
 """sentence-transformers' words, in either of its spellings."""
+_OLDER_ACTIVATION = "sbert_ce_default_activation_function"
+"""Where sentence-transformers before 4 kept a cross-encoder's own word."""
 _NUM_LABELS = 2
 """Of a classifier whose config.json does not say."""
 
@@ -141,13 +143,16 @@ def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 def _activation(config: Mapping[str, Any], num_labels: int) -> Activation:
     """A cross-encoder's own word first, then the kind of problem, then by the number of labels."""
     own = config.get("sentence_transformers")
-    name = own.get("activation_fn") if isinstance(own, dict) else None
-    if isinstance(name, str):
+    said = {
+        "activation_fn": own.get("activation_fn") if isinstance(own, dict) else None,
+        _OLDER_ACTIVATION: config.get(_OLDER_ACTIVATION),
+    }
+    for key, name in said.items():
+        if not isinstance(name, str):
+            continue
         word = name.rpartition(".")[2].lower()
         if word not in tuple(Activation):
-            raise InvalidParameter(
-                "config.json: activation_fn", name, f"one of {', '.join(Activation)}"
-            )
+            raise InvalidParameter(f"config.json: {key}", name, f"one of {', '.join(Activation)}")
         return Activation(word)
     problem = config.get("problem_type")
     if problem == "regression":

@@ -20,6 +20,8 @@ _FP8: Mapping[str, tuple[Any, ...]] = {
     "activation_scheme": ("dynamic",),
     "weight_block_size": (list(FP8_BLOCK),),
     "fmt": ("e4m3", None),
+    "scale_fmt": ("float", None),
+    "expert_dtype": ("fp8", None),
 }
 """Key to the values that are read; the last one None where the key may be absent."""
 _KEPT = ("modules_to_not_convert", "ignored_layers")

@@ -1,4 +1,4 @@
-"""Which files of a folder hold the weights that are loaded: no tensor is looked at.
+"""Which files of a folder hold the weights that are loaded: no tensor is looked at, headers are.
 
 ``model.safetensors.index.json`` decides where it is there; otherwise ``model.safetensors``, or else
 every ``*.safetensors`` of the folder. What else lies there, such as the same weights in another
@@ -12,6 +12,8 @@ from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_MOST_BYTES = 100 << 20
+"""Of a header, by the format."""
 
 
 def indexed(folder: Path) -> dict[str, Path] | None:
@@ -37,3 +39,22 @@ def unindexed(folder: Path) -> tuple[Path, ...]:
     """The files without an index, sorted; () where there are none."""
     single = folder / SINGLE
     return (single,) if single.is_file() else tuple(sorted(folder.glob("*.safetensors")))
+
+
+def shape_of(folder: Path, tensor: str) -> tuple[int, ...] | None:
+    """By the header of the file that has the tensor. None where none has it or can be read, of
+    which whoever loads weights says more."""
+    try:
+        owners = indexed(folder)
+        files = unindexed(folder) if owners is None else [owners[tensor]]
+        found = (_shape_in(path, tensor) for path in files)
+        return next((shape for shape in found if shape is not None), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _shape_in(path: Path, tensor: str) -> tuple[int, ...] | None:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, _MOST_BYTES)))
+    return tuple(header[tensor]["shape"]) if tensor in header else None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tandem.engine.sample.bounds import BoundsStage
 from tandem.engine.sample.processing import RowProcessors
-from tandem.engine.sample.rules import RowRules, rules_of
+from tandem.engine.sample.rules import RequestRules, RowRules, asks
 from tandem.engine.step import SeqId, TokenMasks
 from tandem.kernels.sampling import Columns
 from tandem.protocol.errors import InvalidParameter
@@ -62,6 +62,9 @@ class SamplingBatch:
         """A ``SamplingKind`` by row."""
         self.rules: dict[int, RowRules] = {}
         """Rows whose logits are changed before the choice."""
+        self._latest: RequestRules | None = None
+        """Of the request whose row came last, as long as any row has rules: its choices come one
+        behind another."""
         self.logprobs: dict[int, int] = {}
         """Rows that want log-probabilities, and of how many best tokens."""
         self.masks: dict[int, int] = {}
@@ -101,11 +104,8 @@ class SamplingBatch:
         self._fill(row, params)
         if not params.greedy and params.top_k != 1:
             self._make_random(row, params)
-        rules = rules_of(
-            params, token_ids=token_ids, num_prompt=num_prompt, eos_token_ids=eos_token_ids
-        )
-        if rules is not None:
-            self.rules[row] = rules
+        if asks(params):
+            self._add_rules(row, params, token_ids, num_prompt, eos_token_ids)
         if params.logprobs is not None:
             self.logprobs[row] = params.logprobs
         if self.processors is not None:
@@ -133,6 +133,8 @@ class SamplingBatch:
         """Forget the row. A free row may be removed again."""
         self.kinds[row] = SamplingKind.GREEDY
         self.rules.pop(row, None)
+        if not self.rules:
+            self._latest = None
         self.logprobs.pop(row, None)
         if self.processors is not None:
             self.processors.remove(row)
@@ -207,10 +209,28 @@ class SamplingBatch:
         frequency[row] = params.frequency_penalty
         presence[row] = params.presence_penalty
 
+    def _add_rules(
+        self,
+        row: int,
+        params: SamplingParams,
+        token_ids: Sequence[int],
+        num_prompt: int,
+        eos_token_ids: Collection[int],
+    ) -> None:
+        prompt, output = token_ids[:num_prompt], token_ids[num_prompt:]
+        request = self._latest
+        if request is None or not request.are_of(params, prompt, eos_token_ids):
+            request = RequestRules.of(params, prompt, eos_token_ids)
+        rules = request.of_row(output)
+        if rules is not None:
+            self.rules[row], self._latest = rules, request
+
     def _make_random(self, row: int, params: SamplingParams) -> None:
         """A single candidate (top-k 1) is no draw, so equals go to the lowest id there too."""
-        if params.seed is None:
-            raise InvalidParameter("seed", None, "an integer: whoever admits a request gives one")
+        if not params.has_seed:
+            raise InvalidParameter(
+                "seed", params.seed, "an integer: whoever admits a request gives one"
+            )
         filtered = params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
         self.kinds[row] = SamplingKind.FILTERED if filtered else SamplingKind.DRAWN
 

@@ -10,7 +10,7 @@ operation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,8 +19,9 @@ from torch import Tensor
 from tandem.engine.sample.batch import SamplingBatch
 from tandem.engine.sample.bounds import Bounds
 from tandem.engine.sample.rules import RowRules
+from tandem.engine.sample.seen import SeenTokens
 from tandem.engine.sample.transfer import index_on, on_device
-from tandem.kernels.sampling import LOWEST, Penalties, penalize
+from tandem.kernels.sampling import LOWEST, Penalties, keep_bits, penalize
 
 
 def edit(
@@ -83,12 +84,16 @@ def keep_allowed(logits: Tensor, rules: Sequence[RowRules | None]) -> None:
         for row, each in enumerate(rules)
         if each is not None and (ids := each.allowed_now) is not None
     }
-    if not allowed:
-        return
-    places = pairs_of(list(allowed), list(allowed.values()), logits.device)
-    kept = logits[places].clamp(min=LOWEST)
-    logits[index_on(list(allowed), logits.device)] = -math.inf
-    logits[places] = kept
+    few = {row: each.token_ids for row, each in allowed.items() if each.are_few}
+    if few:
+        places = pairs_of(list(few), list(few.values()), logits.device)
+        kept = logits[places].clamp(min=LOWEST)
+        logits[index_on(list(few), logits.device)] = -math.inf
+        logits[places] = kept
+    many = {row: each for row, each in allowed.items() if not each.are_few}
+    if many:
+        words = [each.words_on(logits.device, logits.shape[1]) for each in many.values()]
+        keep_bits(logits, torch.stack(words), index_on(list(many), logits.device))
 
 
 def _forbidden(rules: RowRules | None, position: int) -> Tensor:
@@ -132,19 +137,58 @@ def add_penalties(
     seen = {
         row: each.seen
         for row, each in enumerate(rules)
-        if each is not None and each.seen is not None and each.seen.tokens.numel()
+        if each is not None and each.seen is not None
     }
     if not seen:
         return
-    device, columns = logits.device, torch.tensor(rows)
+    columns = torch.tensor(rows)
+    frequency, presence = batch.frequency[columns], batch.presence[columns]
+    with_prompt = [each for each in seen.items() if each[1].prompt is not None]
+    if with_prompt:
+        repetition = on_device(batch.repetition[columns], logits.device)
+        _penalize_repetition(logits, dict(with_prompt), repetition)
+    counts = ((frequency != 0) | (presence != 0)).tolist()
+    counted = {row: each for row, each in seen.items() if counts[row] and each.tokens.numel()}
+    if counted:
+        _penalize_counts(logits, counted, frequency, presence)
+
+
+def _penalize_repetition(
+    logits: Tensor, seen: Mapping[int, SeenTokens], repetition: Tensor
+) -> None:
+    """By the prompt's tokens, which are on the device, and by what was emitted beside them."""
+    device = logits.device
+    prompts = [each.prompt.on(device) for each in seen.values() if each.prompt is not None]
+    lengths = [each.numel() for each in prompts]
+    repeated = torch.repeat_interleave(
+        index_on(list(seen), device), index_on(lengths, device), output_size=sum(lengths)
+    )
+    new = pairs_of(list(seen), [each.new_tokens for each in seen.values()], device)
+    tokens, off = torch.cat([*prompts, new.tokens]), torch.zeros_like(repetition)
+    penalties = Penalties(
+        rows=torch.cat([repeated, new.rows]),
+        tokens=tokens,
+        counts=torch.zeros(tokens.shape, device=device),
+        repetition=repetition,
+        frequency=off,
+        presence=off,
+    )
+    penalize(logits, penalties)
+
+
+def _penalize_counts(
+    logits: Tensor, seen: Mapping[int, SeenTokens], frequency: Tensor, presence: Tensor
+) -> None:
+    """By what was emitted, and how often. ``frequency`` and ``presence`` are on the host."""
+    device = logits.device
     places = pairs_of(list(seen), [each.tokens for each in seen.values()], device)
     penalties = Penalties(
         rows=places.rows,
         tokens=places.tokens,
         counts=on_device(torch.cat([each.counts for each in seen.values()]), device),
-        repetition=on_device(batch.repetition[columns], device),
-        frequency=on_device(batch.frequency[columns], device),
-        presence=on_device(batch.presence[columns], device),
+        repetition=torch.ones(frequency.shape, device=device),
+        frequency=on_device(frequency, device),
+        presence=on_device(presence, device),
     )
     penalize(logits, penalties)
 

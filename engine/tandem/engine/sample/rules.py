@@ -6,13 +6,14 @@ Bad words look at the output alone: a word that began in the prompt was not said
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from tandem.engine.sample.allowed import AllowedTokens
+from tandem.engine.sample.seen import PromptTokens, SeenTokens
 from tandem.engine.sample.thoughts import Thought
 from tandem.protocol.sampling import SamplingParams
 
@@ -50,70 +51,68 @@ class BadWords:
         return torch.cat([self._always, torch.tensor(ends, dtype=torch.int64)])
 
 
-_ROOM = 64
-"""Tokens that a fresh row has room for; doubled when full."""
+@dataclass(frozen=True, slots=True)
+class RequestRules:
+    """What all choices of a request have of their rules: made once, then shared."""
 
+    params: SamplingParams
+    eos_token_ids: Collection[int]
+    allowed: AllowedTokens | None
+    """The only tokens that may be drawn; None allows all."""
+    bad_words: BadWords
+    end_ids: Tensor
+    """int64: what may not be drawn before ``min_tokens``."""
+    bias: tuple[Tensor, Tensor] | None
+    """int64 tokens and float32 numbers to add to their logits."""
+    prompt: PromptTokens | None
+    """For the repetition penalty; None where it is off: a long prompt is then not even looked at.
+    """
 
-class SeenTokens:
-    """Distinct tokens of a row and how often each was emitted, 0 for those that only the prompt
-    has. A step costs one addition and not a recount."""
+    @classmethod
+    def of(
+        cls, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
+    ) -> RequestRules:
+        """Of a request with this prompt."""
+        allowed = params.allowed_token_ids
+        return cls(
+            params=params,
+            eos_token_ids=eos_token_ids,
+            allowed=None if allowed is None else AllowedTokens(allowed),
+            bad_words=BadWords([word for word in params.bad_words_token_ids if word]),
+            end_ids=_end_ids(params, eos_token_ids),
+            bias=_bias(params),
+            prompt=PromptTokens(prompt) if params.repetition_penalty != 1.0 else None,
+        )
 
-    def __init__(self, prompt: Iterable[int], output: Iterable[int]) -> None:
-        counts = Counter(output)
-        counts.update(dict.fromkeys(prompt, 0))
-        self._slots = {token: slot for slot, token in enumerate(counts)}
-        room = max(_ROOM, 2 * len(counts))
-        self._tokens = torch.zeros(room, dtype=torch.int64)
-        self._counts = torch.zeros(room, dtype=torch.float32)
-        self._tokens[: len(counts)] = torch.tensor(list(counts), dtype=torch.int64)
-        self._counts[: len(counts)] = torch.tensor(list(counts.values()), dtype=torch.float32)
+    def are_of(
+        self, params: SamplingParams, prompt: Sequence[int], eos_token_ids: Collection[int]
+    ) -> bool:
+        """Whether ``of`` would make the same of these."""
+        if params is not self.params and params != self.params:
+            return False  # where they are the same, long lists are not compared
+        if eos_token_ids != self.eos_token_ids:
+            return False
+        return self.prompt is None or self.prompt.prompt == prompt
 
-    @property
-    def tokens(self) -> Tensor:
-        """int64 [distinct]; valid until the next ``add``."""
-        return self._tokens[: len(self._slots)]
-
-    @property
-    def counts(self) -> Tensor:
-        """float32 [distinct], parallel to ``tokens``."""
-        return self._counts[: len(self._slots)]
-
-    def add(self, token: int) -> None:
-        """The token was emitted once more."""
-        slot = self._slots.get(token)
-        if slot is None:
-            slot = self._slots[token] = len(self._slots)
-            self._make_room(slot)
-            self._tokens[slot] = token
-        self._counts[slot] += 1
-
-    def copy(self) -> SeenTokens:
-        """A copy that tokens are added to apart."""
-        other = SeenTokens((), ())
-        other._slots = self._slots.copy()
-        other._tokens, other._counts = self._tokens.clone(), self._counts.clone()
-        return other
-
-    def _make_room(self, slot: int) -> None:
-        if slot == self._tokens.numel():
-            self._tokens = torch.cat([self._tokens, torch.zeros_like(self._tokens)])
-            self._counts = torch.cat([self._counts, torch.zeros_like(self._counts)])
+    def of_row(self, output: Sequence[int]) -> RowRules | None:
+        """The rules of a row with this output so far, or None if it has none."""
+        lookback = self.bad_words.lookback
+        rules = RowRules(
+            request=self,
+            tail=list(output[max(0, len(output) - lookback) :]),
+            seen=SeenTokens(self.prompt, output) if _penalized(self.params) else None,
+            thought=_thought(self.params, output),
+        )
+        return rules if rules.applies(position=0) or rules.thought is not None else None
 
 
 @dataclass(slots=True)
 class RowRules:
     """Rules of one row, and of its tokens what they need."""
 
-    allowed: Tensor | None
-    """int64: the only tokens that may be drawn; None allows all."""
-    bad_words: BadWords
+    request: RequestRules
     tail: list[int]
     """The last output tokens, as many as the longest bad word can look back on."""
-    min_tokens: int
-    end_ids: Tensor
-    """int64: what may not be drawn before ``min_tokens``."""
-    bias: tuple[Tensor, Tensor] | None
-    """int64 tokens and float32 numbers to add to their logits."""
     seen: SeenTokens | None
     """For the penalties; None where they are off."""
     thought: Thought | None
@@ -131,23 +130,33 @@ class RowRules:
         return self.seen is not None or self._lookback > 0 or unseen
 
     @property
-    def allowed_now(self) -> Tensor | None:
-        """int64: the only tokens that this draw may be; None allows all."""
+    def allowed_now(self) -> AllowedTokens | None:
+        """The only tokens that this draw may be; None allows all."""
         forced = None if self.thought is None else self.thought.forced
-        return self.allowed if forced is None else forced
+        return self.request.allowed if forced is None else forced
+
+    @property
+    def bias(self) -> tuple[Tensor, Tensor] | None:
+        """int64 tokens and float32 numbers to add to their logits."""
+        return self.request.bias
+
+    @property
+    def end_ids(self) -> Tensor:
+        """int64: what may not be drawn where ``holds_back_end``."""
+        return self.request.end_ids
 
     def applies(self, position: int) -> bool:
         """Whether there is anything to do for the draw at this output position."""
-        lasting = self.bad_words or self.allowed_now is not None or self.bias is not None
+        lasting = self.request.bad_words or self.allowed_now is not None or self.bias is not None
         return bool(lasting) or self.seen is not None or self.holds_back_end(position)
 
     def holds_back_end(self, position: int) -> bool:
         """Whether the output is still too short to end."""
-        return position < self.min_tokens and self.end_ids.numel() > 0
+        return position < self.request.params.min_tokens and self.end_ids.numel() > 0
 
     def forbidden_words(self) -> Tensor:
         """int64: the tokens that would complete a bad word now."""
-        return self.bad_words.forbidden(self.tail)
+        return self.request.bad_words.forbidden(self.tail)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """The row's output went on by these tokens."""
@@ -171,34 +180,10 @@ class RowRules:
 
     @property
     def _lookback(self) -> int:
-        return self.bad_words.lookback
+        return self.request.bad_words.lookback
 
 
-def rules_of(
-    params: SamplingParams,
-    *,
-    token_ids: Sequence[int],
-    num_prompt: int,
-    eos_token_ids: Collection[int],
-) -> RowRules | None:
-    """The rules of a row with these tokens (prompt, then output), or None if it has none."""
-    if not _asks(params):
-        return None
-    rules = RowRules(
-        allowed=_ids(params.allowed_token_ids) if params.allowed_token_ids is not None else None,
-        bad_words=BadWords([word for word in params.bad_words_token_ids if word]),
-        tail=[],
-        min_tokens=params.min_tokens,
-        end_ids=_end_ids(params, eos_token_ids),
-        bias=_bias(params),
-        seen=_seen(params, token_ids, num_prompt),
-        thought=_thought(params, token_ids, num_prompt),
-    )
-    rules.tail = list(token_ids[max(num_prompt, len(token_ids) - rules._lookback) :])
-    return rules if rules.applies(position=0) or rules.thought is not None else None
-
-
-def _asks(params: SamplingParams) -> bool:
+def asks(params: SamplingParams) -> bool:
     """Whether there may be any: most requests have none, and learn so at once."""
     return bool(
         params.min_tokens
@@ -218,7 +203,8 @@ def _penalized(params: SamplingParams) -> bool:
 def _end_ids(params: SamplingParams, eos_token_ids: Collection[int]) -> Tensor:
     """As vLLM has it, ``ignore_eos`` or not: load tools ask for both, so that no token is without a
     text."""
-    return _ids({*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ())
+    ends = {*eos_token_ids, *params.stop_token_ids} if params.min_tokens else ()
+    return torch.tensor(sorted(ends), dtype=torch.int64)
 
 
 def _bias(params: SamplingParams) -> tuple[Tensor, Tensor] | None:
@@ -228,21 +214,9 @@ def _bias(params: SamplingParams) -> tuple[Tensor, Tensor] | None:
     return torch.tensor(list(params.logit_bias), dtype=torch.int64), values
 
 
-def _seen(params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> SeenTokens | None:
-    """Presence and frequency ask for the output alone: a long prompt is then not even looked at."""
-    if not _penalized(params):
-        return None
-    repetition = params.repetition_penalty != 1.0
-    return SeenTokens(token_ids[:num_prompt] if repetition else (), token_ids[num_prompt:])
-
-
-def _thought(params: SamplingParams, token_ids: Sequence[int], num_prompt: int) -> Thought | None:
+def _thought(params: SamplingParams, output: Sequence[int]) -> Thought | None:
     budget = params.thinking_token_budget
     if params.thinking is None or budget is None or budget < 0:
         return None
-    thought = Thought(params.thinking, budget, token_ids[num_prompt:])
+    thought = Thought(params.thinking, budget, output)
     return None if thought.is_over else thought
-
-
-def _ids(tokens: Collection[int]) -> Tensor:
-    return torch.tensor(sorted(set(tokens)), dtype=torch.int64)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
+from tandem.engine.sample.allowed import AllowedTokens
 from tandem.protocol.sampling import ThinkingMarks
 
 AHEAD = 2
@@ -25,7 +23,7 @@ class Thought:
     def __init__(self, marks: ThinkingMarks, budget: int, output: Sequence[int] = ()) -> None:
         self._marks = marks
         self._budget = budget
-        self._close = torch.tensor([marks.close], dtype=torch.int64)
+        self._close = AllowedTokens((marks.close,))
         self._longest = max(map(len, marks.opens), default=0)
         self._num_tokens = 0
         """Of the thought, or before it has begun of the output."""
@@ -36,8 +34,8 @@ class Thought:
         self.extend(output)
 
     @property
-    def forced(self) -> Tensor | None:
-        """int64 [1]: what ends it now; None: it may go on."""
+    def forced(self) -> AllowedTokens | None:
+        """The one token that ends it now; None: it may go on."""
         spent = self._has_begun and self._num_tokens >= self._budget
         return self._close if spent and not self.is_over else None
 

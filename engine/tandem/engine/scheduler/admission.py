@@ -283,7 +283,7 @@ class SeedSource:
 
     def seeded(self, request: EngineCoreRequest) -> EngineCoreRequest:
         """The request with a seed, if it draws."""
-        if request.params.seed is not None or request.pooling is not None:
+        if request.params.has_seed or request.pooling is not None:
             return request
         self._next += _SEED_STEP
         params = seeded(request.params, self._next % 2**SEED_BITS)

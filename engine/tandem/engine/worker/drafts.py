@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tandem.engine.sample.rules import RowRules, rules_of
+from tandem.engine.sample.rules import RowRules
 from tandem.engine.sample.transfer import index_on
 from tandem.engine.step import RowDraft, SeqId, StepRow
 from tandem.engine.worker.input_batch import InputBatch
@@ -113,12 +113,8 @@ def rules_ahead(
             continue
         new, tokens = batch.sequences[step_row.seq], draft.draft_token_ids
         if draft.forced:
-            before = rules_of(
-                new.params,
-                token_ids=new.ruled_token_ids[: -len(tokens)],
-                num_prompt=new.num_ruled_prompt,
-                eos_token_ids=new.eos_token_ids,
-            )
+            output = new.ruled_token_ids[new.num_ruled_prompt : -len(tokens)]
+            before = rules.request.of_row(output)
             assert before is not None, "a row has rules whatever its tokens are"
             rules = before
         position = step_row.num_computed + step_row.num_tokens - len(tokens) - new.num_prompt

@@ -130,13 +130,15 @@ def _run_step(config: EngineConfig, runner: ModelRunner, lengths: list[int]) -> 
 
 
 def _draw(config: EngineConfig, runner: ModelRunner, device: torch.device, count: int) -> None:
-    """``count`` rows draw: the best token, the best after penalties, any token, one under filters
-    with scores; then a prompt is scored."""
+    """``count`` rows draw: the best token, the best after penalties, the best of many that are
+    allowed, any token, one under filters with scores; then a prompt is scored."""
     hidden = _random_hidden(config, runner, device, count)
+    every = tuple(range(config.facts.vocab_size))
     few = min(5, config.max_logprobs)
     for params in (
         SamplingParams(temperature=0.0, seed=0),
         SamplingParams(temperature=0.0, seed=0, repetition_penalty=1.1),
+        SamplingParams(temperature=0.0, seed=0, allowed_token_ids=every),
         SamplingParams(temperature=1.0, seed=0),
         SamplingParams(temperature=1.0, seed=0, top_p=0.9, top_k=50, min_p=0.01, logprobs=few),
     ):

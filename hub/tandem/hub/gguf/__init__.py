@@ -4,5 +4,5 @@ Converted once into a prepared folder: ``reader`` opens the file, ``config``, ``
 ``tensors`` translate its parts, ``convert`` writes the folder. Nothing else in Tandem knows GGUF.
 """
 
-VERSION = 1
+VERSION = 2
 """Raised whenever the converter would write other files than before; part of the cache's key."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tandem.hub.errors import UnsupportedModel
 from tandem.hub.gguf.reader import GgufModel, GgufTensor
+from tandem.hub.gguf.tokenizer import TokenType
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -20,6 +21,22 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
 }
 """Families that can be converted, and transformers' class for each."""
+
+_ENDS = ("eos", "eot", "eom")
+_END_TEXTS = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|EOT|>",
+    "<｜end▁of▁sentence｜>",
+)
+"""Control tokens that end a turn or a text by what they are called: a file's keys name one end,
+where the model's own generation_config.json often has two or three."""
+_BETWEEN_TEXTS = "<|endoftext|>"
+"""An end, too, where the file has it begin or pad texts, as Qwen's do. SmolLM2's have it for
+neither, and its own generation_config.json does not end there: nor does this one, so that answers
+are those of transformers."""
 
 _LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0)
 _LLAMA3_TRAINED = 8192
@@ -62,11 +79,24 @@ def model_config(model: GgufModel, tensors: Mapping[str, GgufTensor], dtype: str
 def generation_config(model: GgufModel) -> dict[str, Any]:
     """The content of generation_config.json: which tokens begin, end and pad."""
     ids = _token_ids(model)
-    ends = [ids.get("eos_token_id"), model.get("tokenizer.ggml.eot_token_id")]
-    stops = [int(end) for end in dict.fromkeys(ends) if end is not None]
+    named = [model.get(f"tokenizer.ggml.{key}_token_id") for key in _ENDS]
+    known = [int(end) for end in named if end is not None]
+    stops = list(dict.fromkeys([*known, *_called_ends(model, ids)]))
     if stops:
         ids["eos_token_id"] = stops[0] if len(stops) == 1 else stops
     return ids
+
+
+def _called_ends(model: GgufModel, ids: Mapping[str, Any]) -> list[int]:
+    used = (ids.get("bos_token_id"), ids.get("pad_token_id"))
+    tokens: list[str] = model.get("tokenizer.ggml.tokens") or []
+    kinds: list[int] = model.get("tokenizer.ggml.token_type") or []
+    return [
+        at
+        for at, (text, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind == TokenType.CONTROL
+        and (text in _END_TEXTS or (text == _BETWEEN_TEXTS and at in used))
+    ]
 
 
 def _token_ids(model: GgufModel) -> dict[str, Any]:

@@ -6,6 +6,7 @@ No torch is needed to know a family: the image that fetches models asks whether 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tandem.protocol.errors import InvalidParameter
@@ -29,6 +30,10 @@ class Family:
     layers: ClassVar[str | None] = None
     """The module whose ``load(facts, weights)`` makes the model, imported when weights are loaded;
     None is the decoder that families share."""
+
+    def completed(self, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+        """``config`` with what it leaves out and other files of the model's folder say."""
+        return config
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fields of ModelFacts that are not what the keys of ``config`` say by themselves."""

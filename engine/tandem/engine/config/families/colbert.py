@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from tandem.engine.config.families.bert import Bert
+from tandem.engine.config.weight_files import shape_of
 from tandem.protocol.errors import InvalidParameter
 
+_LAYER = "linear.weight"
+"""[width, hidden]."""
 _WIDTHS = ("dim", "colbert_dim", "projection_dim")
 _USUAL = 128
 
 
 class ColBert(Bert):
     """As ColBERTv2 is saved (``HF_ColBERT``): BERT, and a layer without a bias behind it, whose
-    width its config.json rarely says: 128 unless it does.
+    width its config.json rarely says: the weights do, and where there are none it is 128.
     """
 
     architectures: ClassVar[tuple[str, ...]] = ("HF_ColBERT", "ColBERTModel")
     saved_as = ("",)
+
+    def completed(self, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+        """See Family."""
+        if any(config.get(each) is not None for each in _WIDTHS):
+            return config
+        shape = shape_of(folder, _LAYER)
+        return {**config, _WIDTHS[0]: shape[0]} if shape else config
 
     def facts(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """See Family."""

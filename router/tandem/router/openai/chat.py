@@ -34,7 +34,9 @@ async def create_chat_completion(request: Request) -> Response:
     """The model's answer to a chat."""
     body = await read(ChatBody, request)
     service = service_of(request)
-    reader = reader_of(body, service.parsers)
+    # Schemas of strict tools are walked through here, once for each form of a call.
+    size: int = request.scope["state"]["body_bytes"]
+    reader = await service.llm.beside.run(size, reader_of, body, service.parsers)
     answer = begin("chatcmpl", request_id_of(request, body), service.model_name(body.model))
     if body.stream:
         events = _events(service, body, request, answer, reader)

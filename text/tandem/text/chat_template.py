@@ -22,6 +22,9 @@ from tandem.text.folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 
 _CONTINUED = "\ue000continue-here\ue000"
 """Marks the end of the message to continue; private-use letters, so that no chat contains it."""
+_KEPT = " "
+"""Behind the mark: a template that trims messages leaves it out, and would have left out the white
+space at the message's own end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +212,7 @@ def _mark_last(messages: list[Message]) -> None:
     last = messages[-1]
     content = last.get("content")
     if isinstance(content, str):
-        last["content"] = content + _CONTINUED
+        last["content"] = content + _CONTINUED + _KEPT
         return
     texts = [part for part in content or () if isinstance(part, dict) and "text" in part]
     if not texts:
@@ -217,7 +220,7 @@ def _mark_last(messages: list[Message]) -> None:
             "continue_final_message", True, "a last message that has text to go on with"
         )
     last["content"] = [
-        {**part, "text": part["text"] + _CONTINUED} if part is texts[-1] else part
+        {**part, "text": part["text"] + _CONTINUED + _KEPT} if part is texts[-1] else part
         for part in content or ()
     ]
 
@@ -228,4 +231,5 @@ def _cut_at_mark(text: str) -> str:
         raise InvalidParameter(
             "continue_final_message", True, "a chat template that keeps the last message's text"
         )
-    return text[:end]
+    is_kept = text.startswith(_KEPT, end + len(_CONTINUED))
+    return text[:end] if is_kept else text[:end].rstrip()

@@ -95,6 +95,26 @@ def test_a_form_begins_behind_a_thought(served: Served, fields: Any) -> None:
     assert held.kind == closed.kind
 
 
+@pytest.mark.parametrize(
+    ("content", "span"),
+    [
+        ("Well: ", None),
+        ("<think>Hm.</think>", None),
+        ([{"type": "text", "text": "<think>Hm"}], ReasoningSpan(close="</think>")),
+    ],
+)
+def test_an_answer_that_goes_on_is_in_its_form_from_there_on(
+    served: Served, content: Any, span: ReasoningSpan | None
+) -> None:
+    """Or behind the thought that the message left open."""
+    chat = [*CHAT, {"role": "assistant", "content": content}]
+    form: Any = {"structured_outputs": {"regex": "a+"}}
+    held = wanted(served, **form, messages=chat, continue_final_message=True)
+
+    assert held is not None
+    assert held.reasoning == span
+
+
 def test_a_thought_before_forced_calls_is_told_apart(served: Served) -> None:
     """A call of tools behind it is a call."""
     calls = '<think>Hm.</think>\n[{"name": "f", "parameters": {"a": 1}}]'

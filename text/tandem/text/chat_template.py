@@ -25,6 +25,8 @@ _CONTINUED = "\ue000continue-here\ue000"
 _KEPT = " "
 """Behind the mark: a template that trims messages leaves it out, and would have left out the white
 space at the message's own end."""
+_MAX_REASON = 300
+"""Characters of what a template says of its own failure: it may say anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,7 @@ class _Template:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
-            raise InvalidParameter("chat_template", source, f"Jinja; {error}") from error
+            raise InvalidParameter("chat_template", source, f"Jinja; {_reason(error)}") from error
         self.names = frozenset(meta.find_undeclared_variables(tree))
         self.keeps_parts = _walks_over_content(tree)
         self.knows_developer = "developer" in source
@@ -169,10 +171,14 @@ class _Template:
             return self._template.render(names)
         except Exception as error:
             # Foreign code may raise anything; nothing of ours runs inside render.
-            reason = str(error) or type(error).__name__
             raise InvalidParameter(
-                "messages", names["messages"], f"the chat template refuses them: {reason}"
+                "messages", names["messages"], f"the chat template refuses them: {_reason(error)}"
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    reason = str(error) or type(error).__name__
+    return reason if len(reason) <= _MAX_REASON else f"{reason[:_MAX_REASON]}..."
 
 
 @lru_cache(maxsize=32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 from tandem.text.parsers.calls import Calls, ToolSchemas, new_call_id
-from tandem.text.parsers.cursor import Cursor, Reading, literal, spaces, text_until
+from tandem.text.parsers.cursor import MAX_HELD, Cursor, Reading, literal, spaces, text_until
 from tandem.text.parsers.events import ContentDelta, Event, ReasoningDelta
 from tandem.text.parsers.harmony import read_messages
 from tandem.text.parsers.opened import behind_marks, is_open
@@ -33,7 +33,11 @@ class StreamParser:
         ``continued`` does, the text of a message that the answer goes on with."""
         self._cursor = Cursor()
         self._events: list[Event] = []
-        self._calls = Calls(self._cursor, self._events, schemas or ToolSchemas(), new_id)
+        self._held: list[str] = []
+        """What stands behind a call in a thought, until it is known whether the thought goes on."""
+        self._calls = Calls(
+            self._cursor, self._events, schemas or ToolSchemas(), new_id, self._say_held
+        )
         self._fresh = True
         """Whether nothing was said since the beginning, the last thought or the last call."""
         self._blank = False
@@ -166,9 +170,33 @@ class StreamParser:
             if found is None or found == reasoning.close or tools is None:
                 break
             if (yield from self._read_region(tools, found, self.think)):
+                if not (yield from self._read_behind_call(reasoning, tools)):
+                    return
                 break
         self.thinks = False
         self.renew()
+
+    def _read_behind_call(self, reasoning: ReasoningFormat, tools: ToolFormat) -> Reading:
+        """What stands behind a call in a thought: more of the thought, if its end comes, and
+        content else. Whether it came; what stands between two such calls is content."""
+        while True:
+            marks = (reasoning.close, *tools.opens)
+            left = max(0, MAX_HELD - sum(map(len, self._held)))
+            found = yield from text_until(self._cursor, marks, self._held.append, left)
+            if found == reasoning.close:
+                thought = "".join(self._held)
+                self._held.clear()
+                self.think(thought)
+                return True
+            if found is None:
+                self._say_held()
+                return False
+            yield from self._read_region(tools, found, self._held.append)
+
+    def _say_held(self) -> None:
+        held = "".join(self._held)
+        self._held.clear()
+        self.say(held)
 
     def _read_from_start(self, tools: ToolFormat) -> Generator[None, None, None]:
         """Calls that nothing marks but that the model begins with them."""

@@ -10,6 +10,7 @@ import pytest
 from tandem.engine.structured.grammar import GrammarError
 from tandem.engine.structured.outlines import disjoint, strings, values
 from tandem.engine.structured.outlines.disjoint import Disjoint
+from tandem.engine.structured.outlines.expressions import read_search
 from tandem.engine.structured.outlines.jobs import job_of
 from tandem.protocol.structured import StructuredOutputsParams
 
@@ -68,7 +69,7 @@ def test_what_a_schema_refers_to_is_read_once(
 
     monkeypatch.setattr(values, "_written", counting("written", values._written))
     monkeypatch.setattr(disjoint, "_text", counting("listed", disjoint._text))
-    monkeypatch.setattr(strings, "read_search", counting("patterns", strings.read_search))
+    monkeypatch.setattr(strings, "read_search", counting("patterns", read_search))
     wanted = StructuredOutputsParams(json=json.dumps(schema))
     wanted.verify()
     if words is None:
